@@ -1,0 +1,197 @@
+"""A training binary: absl flags become a strategy, intervals and a trainer, and an exit code.
+
+    LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam.")
+
+    if __name__ == "__main__":
+        ctl.run(Mnist, learning_rate=LEARNING_RATE)
+
+This is the only place that reads the flags below. Settings of a model are flags of its own file,
+handed to its constructor by name.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+
+from ctl import quiet
+from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
+
+MODES = ("train", "eval", "train_and_eval", "export")
+_AT_THE_END = 2**62        # a mark that no run reaches: evaluated at the end only
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
+    text, number = flags.DEFINE_string, flags.DEFINE_integer
+    common: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
+    text("model_dir", "", "Directory where the run lives: checkpoints, logs, export. Given again, the "
+         "run resumes. Empty: nothing is kept.", **common)
+    number("train_steps", 1000, "Steps to complete in all, resumed ones included. 0 turns it off: "
+           "train until the data ends.", lower_bound=0, **common)
+    flags.DEFINE_float("epochs", 0.0, "Passes over the training data in all, instead of "
+                       "--train_steps. 0 turns it off.", lower_bound=0.0, **common)
+    number("global_batch_size", 128, "Examples in one step, over all replicas of all workers.",
+           lower_bound=1, **common)
+    flags.DEFINE_enum("strategy", "auto", ["auto", "default", "one_device", "mirrored", "multi_worker"],
+                      "How to distribute; auto looks at TF_CONFIG and the devices.", **common)
+    flags.DEFINE_list("devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. "
+                      "Empty: the strategy's own choice.", **common)
+    number("num_virtual_devices", 0, "Logical devices to split the CPU into, to try several replicas. "
+           "0 turns it off.", lower_bound=0, **common)
+    text("steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 means "
+         "auto.", **common)
+    number("log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it off: "
+           "only at the end.", lower_bound=0, **common)
+    number("eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end.",
+           lower_bound=0, **common)
+    number("save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end.",
+           lower_bound=0, **common)
+    text("keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 turns "
+         "deletion off: keep all.", **common)
+    number("seed", 0, "Seed of everything random, the same on every worker.", lower_bound=0, **common)
+    flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.", **common)
+    text("export", "keras,saved_model", "Formats to write into model_dir/export at the end, of keras, "
+         "saved_model, weights. none (or 0) turns it off.", **common)
+
+
+NAMES = (
+    "model_dir", "train_steps", "epochs", "global_batch_size", "strategy", "devices",
+    "num_virtual_devices", "steps_per_loop", "log_every_steps", "eval_every_steps",
+    "save_every_steps", "keep", "seed", "mode", "export",
+)  # fmt: skip
+
+
+def run(trainer: Callable[..., Any], **settings: Any) -> None:
+    """Parses the command line, trains (or what --mode says), and ends the process with an exit code.
+
+    Args:
+      trainer: a Trainer subclass; called with the Trainer's own arguments and `settings`.
+      settings: arguments of the subclass; absl flag holders are replaced by their values. Shown as
+        hyperparameters.
+    """
+    try:
+        define_flags()
+    except flags.DuplicateFlagError as e:
+        _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
+    app.run(lambda _: _main(trainer, settings), flags_parser=parse)
+
+
+def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Reads flags; --help prints the grouped list and ends with 0, a bad flag ends with 2."""
+    from ctl.flags_help import help_text
+
+    before = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+    if any(a in ("--help", "-help", "-h", "-?", "--helpshort") for a in before):
+        print(help_text(values, argv[0]))
+        sys.exit(0)
+    try:
+        rest = values(argv)
+        if len(rest) > 1:
+            raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
+    except flags.Error as e:
+        _fail(UsageError(f"{e} See --help."))
+    return rest
+
+
+def _main(trainer: Callable[..., Any], settings: dict) -> None:
+    try:
+        _work(trainer, settings)
+    except CtlError as e:
+        _fail(e)
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C before training.", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _fail(error: CtlError) -> None:
+    print(f"{'error: ' if error.exit_code < 3 else ''}{error}", file=sys.stderr, flush=True)
+    if error.exit_code == EXIT_RETRY:
+        sys.stdout.flush()
+        os._exit(EXIT_RETRY)        # TensorFlow's teardown waits for the peer that is gone
+    sys.exit(error.exit_code)
+
+
+def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
+    quiet.quiet_logs()
+    logging.getLogger("ctl").setLevel(logging.INFO)
+    values = flags.FLAGS
+    settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
+    options = _options(values)
+    from ctl.export import parse_formats
+
+    formats = parse_formats(values.export)
+    if values.mode in ("eval", "export") and not values.model_dir:
+        raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
+    if values.mode == "export" and not formats:
+        raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
+    steps, epochs = _length(values)
+    trainer = make_trainer(**options, **settings)
+    plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
+    trainer.hparams = {**plain, **trainer.hparams}
+    if values.mode in ("train", "train_and_eval"):
+        trainer.train(steps, epochs=epochs, export=formats if values.model_dir else ())
+        return
+    trainer.prepare()
+    if trainer.step == 0:
+        raise UsageError(
+            f"--mode={values.mode} found no checkpoint in {values.model_dir}/checkpoints. Train first, "
+            "or give the --model_dir of a run."
+        )
+    if values.mode == "eval":
+        from ctl.session import report_evaluation
+
+        report_evaluation(trainer, trainer._session, trainer.evaluate())
+    else:
+        for path in trainer.export(*formats):
+            print(path)
+
+
+def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:
+    if values.epochs and values["train_steps"].present and values.train_steps:
+        raise UsageError(
+            f"got --train_steps={values.train_steps} and --epochs={values.epochs}; expected one of them."
+        )
+    return (None, values.epochs) if values.epochs else (values.train_steps or None, None)
+
+
+def _options(values: flags.FlagValues) -> dict:
+    """The Trainer's arguments from the flags."""
+    from ctl.checkpoints.retention import Keep
+    from ctl.every import Every, Intervals
+
+    keep = Keep.parse(values.keep)
+    evaluate = Every()
+    if values.mode == "train_and_eval":
+        evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
+    intervals = Intervals(
+        steps_per_loop=_steps_per_loop(values.steps_per_loop),
+        log=Every(steps=values.log_every_steps), save=Every(steps=values.save_every_steps),
+        evaluate=evaluate,
+    )  # fmt: skip
+    checkpoints = None
+    from ctl import strategies
+
+    strategy = strategies.make(
+        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices
+    )
+    if values.model_dir:
+        from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+
+        checkpoints = ChiefOnlyCheckpoints(f"{values.model_dir}/checkpoints", keep=keep)
+    return {
+        "model_dir": values.model_dir or None, "strategy": strategy,
+        "global_batch_size": values.global_batch_size, "seed": values.seed,
+        "intervals": intervals, "checkpoints": checkpoints,
+    }  # fmt: skip
+
+
+def _steps_per_loop(text: str) -> int | str:
+    if text in ("auto", "0"):
+        return "auto"
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"--steps_per_loop is {text!r}; expected a number of steps, or auto.")
+    return int(text)

@@ -1,0 +1,138 @@
+"""Examples held in memory, served by index: any position in O(1), each worker touches its own rows.
+
+    ctl.from_arrays({"image": images, "label": labels}, batch_size)
+    ctl.from_arrays((x, y), batch_size).map(lambda x, y: (augment(x), y))
+
+The order is a permutation of the examples by (seed, epoch), computed and not stored: every number
+of workers sees the same global order, and a resumed run goes on with the very next example.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.errors import UsageError
+
+
+class ArrayData:
+    """Arrays with a common first axis, as global batches; made by `from_arrays`.
+
+    Attributes:
+      num_examples: length of the first axis.
+      batch_size: global batch size, examples.
+      shuffle: a new order every epoch when training; evaluation keeps the order.
+    """
+
+    def __init__(self, arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None):
+        self._arrays = arrays
+        self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self._seed = seed
+        self._functions: tuple[Callable, ...] = ()
+
+    def map(self, function: Callable) -> "ArrayData":
+        """Applies `function` to batches `[b, ...]`, like `tf.data.Dataset.map` after `batch`."""
+        return self._copy(functions=(*self._functions, function))
+
+    def in_order(self) -> "ArrayData":
+        """The same examples without shuffling."""
+        return self._copy(shuffle=False)
+
+    def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
+        new = ArrayData(
+            self._arrays, self.batch_size, seed=self._seed,
+            shuffle=self.shuffle if shuffle is None else shuffle,
+        )  # fmt: skip
+        new._functions = self._functions if functions is None else functions
+        return new
+
+    def replica_batches(
+        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int
+    ) -> tf.data.Dataset:
+        """Batches of the given replicas in turn: step 0 of each, step 1 of each, ...
+
+        Args:
+          seed: decides the order, unless from_arrays was given one.
+          start: examples already consumed.
+          total: examples in all, counted from 0; None: endless. The last batch may be short.
+          replicas: the consecutive replicas of this worker, among `num_replicas`.
+        """
+        size, count = self.batch_size, len(replicas)
+        with tf.device("/cpu:0"):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
+        fixed = size % num_replicas == 0 and (total is None or (total - start) % size == 0)
+        seed = seed if self._seed is None else self._seed
+
+        @tf.autograph.experimental.do_not_convert
+        def batch(i):
+            step, r = i // count, replicas[0] + i % count
+            first = start + step * size
+            n = size if total is None else tf.minimum(tf.cast(size, tf.int64), total - first)
+            if fixed:
+                b = size // num_replicas
+                rows = first + r * b + tf.range(b, dtype=tf.int64)
+            else:
+                rows = tf.range(first + n * r // num_replicas, first + n * (r + 1) // num_replicas)
+            index = self._index(rows, seed)
+            return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
+
+        dataset = tf.data.Dataset.range(_INT64_MAX if total is None else self._turns(start, total) * count)
+        dataset = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        for function in self._functions:
+            dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return dataset
+
+    def _turns(self, start: int, total: int) -> int:
+        return max(0, -(-(total - start) // self.batch_size))
+
+    def _index(self, rows, seed: int):
+        """Places in the endless order `[b]` -> indices of examples `[b]`."""
+        n = self.num_examples
+        place = rows % n
+        if not self.shuffle or n == 1:
+            return place
+        epoch = rows // n
+        same = tf.fill(tf.shape(rows), tf.cast(seed, tf.int64))
+        # The Python wrapper, tf.random.experimental.index_shuffle, pads a seed per row wrongly.
+        return tf.raw_ops.RandomIndexShuffle(
+            index=place, seed=tf.stack([same, epoch, epoch * 0], axis=1),
+            max_index=tf.constant(n - 1, tf.int64), rounds=4,
+        )  # fmt: skip
+
+
+_INT64_MAX = 2**63 - 1
+
+
+def from_arrays(arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None) -> ArrayData:
+    """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
+
+    Args:
+      arrays: an array `[n, ...]`, or a tuple, list or dictionary of arrays with the same n.
+      batch_size: global batch size, examples; pass on what `train_data` is given.
+      shuffle: another order every epoch; evaluation never shuffles.
+      seed: for the order; the trainer's if None.
+
+    An epoch is n examples. While training goes on for a number of steps, batches are always full:
+    one may hold the end of an epoch and the start of the next. A run of whole epochs ends with a
+    short batch. Raises UsageError for arrays of unequal or no length.
+    """
+    flat = tf.nest.flatten(arrays)
+    if not flat:
+        raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
+    flat = [a if isinstance(a, tf.Tensor) else np.asarray(a) for a in flat]
+    shapes = [tuple(a.shape) for a in flat]
+    if any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
+        raise UsageError(
+            f"from_arrays got arrays of shapes {', '.join(map(str, shapes))}; expected the same "
+            "number of examples on the first axis of each."
+        )
+    if shapes[0][0] == 0:
+        raise UsageError("from_arrays got arrays of 0 examples; expected at least one.")
+    if any(getattr(a, "dtype", None) == object for a in flat):
+        raise UsageError(
+            "from_arrays got an array of Python objects; expected numbers or strings of one dtype. "
+            "For lists of unequal length write tf.data.Dataset.from_tensor_slices(tf.ragged.constant(...))."
+        )
+    return ArrayData(tf.nest.pack_sequence_as(arrays, flat), batch_size, shuffle=shuffle, seed=seed)

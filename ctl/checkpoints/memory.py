@@ -1,0 +1,36 @@
+"""Checkpoints in memory: for tests, and for runs that roll back but need no disk."""
+
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.retention import Keep
+from ctl.errors import CheckpointError
+from ctl.state import State
+
+
+class MemoryCheckpoints:
+    """Keeps copies of the values in this process; gone when it ends."""
+
+    def __init__(self, *, keep: Keep = Keep(newest=1)):  # noqa: B008  frozen
+        self.keep = keep
+        self._kept: dict[int, tuple[Manifest, dict]] = {}
+
+    def save(self, state: State, manifest: Manifest) -> str | None:
+        """Copies every variable; returns "memory:<step>"."""
+        self._kept[manifest.step] = manifest, {n: v.numpy() for n, v in state.variables.items()}
+        for old in self.keep.surplus([m for m, _ in self._kept.values()]):
+            del self._kept[old.step]
+        return f"memory:{manifest.step}" if state.placement.is_chief else None
+
+    def restore(self, state: State, step: int | None = None) -> Manifest | None:
+        """Assigns the kept values; see CheckpointManager."""
+        if step is None and not self._kept:
+            return None
+        step = max(self._kept) if step is None else step
+        if step not in self._kept:
+            raise CheckpointError(
+                f"There is no checkpoint of step {step} in memory; there are {sorted(self._kept)}."
+            )
+        manifest, values = self._kept[step]
+        state.check_matches(manifest.variables, f"memory:{step}")
+        for name, variable in state.variables.items():
+            variable.assign(values[name])
+        return manifest

@@ -1,0 +1,134 @@
+"""What is wrong with a trainer, said before any work starts."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ctl import gradients, state
+from ctl.errors import UsageError
+
+_REQUIRED = {
+    "train": ("build", "train_data", "train_step"),
+    "evaluate": ("build", "eval_data", "eval_step"),
+}
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    """Raises UsageError unless `value` is a whole number >= `least`."""
+    try:
+        good = not isinstance(value, bool) and int(value) == value and value >= least
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}.")
+
+
+def is_written(trainer: Any, method: str) -> bool:
+    """True if a subclass defines `method`."""
+    return getattr(type(trainer), method).__module__ != "ctl.trainer"
+
+
+def methods(trainer: Any, purpose: str) -> None:
+    """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
+    missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
+    if missing:
+        example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
+        example = "(self)" if missing[0] == "build" else example
+        raise UsageError(
+            f"{type(trainer).__name__} has no {', '.join(missing)}; to {purpose} it needs "
+            f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
+        )
+
+
+def model(trainer: Any) -> None:
+    """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
+    owned = state.collect(trainer)
+    if trainer.model is not None and not list(state.variables_of(trainer.model)):
+        raise UsageError(
+            f"self.model, a {type(trainer.model).__name__}, has no variables yet. Give it its input "
+            "shape in build(): begin with keras.Input(shape), or call self.model.build(...)."
+        )
+    if not owned:
+        raise UsageError(
+            f"{type(trainer).__name__}.build() made no variables; expected it to set self.model, and "
+            "self.optimizer unless the step updates by itself."
+        )
+    for name, thing in owned.items():
+        _created_in_scope(trainer, name, thing)
+    _batch_normalization(trainer, owned)
+
+
+def optimizers(trainer: Any) -> None:
+    """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
+    for name, thing in vars(trainer).items():
+        keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
+        if name == "optimizer" and thing is not None:
+            gradients.check_optimizer(thing, name)
+            _optimizer_strategy(trainer, name, thing)
+            if trainer.model is not None:
+                gradients.build_slots(thing, trainer.model.trainable_variables)
+        elif keras_like:
+            gradients.check_optimizer(thing, name)
+            _optimizer_strategy(trainer, name, thing)
+            if not getattr(thing, "built", True):
+                raise UsageError(
+                    f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
+                    "with the variables it will update."
+                )
+
+
+def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
+    made_under = getattr(optimizer, "_distribution_strategy", None)
+    if gradients.is_keras3(optimizer) and made_under is not None and (
+        made_under is not trainer.strategy
+    ):
+        raise UsageError(_outside(f"self.{name}"))
+
+
+def _created_in_scope(trainer: Any, name: str, thing: Any) -> None:
+    if trainer.strategy.num_replicas_in_sync == 1:
+        return
+    for variable in state.variables_of(thing):
+        if not trainer.strategy.extended.variable_created_in_scope(state.plain(variable)):
+            raise UsageError(_outside(f"self.{name}"))
+
+
+def _outside(name: str) -> str:
+    return (
+        f"{name} was made outside the strategy's scope. Make models and optimizers in build(), which "
+        "is called inside it, not in __init__ or at import."
+    )
+
+
+def _batch_normalization(trainer: Any, owned: dict) -> None:
+    """Keras 3's moving statistics drift apart per replica, without an error, unless synchronised."""
+    if trainer.strategy.num_replicas_in_sync == 1:
+        return
+    for thing in owned.values():
+        layers = thing._flatten_layers() if hasattr(thing, "_flatten_layers") else ()
+        for layer in layers:
+            drifts = gradients.is_keras3(layer) and not getattr(layer, "synchronized", True)
+            if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
+                raise UsageError(
+                    f"The layer {layer.name!r} would keep other moving statistics on each of "
+                    f"{trainer.strategy.num_replicas_in_sync} replicas. Write "
+                    "BatchNormalization(synchronized=True), which is the same on one replica."
+                )
+
+
+def directory(path: str | None) -> None:
+    """Makes `path` and writes a probe; raises UsageError if that fails."""
+    if path is None:
+        return
+    probe = Path(path) / f".probe-{os.getpid()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as e:
+        raise UsageError(
+            f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "
+            "may write to."
+        ) from None
+
+

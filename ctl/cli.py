@@ -1,0 +1,49 @@
+"""The `ctl` command: finds the subcommand and hands the rest of the line to it.
+
+A subcommand is a module with `main(argv) -> exit code`. It is imported only when it is asked for,
+so `ctl --help` is instant and never imports TensorFlow.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ctl.errors import EXIT_DONE, EXIT_USAGE
+from ctl.version import __version__
+
+# name -> (module, what it does in one line)
+_SUBCOMMANDS = {
+    "launch": ("ctl.launch.command", "start the workers of one job on this machine"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `ctl <subcommand> …` and returns its exit code; by default the words of the line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        print(_help())
+        return EXIT_DONE
+    if name == "--version":
+        print(f"ctl {__version__}")
+        return EXIT_DONE
+    if name not in _SUBCOMMANDS:
+        came = f"there is no subcommand {name!r}" if name else "no subcommand was given"
+        known = ", ".join(_SUBCOMMANDS)
+        print(f"ctl: {came}; expected one of: {known}. See `ctl --help`.", file=sys.stderr)
+        return EXIT_USAGE
+    module, _ = _SUBCOMMANDS[name]
+    return importlib.import_module(module).main(words[1:])
+
+
+def _help() -> str:
+    width = max(map(len, _SUBCOMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in _SUBCOMMANDS.items())
+    return (
+        "usage: ctl <subcommand> [options]\n\n"
+        "Custom training loops for TensorFlow 2, on one device or on many.\n\n"
+        f"subcommands:\n{listed}\n\n"
+        "options:\n"
+        "  -h, --help  show this text; `ctl <subcommand> --help` shows a subcommand's\n"
+        "  --version   show the version\n"
+    )

@@ -1,0 +1,48 @@
+"""What can end a run, and the exit code each end has.
+
+The codes are an interface: launchers and platforms decide on them whether to start a job again.
+Every message says what came, what was expected and what to write instead.
+"""
+
+EXIT_DONE = 0
+EXIT_FAILED = 1            # user code, numbers that are not finite: starting again will not help
+EXIT_USAGE = 2             # a bad flag, a bad TF_CONFIG, missing data: never retried
+EXIT_INTERRUPTED = 130     # Ctrl-C
+EXIT_RETRY = 134           # a peer was lost, something hung: worth another attempt
+EXIT_PREEMPTED = 143       # asked to leave, after a checkpoint
+
+
+class CtlError(Exception):
+    """Any error that `ctl` raises on purpose; `exit_code` is what a binary ends with."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(CtlError, ValueError):
+    """Something given to `ctl` cannot be used; raised before any training."""
+
+    exit_code = EXIT_USAGE
+
+
+class CheckpointError(CtlError):
+    """A checkpoint cannot be restored into this model, or cannot be read at all."""
+
+    exit_code = EXIT_USAGE
+
+
+class NonFiniteError(CtlError, ArithmeticError):
+    """A loss or a gradient became NaN or infinite; the weights of that step were not applied."""
+
+
+class Stopped(CtlError):
+    """A signal asked the run to end; a checkpoint was saved first."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class PeerLostError(CtlError):
+    """Another worker died or cannot be reached; the job is worth another attempt."""
+
+    exit_code = EXIT_RETRY

@@ -1,0 +1,121 @@
+"""Is it time? By steps, by seconds or by epochs; the clock is passed in, so no test sleeps.
+
+    Every(steps=100)          at steps 100, 200, ...
+    Every(epochs=1)           at the first step that completes an epoch
+    Every(secs=600)           when ten minutes have passed; the chief's clock decides for everyone
+    Every()                   never (also steps=0, secs=0, epochs=0)
+
+Marks by steps and epochs depend on the step alone: a resumed run has the marks of an unbroken one.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from ctl.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """One of `steps`, `secs` (seconds) or `epochs`; 0 or nothing means never.
+
+    Raises UsageError for negative values or more than one unit.
+    """
+
+    steps: int = 0
+    secs: float = 0.0
+    epochs: float = 0.0
+
+    def __post_init__(self):
+        given = {k: v for k, v in vars(self).items() if v}
+        if len(given) > 1:
+            raise UsageError(
+                f"Every got {given}; expected one unit. Write Every(steps=...), Every(secs=...) "
+                "or Every(epochs=...)."
+            )
+        bad = {k: v for k, v in given.items() if not v > 0 or math.isinf(v)}
+        if bad or not float(self.steps).is_integer():
+            raise UsageError(
+                f"Every got {given}; expected a positive number (steps: a whole one), "
+                "or 0 for never."
+            )
+
+    def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
+        """The first step after `step` at which this is due; None if steps do not decide it."""
+        if self.steps:
+            return (step // int(self.steps) + 1) * int(self.steps)
+        if self.epochs:
+            if not steps_per_epoch:
+                raise UsageError(
+                    "Every(epochs=...) needs training data of known length, and train_data has none. "
+                    "Write Every(steps=...), or return a finite dataset or ctl.from_arrays(...)."
+                )
+            period = self.epochs * steps_per_epoch
+            count = math.floor(step / period + 1e-9) + 1
+            return max(step + 1, math.ceil(count * period - 1e-9))
+        return None
+
+    def is_mark(self, step: int, steps_per_epoch: float | None = None) -> bool:
+        """True if `step` completed steps is a mark by steps or epochs."""
+        return step > 0 and self.next_mark(step - 1, steps_per_epoch) == step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """When the loop does what, and how many steps it runs in one graph call.
+
+    Attributes:
+      steps_per_loop: steps in one graph call, or "auto" for a length that takes 0.2 to 1 s.
+        Loops are cut short to land on the marks below, so numbers do not depend on it.
+      log: numbers go to the reports; each is the mean since the last time.
+      evaluate: the whole of `eval_data` is evaluated.
+      save: a checkpoint is saved (one is also saved at the end of every run).
+    """
+
+    steps_per_loop: int | str = "auto"
+    log: Every = field(default_factory=lambda: Every(steps=100))
+    evaluate: Every = field(default_factory=Every)
+    save: Every = field(default_factory=lambda: Every(steps=500))
+
+    def __post_init__(self):
+        k = self.steps_per_loop
+        if k != "auto" and (isinstance(k, (str, bool)) or int(k) != k or k < 1):
+            raise UsageError(
+                f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'."
+            )
+        for name in ("log", "evaluate", "save"):
+            if not isinstance(getattr(self, name), Every):
+                raise UsageError(
+                    f"Intervals({name}={getattr(self, name)!r}): expected an Every, "
+                    f"e.g. Intervals({name}=ctl.Every(steps=100))."
+                )
+
+    def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
+        """The first step after `step` at which anything is due by steps or epochs."""
+        marks = [e.next_mark(step, steps_per_epoch) for e in (self.log, self.evaluate, self.save)]
+        return min((m for m in marks if m is not None), default=None)
+
+
+class Timers:
+    """The intervals in seconds: which of them are due, by the clock of one process.
+
+    >>> timers = Timers(Intervals(save=Every(secs=600)), now=0.0)
+    >>> timers.due(now=601.0)
+    frozenset({'save'})
+    >>> timers.due(now=602.0)
+    frozenset()
+    """
+
+    def __init__(self, intervals: Intervals, now: float):
+        every = {n: getattr(intervals, n).secs for n in ("log", "evaluate", "save")}
+        self._secs = {n: s for n, s in every.items() if s}
+        self._last = dict.fromkeys(self._secs, now)
+
+    def __bool__(self) -> bool:
+        return bool(self._secs)
+
+    def due(self, now: float) -> frozenset[str]:
+        """The names whose time has come; each starts to wait anew."""
+        ready = frozenset(n for n, s in self._secs.items() if now - self._last[n] >= s)
+        for name in ready:
+            self._last[name] = now
+        return ready

@@ -1,0 +1,8 @@
+"""`python -m ctl.launch`: the same as `ctl launch`."""
+
+import sys
+
+from ctl.launch.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""Free TCP ports for the workers of this machine.
+
+    free_ports(2)        -> [40213, 38119]
+
+A port is free when it is picked and could be taken before the worker binds it; whoever starts the
+workers has to be ready for that (`ctl.launch.supervisor` starts again once).
+"""
+
+import contextlib
+import socket
+
+from ctl.errors import UsageError
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Picks `count` different ports that nobody listens on at `host` (an IPv4 address or a name).
+
+    All are held at once while picking, so no port comes twice, and all are free on return.
+    Raises UsageError when `host` is not an address of this machine.
+    """
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            bound = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            try:
+                bound.bind((host, 0))
+            except OSError as e:
+                raise UsageError(
+                    f"no port can be bound at host {host!r} ({e.strerror or e}); expected an IPv4 "
+                    "address of this machine. Write --host=127.0.0.1."
+                ) from None
+            ports.append(bound.getsockname()[1])
+        return ports

@@ -1,0 +1,192 @@
+"""The training loop for one process and for workers in step.
+
+    for each loop until `steps`:
+        run k steps in one graph call
+        log, evaluate, save: each when its `Every` says so
+        after_loop(step, means)        # the one hook; may ask to stop
+    save
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ctl.agreement import Agreement
+from ctl.data import Batches
+from ctl.every import Every, Intervals, Timers
+from ctl.loops.graph import StepLoop
+from ctl.loops.pace import Interval, Pace
+from ctl.reports.group import ReportGroup
+from ctl.reports.protocol import Progressed, Traced
+from ctl.signals import Signals
+
+_AGREE_SECS = 0.5        # how often workers compare notes when nothing else makes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actions:
+    """What the loop asks of its owner.
+
+    Attributes:
+      evaluate: () -> means of the evaluation, reported already; None if there is none.
+      save: (step, metrics, loop state) -> nothing; all workers call it at the same step.
+      learning_rate: () -> the current one, or None.
+      after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
+    """
+
+    evaluate: Callable[[], dict] | None
+    save: Callable[[int, Mapping[str, float], Mapping[str, Any]], None]
+    learning_rate: Callable[[], float | None]
+    after_loop: Callable[[int, dict], Any] | None
+    save_after_evaluation: bool = False
+
+
+class Synchronous:
+    """One call of `train`; `run` returns why it ended: "done", "data ended", "stopped", "signal"."""
+
+    def __init__(
+        self, *, loop: StepLoop, intervals: Intervals, agreement: Agreement, is_chief: bool,
+        reports: ReportGroup, actions: Actions, clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        self._loop = loop
+        self._intervals = intervals
+        self._agreement = agreement
+        self._is_chief = is_chief
+        self._reports = reports
+        self._actions = actions
+        self._clock = clock
+        self.interval = Interval(loop.totals)
+        self.metrics: dict[str, float] = {}       # of the newest evaluation
+        self.means: dict[str, float] = {}         # of the newest log
+        self._rates: list[tuple[int, float]] = []
+        self._saved_at = self._evaluated_at = -1
+
+    def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
+        """Trains from `step` to `steps` completed steps, or to the end of the data if None."""
+        pace = Pace(self._intervals.steps_per_loop)
+        timers = Timers(self._intervals, self._clock())
+        agree_at, reason, first, self._saved_at = step, "done", True, step
+        while steps is None or step < steps:
+            mark = self._intervals.next_mark(step, batches.steps_per_epoch)
+            asked = self._length(pace, step, mark, steps)
+            start = self._clock()
+            self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
+            secs = self._clock() - start
+            step += ran
+            self.interval.ran(ran, None if first else secs)
+            if first:
+                self._reports.note(Traced(self._loop.graph_def()))
+            else:
+                pace.took(steps=ran, secs=secs)
+            first = False
+            self._reports.note(Progressed(step))
+            stop = self._hook(step, ran)
+            due = self._due_by_steps(step, batches.steps_per_epoch)
+            if self._agreement.num_workers == 1:
+                due |= timers.due(self._clock())
+                pace.length = pace.proposed
+                stop = stop or signals.received is not None
+            elif step >= agree_at or step == mark or self._actions.after_loop is not None:
+                stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
+            if ran < asked:
+                reason = "data ended"
+                break
+            if stop:
+                reason = "stopped" if signals.received is None else "signal"
+                break
+            self._act(step, due)
+        self._finish(step, reason)
+        return reason
+
+    def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
+        ends = [e - step for e in (mark, steps) if e is not None]
+        return max(1, min([pace.length, *ends]))
+
+    def _due_by_steps(self, step: int, steps_per_epoch: float | None) -> frozenset[str]:
+        names = ("log", "evaluate", "save")
+        return frozenset(
+            n for n in names if getattr(self._intervals, n).is_mark(step, steps_per_epoch)
+        )
+
+    def _agree(self, pace, timers, step, stop, due, signals):
+        """Workers compare notes: anybody's wish to stop counts, the chief's clock and pace hold."""
+        names = ("log", "evaluate", "save")
+        ready = timers.due(self._clock()) if timers and self._is_chief else frozenset()
+        rate = self.interval.steps_per_sec() or 0.0
+        mine = [pace.proposed, rate * _AGREE_SECS, *(n in ready for n in names)]
+        wish = [float(stop), float(signals.received or 0), float(signals.received is not None)]
+        total = self._agreement.sum([*(mine if self._is_chief else [0.0] * len(mine)), *wish])
+        pace.length = int(total[0])
+        due |= frozenset(n for n, said in zip(names, total[2:5], strict=True) if said)
+        if total[7] and signals.received is None:
+            signals.received = int(total[6] / total[7])
+        wait = max(1, int(total[1]))
+        return bool(total[5] or total[7]), due, step + wait
+
+    def _hook(self, step: int, ran: int) -> bool:
+        if self._actions.after_loop is None or not ran:
+            return False
+        before = self.interval.sums()
+        self.interval.fetch(self._agreement.sum)
+        means = self.interval.means_since(before)
+        return bool(self._actions.after_loop(step, means))
+
+    def _act(self, step: int, due: frozenset[str]) -> None:
+        if "log" in due:
+            self._log(step)
+        if "evaluate" in due:
+            self._evaluate(step)
+        if "save" in due:
+            self._save(step)
+
+    def _finish(self, step: int, reason: str) -> None:
+        """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
+        if reason != "signal":
+            if self.interval.steps:
+                self._log(step, clear=False)      # a longer run goes on with the same interval
+            if self._intervals.evaluate != Every():
+                self._evaluate(step)
+        self._save(step)
+
+    def _log(self, step: int, clear: bool = True) -> None:
+        self.interval.fetch(self._agreement.sum)
+        self.means = self.interval.means()
+        values = dict(self.means)
+        if self._is_chief:
+            rate = self.interval.steps_per_sec()
+            learning_rate = self._actions.learning_rate()
+            if learning_rate is not None:
+                values["learning_rate"] = learning_rate
+            if rate is not None:
+                values["steps_per_sec"] = rate
+                per_step = self.interval.num_examples() / max(1, self.interval.steps)
+                values["examples_per_sec"] = rate * per_step
+                self._rates.append((self.interval.timed_steps, self.interval.secs))
+            self._reports.write(step, values, "train")
+        if clear:
+            self.interval.clear()
+
+    def _evaluate(self, step: int) -> None:
+        if self._actions.evaluate is None or self._evaluated_at == step:
+            return
+        self._evaluated_at = step
+        self.metrics = self._actions.evaluate()
+        if self._actions.save_after_evaluation:
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        if self._saved_at == step:
+            return
+        self._saved_at = step
+        if self.interval.steps:
+            self.interval.fetch(self._agreement.sum)
+        metrics = self.metrics if self._evaluated_at == step else {}
+        self._actions.save(step, metrics, {"interval": self.interval.state()})
+
+    def steps_per_sec(self) -> float | None:
+        """Over the whole run, training time alone."""
+        secs = np.sum([s for _, s in self._rates])
+        return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None

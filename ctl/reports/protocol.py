@@ -1,0 +1,101 @@
+"""What a training run tells, and to whom.
+
+A report is anything with these two methods:
+
+    class Report(Protocol):
+        def write(self, step, values, run="train"): ...   # numbers, at a step
+        def note(self, event): ...                        # a run started, a checkpoint was saved, ...
+
+The trainer calls reports on the chief only, always from the thread that trains. A report that
+raises is named in one warning and left out from then on: telling never stops training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What does not change during a run."""
+
+    model: str                                  # name of the Trainer subclass
+    strategy: str                               # the word, e.g. "multi_worker"
+    num_workers: int
+    num_replicas: int                           # over all workers
+    global_batch_size: int                      # examples
+    data: str                                   # one line about the training data
+    precision: str                              # e.g. "float32", "mixed_bfloat16"
+    seed: int
+    model_dir: str | None
+    parameters: tuple[tuple[str, tuple[int, ...], str, bool], ...] = ()
+    # ^ (name, shape, dtype, trainable) of every weight
+    config: Mapping[str, Any] = field(default_factory=dict)    # everything, JSON-able
+    hparams: Mapping[str, Any] = field(default_factory=dict)   # what a person tunes: bool, number, str
+
+
+@dataclass(frozen=True)
+class Started:
+    """Training begins at `step` completed steps (0, or where a checkpoint was restored)."""
+
+    step: int
+    total_steps: int | None                     # None: until the data ends
+    info: RunInfo
+    resumed_from: str | None = None             # one line for people, or None on a fresh start
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The step's graph exists; comes once per run, after the first loop."""
+
+    graph_def: Any                              # a `tf.compat.v1.GraphDef`
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """`step` steps are complete; comes after every loop, so it must cost next to nothing."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was committed."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over; comes exactly once, on every way out. Reports write and close everything."""
+
+    step: int
+    reason: str                                 # "done", "data ended", "stopped by signal", "failed: ..."
+    summary: Mapping[str, Any] = field(default_factory=dict)   # label -> value, in order, for people
+
+
+Event = Started | Traced | Progressed | Saved | Ended
+
+
+@runtime_checkable
+class Report(Protocol):
+    """Receives numbers and events of one run."""
+
+    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Numbers that hold at `step` completed steps; `run` is "train" or "eval"."""
+        ...
+
+    def note(self, event: Event) -> None:
+        """Something happened; unknown events are to be ignored."""
+        ...
+
+
+class NullReport:
+    """Tells nobody."""
+
+    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        pass
+
+    def note(self, event: Event) -> None:
+        pass

@@ -1,0 +1,342 @@
+"""One trainer at work: prepared once, then trained and evaluated any number of times.
+
+Functions here take the trainer; what they keep between calls is a `Session`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ctl import checks, data, gradients, signals, strategies
+from ctl.agreement import Agreement
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
+from ctl.errors import NonFiniteError, PeerLostError, Stopped, UsageError
+from ctl.loops.graph import ReplicaStep, StepLoop
+from ctl.loops.synchronous import Actions, Synchronous
+from ctl.reports.group import ReportGroup
+from ctl.reports.protocol import Ended, RunInfo, Saved, Started
+from ctl.state import State, collect
+from ctl.version import __version__
+
+_PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
+                tf.errors.CancelledError)  # fmt: skip
+
+
+@dataclass
+class Session:
+    """What a prepared trainer keeps.
+
+    Attributes:
+      state: its variables; manager: where they are saved; resumed: what was restored, or None.
+      examples: consumed since the start of the data, up to the newest save.
+      agreement: sums over workers.
+    """
+
+    state: State
+    manager: CheckpointManager
+    reports: Sequence | None
+    agreement: Agreement
+    resumed: Manifest | None
+    loop_state: Mapping[str, Any] = field(default_factory=dict)
+    examples: int = 0
+    at: int = 0                       # the step that `examples` belongs to
+    loops: dict[str, StepLoop] = field(default_factory=dict)
+    running: ReportGroup | None = None
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return int(self.state.step.numpy())
+
+
+def prepare(trainer: Any, checkpoints: CheckpointManager | None, reports: Sequence | None) -> Session:
+    """Builds, checks and restores."""
+    if not checks.is_written(trainer, "build"):
+        checks.methods(trainer, "train")
+    checks.directory(trainer.model_dir)
+    tf.keras.utils.set_random_seed(trainer.seed)
+    with tf.device("/cpu:0"):
+        trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+    with trainer.strategy.scope():
+        trainer.build()
+        checks.model(trainer)
+        checks.optimizers(trainer)
+    state = State(collect(trainer), trainer.step_variable, trainer.placement)
+    manager = checkpoints
+    if manager is None:
+        directory = trainer.model_dir
+        manager = ChiefOnlyCheckpoints(f"{directory}/checkpoints") if directory else NullCheckpoints()
+    agreement = Agreement(trainer.strategy)
+    resumed = manager.restore(state)
+    _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
+    session = Session(state, manager, reports, agreement, resumed)
+    if resumed is not None:
+        session.loop_state, session.at = resumed.state, resumed.step
+        session.examples = int(
+            resumed.data.get("examples", resumed.step * trainer.global_batch_size)
+        )
+    return session
+
+
+def train(
+    trainer: Any, session: Session, *, steps: int | None, epochs: float | None, formats: tuple
+) -> dict[str, float]:
+    """One call of `Trainer.train`."""
+    checks.methods(trainer, "train")
+    total, batches = _open_train(trainer, session, steps, epochs)
+    with_eval = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
+    reports = _reports(trainer, session)
+    session.running = reports
+    run = Synchronous(
+        loop=_loop(trainer, session, "train"), intervals=trainer.intervals,
+        agreement=session.agreement, is_chief=trainer.placement.is_chief, reports=reports,
+        actions=Actions(
+            evaluate=(lambda: evaluate(trainer, session)) if with_eval else None,
+            save=lambda *what: _save(trainer, session, batches.mode, *what),
+            learning_rate=lambda: _learning_rate(trainer.optimizer),
+            after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
+            save_after_evaluation=getattr(getattr(session.manager, "keep", None), "best", None)
+            is not None,
+        ),
+    )  # fmt: skip
+    run.interval.restore(session.loop_state.get("interval", {}))
+    start, started = session.step, time.time()
+    reports.note(Started(start, total, _info(trainer, session, batches), _resumed_line(session, total)))
+    reason = "failed"
+    paths: list[str] = []
+    try:
+        with signals.Signals() as received:
+            reason = run.run(batches, step=start, steps=total, signals=received)
+            if reason == "data ended" and session.step == start and not session.examples:
+                raise UsageError("train_data ended before its first batch; expected at least one.")
+        if formats and reason != "signal":
+            paths = trainer.export(*formats)
+        session.agreement.sum([0.0])            # leave together
+    except BaseException as e:
+        error = _explained(e, trainer, session)
+        reason = f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        if error is not e:
+            raise error from e
+        raise
+    finally:
+        seen = _summary(trainer, run, session.step - start, time.time() - started, paths)
+        reports.note(Ended(session.step, "stopped by a signal" if reason == "signal" else reason, seen))
+        session.running = None
+    if received.received is not None:
+        raise Stopped(
+            f"Stopped by {signals.name(received.received)} at step {session.step}"
+            + ("; the same command goes on from there." if trainer.model_dir else "."),
+            signals.exit_code(received.received),
+        )
+    return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+
+
+def evaluate(trainer: Any, session: Session) -> dict[str, float]:
+    """One call of `Trainer.evaluate`; inside a run, the run's reports are told."""
+    checks.methods(trainer, "evaluate")
+    loop = _loop(trainer, session, "eval")
+    batches = data.open_eval(
+        trainer.eval_data, trainer.strategy,
+        global_batch_size=trainer.global_batch_size, seed=trainer.seed,
+    )  # fmt: skip
+    packed = loop.totals.zeros()
+    if batches.steps is not None:
+        packed, done = loop.run(batches, batches.steps, packed)
+    else:
+        packed, done = loop.run(batches, 2**62, packed)
+    if not done:
+        raise UsageError("eval_data ended before its first batch; expected at least one.")
+    packed = session.agreement.sum(loop.totals.full(packed).ravel())
+    means = loop.totals.means(packed.reshape(-1, 2))
+    if session.running is not None:
+        session.running.write(session.step, means, "eval")
+    return means
+
+
+def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
+    """Tells the reports about an evaluation outside a run."""
+    reports = _reports(trainer, session)
+    reports.write(session.step, means, "eval")
+    reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
+
+
+def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batches]:
+    if steps is not None:
+        checks.whole("steps", steps, 1)
+    if steps is not None and epochs is not None:
+        raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
+    if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
+        raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
+    batches = data.open_train(
+        trainer.train_data, trainer.strategy, global_batch_size=trainer.global_batch_size,
+        seed=trainer.seed, start_examples=session.examples, epochs=epochs,
+    )  # fmt: skip
+    if batches.steps is None:
+        if steps is None and not batches.ends_unknown:
+            raise UsageError(
+                "train_data is endless and no number of steps was given. Write train(steps=...), or "
+                "--train_steps."
+            )
+        return steps, batches
+    left = max(0, batches.steps - session.examples // trainer.global_batch_size)
+    end = session.step + left
+    return (end if steps is None else min(steps, end)), batches
+
+
+def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
+    """The graph loop for "train" or "eval", traced once per trainer."""
+    if kind not in session.loops:
+        train_kind = kind == "train"
+        step = ReplicaStep(
+            trainer.train_step if train_kind else trainer.eval_step, recorder=trainer._recorder,
+            how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
+        )  # fmt: skip
+        session.loops[kind] = StepLoop(
+            trainer.strategy, step, counter=session.state.step if train_kind else None,
+            single=train_kind and trainer.intervals.steps_per_loop == 1,
+        )  # fmt: skip
+    return session.loops[kind]
+
+
+def _save(trainer, session, mode: str, step: int, metrics, loop_state) -> None:
+    session.examples += (step - session.at) * trainer.global_batch_size
+    session.at, session.loop_state = step, loop_state
+    place = trainer.placement
+    manifest = Manifest(
+        step=step, created=time.time(), variables=session.state.spec(),
+        world={
+            "workers": place.num_workers, "replicas": place.num_replicas,
+            "strategy": strategies.word_of(trainer.strategy),
+            "global_batch_size": trainer.global_batch_size,
+        },
+        data={"mode": mode, "examples": session.examples, "seed": trainer.seed},
+        metrics=metrics, state=loop_state,
+        versions={"ctl": __version__, "tensorflow": tf.__version__},
+    )  # fmt: skip
+    path = session.manager.save(session.state, manifest)
+    if path is not None and session.running is not None:
+        session.running.note(Saved(step, path))
+
+
+def _same_everywhere(agreement: Agreement, place, step: int) -> None:
+    total = agreement.sum([float(step), float(step) if place.is_chief else 0.0])
+    if total[0] != total[1] * agreement.num_workers:
+        raise UsageError(
+            f"Worker {place.worker_index} found the newest checkpoint at step {step}, the chief at "
+            f"step {int(total[1])}. All workers must see the same model_dir: put it on shared storage."
+        )
+
+
+def _reports(trainer: Any, session: Session) -> ReportGroup:
+    if not trainer.placement.is_chief:
+        return ReportGroup([])
+    if session.reports is not None:
+        return ReportGroup(session.reports)
+    from ctl.reports.console import ConsoleReport
+    from ctl.reports.jsonl import JsonlReport
+    from ctl.reports.tensorboard import TensorBoardReport
+
+    reports: list = [ConsoleReport()]
+    if trainer.model_dir:
+        reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
+        reports.append(TensorBoardReport(f"{trainer.model_dir}/logs"))
+    return ReportGroup(reports)
+
+
+def _info(trainer: Any, session: Session, batches: data.Batches) -> RunInfo:
+    place = trainer.placement
+    owned = collect(trainer)
+    models = [n for n, t in owned.items() if not hasattr(t, "apply_gradients")]
+    parameters = tuple(
+        (name, tuple(v.shape.as_list()), v.dtype.name, bool(v.trainable))
+        for name, v in session.state.variables.items()
+        if name.split("/")[0] in models
+    )
+    policy = getattr(trainer.model, "dtype_policy", None)
+    word = strategies.word_of(trainer.strategy)
+    config = {
+        "model": type(trainer).__name__, "strategy": word, "workers": place.num_workers,
+        "replicas": place.num_replicas, "global_batch_size": trainer.global_batch_size,
+        "seed": trainer.seed, "steps_per_loop": trainer.intervals.steps_per_loop,
+        "gradients": {k: v for k, v in vars(trainer.gradients).items() if v not in (None, 1)},
+        **{k: v for k, v in trainer.hparams.items()},
+        "tensorflow": tf.__version__, "ctl": __version__,
+    }  # fmt: skip
+    if place.is_chief and trainer.model_dir:
+        text = json.dumps(config, indent=1, default=str)
+        temporary = Path(trainer.model_dir) / f".config-{os.getpid()}.json"
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(Path(trainer.model_dir) / "config.json")
+    return RunInfo(
+        model=type(trainer).__name__, strategy=word, num_workers=place.num_workers,
+        num_replicas=place.num_replicas, global_batch_size=trainer.global_batch_size,
+        data=batches.description, precision=getattr(policy, "name", "float32"), seed=trainer.seed,
+        model_dir=trainer.model_dir, parameters=parameters, config=config,
+        hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
+    )  # fmt: skip
+
+
+def _resumed_line(session: Session, total: int | None) -> str | None:
+    if session.resumed is None or session.step == 0:
+        return None
+    share = f" ({100 * session.step / total:.0f} %)" if total else ""
+    secs = max(0.0, time.time() - session.resumed.created)
+    age = f"{secs:.0f} s" if secs < 120 else f"{secs / 60:.0f} min" if secs < 7200 else (
+        f"{secs / 3600:.0f} h" if secs < 172800 else f"{secs / 86400:.0f} days"
+    )
+    return f"resuming at step {session.step}{share}, saved {age} ago"
+
+
+def _learning_rate(optimizer: Any) -> float | None:
+    """The current learning rate of a Keras optimizer, schedules included; None if there is none."""
+    try:
+        rate = optimizer.learning_rate
+        rate = rate(optimizer.iterations) if callable(rate) else rate
+        return float(rate.numpy() if hasattr(rate, "numpy") else rate)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
+    """TensorFlow's error as one of ours where we know better."""
+    text = str(error)
+    if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
+        kept = getattr(session.manager, "steps", list)()
+        newest = f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+        return NonFiniteError(
+            f"Step {session.step + 1}: the gradient norm is NaN or infinite. The step was not "
+            f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
+            "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
+        )
+    if trainer.placement.num_workers > 1 and isinstance(error, _PEER_ERRORS):
+        return PeerLostError(
+            f"Step {session.step}: another worker is gone or cannot be reached "
+            f"({text.splitlines()[0][:200]}). Its own log tells why."
+        )
+    return error
+
+
+def _summary(trainer: Any, run: Synchronous, steps: int, secs: float, paths: list[str]) -> dict:
+    """Label -> value for the last lines a person sees."""
+    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
+    rate = run.steps_per_sec()
+    if rate:
+        summary["speed"] = f"{rate:,.1f} steps/s"
+    shown = run.metrics or run.means
+    summary |= {
+        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
+        for k, v in shown.items() if not k.startswith("gradient_norm")
+    }  # fmt: skip
+    directory = trainer.model_dir
+    if directory:
+        summary |= {"checkpoints": f"{directory}/checkpoints"}
+        summary |= {"export": ", ".join(paths)} if paths else {}
+        summary |= {"logs": f"{directory}/logs", "TensorBoard": f"tensorboard --logdir {directory}/logs"}
+    return summary

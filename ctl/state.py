@@ -1,0 +1,152 @@
+"""What a checkpoint holds: every variable that a trainer's attributes own, under a stable name.
+
+Keras 3 leaves seed generators and metrics out of `tf.train.Checkpoint`; they are added here, so
+that dropout and running metrics go on where they were.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import CheckpointError
+from ctl.gradients import is_keras3
+from ctl.strategies import Placement
+
+
+class State:
+    """The variables of a run, for checkpoint managers.
+
+    Attributes:
+      checkpoint: a `tf.train.Checkpoint` over the trainer's attributes, `step`, and what Keras 3
+        does not track.
+      variables: name -> `tf.Variable`; names do not depend on Keras's counters for automatic names.
+      step: completed steps, a `tf.Variable` of int64.
+      placement: who of the workers this process is.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], step: tf.Variable, placement: Placement):
+        self.step = step
+        self.placement = placement
+        self.variables: dict[str, tf.Variable] = {"step": step}
+        seen = {id(step)}
+        untracked = []
+        trackable: dict[str, Any] = {}
+        for name, thing in objects.items():
+            for variable in variables_of(thing):
+                value = plain(variable)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self.variables[self._free_name(f"{name}/{_stable(variable)}")] = value
+            untracked += _untracked(thing)
+            if _is_trackable(thing):
+                trackable[name] = thing
+        extra = tf.Module()
+        extra.values = untracked
+        self.checkpoint = tf.train.Checkpoint(step=step, untracked=extra, **trackable)
+
+    def _free_name(self, name: str) -> str:
+        """`name`, or `name#2`, `name#3`, ... where it is taken."""
+        if name not in self.variables:
+            return name
+        number = 2
+        while f"{name}#{number}" in self.variables:
+            number += 1
+        return f"{name}#{number}"
+
+    def spec(self) -> dict[str, dict]:
+        """name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
+        return {
+            name: {"shape": v.shape.as_list(), "dtype": v.dtype.name}
+            for name, v in self.variables.items()
+        }
+
+    def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
+        """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
+        here = self.spec()
+        lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
+        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in saved if n not in here]
+        lines += [
+            f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
+            f"{here[n]['dtype']}{here[n]['shape']} here"
+            for n in here if n in saved and dict(saved[n]) != here[n]
+        ]  # fmt: skip
+        if lines:
+            more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+            raise CheckpointError(
+                f"The checkpoint {where} is of another model; nothing was restored.\n"
+                + "\n".join(lines[:20] + more)
+                + "\nGive another --model_dir, or build the model that was saved there."
+            )
+
+
+def collect(trainer: Any) -> dict[str, Any]:
+    """The attributes of an object that own variables, by name; private ones (`_x`) are left out."""
+    return {
+        name: value
+        for name, value in vars(trainer).items()
+        if not name.startswith("_") and name != "step_variable" and list(variables_of(value))
+    }
+
+
+def variables_of(thing: Any) -> Iterable[Any]:
+    """Every variable a Keras object, a tf.Module, a variable, or a collection of these owns."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in variables_of(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in variables_of(item)]
+    if isinstance(thing, tf.Variable) or _is_keras3_variable(thing):
+        return [thing]
+    if isinstance(thing, tf.Module) or _is_keras(thing):
+        variables = getattr(thing, "variables", ())
+        variables = list(variables() if callable(variables) else variables)
+        state = getattr(thing, "state", None)
+        if not variables and _is_keras3_variable(state):      # a Keras 3 SeedGenerator
+            return [state]
+        return variables
+    return []
+
+
+def plain(variable: Any) -> tf.Variable:
+    """The `tf.Variable` within a Keras 3 variable, or the variable itself."""
+    return variable.value if _is_keras3_variable(variable) else variable
+
+
+def _is_keras3_variable(thing: Any) -> bool:
+    return is_keras3(thing) and isinstance(getattr(thing, "value", None), tf.Variable)
+
+
+def _is_keras(thing: Any) -> bool:
+    return any(c.__module__.split(".")[0] in ("keras", "tf_keras") for c in type(thing).__mro__)
+
+
+def _is_trackable(thing: Any) -> bool:
+    if isinstance(thing, (list, tuple)):
+        return bool(thing) and all(_is_trackable(t) for t in thing)
+    if isinstance(thing, Mapping):
+        return bool(thing) and all(_is_trackable(t) for t in thing.values())
+    return isinstance(thing, tf.__internal__.tracking.Trackable)
+
+
+def _untracked(thing: Any) -> list[tf.Variable]:
+    """Variables that `tf.train.Checkpoint` would miss in a Keras 3 object."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in _untracked(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in _untracked(item)]
+    if not is_keras3(thing):
+        return []
+    if not isinstance(thing, tf.__internal__.tracking.Trackable):
+        return [plain(v) for v in variables_of(thing)]
+    tracked = getattr(thing, "weights", None)
+    if tracked is None:
+        return []
+    known = {id(plain(v)) for v in tracked}
+    return [plain(v) for v in variables_of(thing) if id(plain(v)) not in known]
+
+
+def _stable(variable: Any) -> str:
+    """A variable's name without the counters Keras adds: dense_3/kernel:0 -> dense/kernel."""
+    name = getattr(variable, "path", None) or variable.name
+    return re.sub(r"_\d+(?=[/_]|$)", "", name.split(":")[0])

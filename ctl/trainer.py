@@ -1,0 +1,194 @@
+"""The trainer: what you write, what you call, and in between what `ctl` does.
+
+    class Mnist(ctl.Trainer):
+        def build(self): ...                    # self.model, self.optimizer
+        def train_data(self, batch_size): ...   # global batches
+        def train_step(self, batch): ...        # one replica's share of a batch
+
+    Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ctl import averaging, checks, gradients, session, strategies
+from ctl.agreement import Agreement
+from ctl.checkpoints.protocol import CheckpointManager
+from ctl.errors import UsageError
+from ctl.every import Intervals
+from ctl.export import export
+from ctl.loops.graph import Recorder
+from ctl.reports.protocol import Report
+
+
+class Trainer:
+    """Trains, evaluates and exports one model, the same way on every strategy.
+
+    You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
+    you need them. Attributes that own variables (models, optimizers, metrics) and do not start with
+    an underscore are saved in checkpoints.
+
+    Attributes:
+      model, optimizer: yours, set in `build`; what `minimize` uses by default.
+      gradients: a `ctl.Gradients`; set it in `build` for clipping, accumulation, a wire dtype.
+      hparams: what TensorBoard's HParams lists, name -> bool, number or string.
+      strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
+      step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
+    """
+
+    model: Any = None
+    optimizer: Any = None
+    step_variable: Any = None
+
+    def __init__(
+        self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",
+        global_batch_size: int = 64, seed: int = 0, intervals: Intervals | None = None,
+        checkpoints: CheckpointManager | None = None, reports: Sequence[Report] | None = None,
+    ):  # fmt: skip
+        """Keeps and checks; a word for the strategy makes it, which waits for other workers.
+
+        Args:
+          model_dir: where the run lives: checkpoints, logs, export. None keeps nothing on disk.
+          strategy: a word of `ctl.strategies.WORDS`, or a strategy object.
+          global_batch_size: examples in one step, over all replicas.
+          seed: of everything random, the same on every worker.
+          intervals: when to log, evaluate and save, and the length of loops.
+          checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
+          reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+        """
+        checks.whole("global_batch_size", global_batch_size, 1)
+        checks.whole("seed", seed, 0)
+        self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
+        self.placement = strategies.placement(self.strategy)
+        self.global_batch_size = int(global_batch_size)
+        self.seed = int(seed)
+        self.model_dir = None if model_dir is None else str(model_dir)
+        self.intervals = intervals or Intervals()
+        self.gradients = gradients.Gradients()
+        self.hparams: dict[str, Any] = {}
+        self._checkpoints = checkpoints
+        self._reports = reports
+        self._session: session.Session | None = None
+        self._recorder = Recorder()
+
+    def build(self) -> None:
+        """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
+        raise NotImplementedError
+
+    def train_data(self, batch_size: int) -> Any:
+        """Yours: a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays."""
+        raise NotImplementedError
+
+    def eval_data(self, batch_size: int) -> Any:
+        """Yours, optional: one pass over the examples to evaluate, in batches of any size."""
+        raise NotImplementedError
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Yours, traced: updates the model on one replica's batch; returns name -> `[b]` or `[]`."""
+        raise NotImplementedError
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        """Yours, traced, optional: name -> `[b]`; each example counts once in the mean."""
+        raise NotImplementedError
+
+    def after_loop(self, step: int, means: dict[str, float]) -> Any:
+        """Yours, optional, eager: called on every worker after each loop; return True to stop.
+
+        `means` are those of the loop's steps over the global batches. Overriding this fetches them
+        after each loop.
+        """
+
+    @property
+    def step(self) -> int:
+        """Completed steps, over all runs in `model_dir`."""
+        return self._session.step if self._session else 0
+
+    def prepare(self) -> None:
+        """Builds the model and restores the newest checkpoint; `train` and `evaluate` do it first.
+
+        Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
+        checkpoint of another model.
+        """
+        if self._session is None:
+            self._session = session.prepare(self, self._checkpoints, self._reports)
+
+    def train(
+        self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Trains until `steps` steps (or `epochs`) are complete in all, resumed ones included.
+
+        Args:
+          steps: total number of steps; None: until the data ends.
+          epochs: total number of passes over `train_data`, which must have a known length.
+          export: formats to write at the end, see `export`.
+
+        Returns the newest means: of training, and of the evaluation as "eval_<name>".
+        Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
+        after a signal and a checkpoint.
+        """
+        self.prepare()
+        return session.train(self, self._session, steps=steps, epochs=epochs, formats=tuple(export))
+
+    def evaluate(self) -> dict[str, float]:
+        """Means of `eval_step` over all of `eval_data`, the same on every worker."""
+        self.prepare()
+        return session.evaluate(self, self._session)
+
+    def export(self, *formats: str, directory: str | None = None) -> list[str]:
+        """Writes the model as "keras", "saved_model", "weights"; returns the paths on the chief.
+
+        All workers must call it. `directory` is `model_dir/export` unless given.
+        """
+        self.prepare()
+        if directory is None and self.model_dir is None:
+            raise UsageError("export needs a place: give directory=..., or the trainer a model_dir.")
+        directory = directory or f"{self.model_dir}/export"
+        paths = export(self.model, directory, formats or ("keras", "saved_model"), self.placement)
+        Agreement(self.strategy).sum([0.0])         # nobody leaves before the chief has written
+        return paths
+
+    @tf.autograph.experimental.do_not_convert
+    def average(self, per_example: Any, *, sample_weight: Any = None, regularization: Any = None) -> Any:
+        """`[b]` -> `[]`: this replica's share of the mean over the global batch.
+
+        Args:
+          per_example: one loss per example of this replica's batch.
+          sample_weight: `[b]`, multiplies the losses; the divisor stays the global batch size.
+          regularization: losses that hold once per step, such as `self.model.losses`.
+
+        >>> loss = self.average(per_example, regularization=self.model.losses)
+        """
+        loss = averaging.average(
+            per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight
+        )
+        if regularization is None:
+            return loss
+        terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
+        shares = self.placement.num_replicas * self._recorder.parts
+        return loss + tf.add_n(terms) / shares if terms else loss
+
+    @tf.autograph.experimental.do_not_convert
+    def minimize(
+        self, loss: Any, tape: tf.GradientTape, variables: Any = None, optimizer: Any = None
+    ) -> None:
+        """Sums the gradient over replicas once, checks that it is finite, clips, and applies it once.
+
+        Args:
+          loss: `[]`, from `average`; computed inside `tape`.
+          variables: by default `self.model.trainable_variables`.
+          optimizer: by default `self.optimizer`. Keras 3, tf_keras, or an object with
+            `apply(gradients, variables)` or `apply_gradients(grads_and_vars)`, which is given the
+            summed gradients.
+
+        May be called several times in a step. The norm is reported as "gradient_norm".
+        """
+        if optimizer is None and self.optimizer is None:
+            raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
+        optimizer = self.optimizer if optimizer is None else optimizer
+        variables = self.model.trainable_variables if variables is None else variables
+        update = gradients.compute(loss, tape, variables, optimizer)
+        self._recorder.minimize(update, self.gradients)

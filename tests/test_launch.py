@@ -1,0 +1,287 @@
+"""The launcher without processes: the line it reads, ports, places, logs, and who failed first."""
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import types
+from pathlib import Path
+
+import pytest
+
+from ctl import cli
+from ctl.errors import UsageError
+from ctl.launch import command as launch_command
+from ctl.launch import logs
+from ctl.launch.gang import Exit
+from ctl.launch.logs import ConsoleCopy, TerminalText, tail
+from ctl.launch.ports import free_ports
+from ctl.launch.supervisor import PassedOnSignals, plan, watch
+from ctl.version import __version__
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_SECS = 60
+
+
+def places(count=2):
+    return plan(workers=count, with_chief=False, host="127.0.0.1")
+
+
+class ScriptedGang:
+    """Stands in for a gang: each poll notices the next round of (place, return code) pairs."""
+
+    def __init__(self, *rounds, workers=2):
+        self.tasks = places(workers)
+        self.running = tuple(self.tasks)
+        self.exits = []
+        self.rounds = list(rounds)
+
+    def poll(self):
+        for index, returncode in self.rounds.pop(0) if self.rounds else ():
+            self.exits.append(Exit(self.tasks[index], returncode, lived_secs=1.0))
+            self.running = tuple(t for t in self.running if t != self.tasks[index])
+
+    @property
+    def failures(self):
+        return [e for e in self.exits if e.returncode != 0]
+
+
+def cause_of(*rounds, workers=2):
+    cause = watch(ScriptedGang(*rounds, workers=workers), 30.0, PassedOnSignals()).cause
+    assert cause is not None
+    return cause.task.task_index, cause.exit_code
+
+
+def test_free_ports_are_distinct_and_can_be_bound():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", port))
+
+
+def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1.*--host=127\.0\.0\.1"):
+        free_ports(1, "192.0.2.1")
+
+
+def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
+    tasks = plan(workers=2, with_chief=True, host="127.0.0.1")
+    assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
+        ("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2),
+    ]
+    assert len({address for kind in tasks[0].tasks.values() for address in kind}) == 3
+
+
+def test_the_first_failure_noticed_is_the_cause():
+    assert cause_of([(1, 3)], [(0, 4)]) == (1, 3)
+
+
+def test_of_two_found_dead_at_once_the_one_that_lost_a_peer_is_not_the_cause():
+    assert cause_of([(0, 134), (1, 3)]) == (1, 3)
+
+
+def test_a_worker_that_aborts_after_losing_a_peer_is_not_the_cause():
+    assert cause_of([(0, -signal.SIGABRT)], [], [(1, -signal.SIGKILL)]) == (1, 137)
+
+
+def test_when_all_have_lost_a_peer_the_first_is_named():
+    assert cause_of([(1, 134)], [(0, 134)]) == (1, 134)
+
+
+def test_an_early_exit_with_0_is_no_failure():
+    assert watch(ScriptedGang([(1, 0)], [(0, 0)]), 30.0, PassedOnSignals()).cause is None
+
+
+def test_an_exit_is_told_as_a_shell_would():
+    task = places(1)[0]
+    assert (str(Exit(task, 3, 1.0)), Exit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
+    assert (str(Exit(task, -9, 1.0)), Exit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
+    assert str(Exit(task, -63, 1.0)) == "signal 63"
+
+
+def test_an_overwritten_line_keeps_its_last_state():
+    text = TerminalText()
+    assert text.feed(b"start\r\n10%\r20%") == b"start\n"
+    assert text.feed(b"\r30%\r\nnext") == b"30%\n"
+    assert text.flush() == b"next\n"
+    assert text.flush() == b""
+
+
+def test_escape_sequences_are_dropped_also_when_they_come_in_pieces():
+    text = TerminalText()
+    pieces = b"\x1b[?25l\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07tab\tkept\x1b[K\b\x1b(B\n"
+    plain = b"".join(text.feed(pieces[i : i + 1]) for i in range(len(pieces)))
+    assert plain == b"green tab\tkept\n"
+
+
+def test_a_progress_bar_of_any_length_takes_little_memory_and_one_line():
+    text = TerminalText()
+    for step in range(20_000):
+        assert text.feed(b"\r\x1b[2Kstep %d" % step) == b""
+        assert len(text._line) < 10_000
+    assert text.feed(b"\n") == b"step 19999\n"
+
+
+def test_a_line_without_an_end_is_passed_on_whole():
+    text = TerminalText()
+    assert text.feed(b"x" * 200_000) + text.flush() in (b"x" * 200_000, b"x" * 200_000 + b"\n")
+
+
+def test_the_tail_is_the_last_lines_without_escapes(tmp_path):
+    log = tmp_path / "job_1.log"
+    log.write_bytes(b"x" * 100_000 + b"\n" + b"".join(b"\x1b[1mline %d\n" % i for i in range(50)))
+    assert tail(log, lines=3) == "line 47\nline 48\nline 49"
+    assert tail(tmp_path / "none.log") == ""
+
+
+def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
+    copy = ConsoleCopy(tmp_path / "job_0.log")
+    copy.start()
+    copy._thread.join(TIMEOUT_SECS)
+    assert not copy._thread.is_alive()
+
+
+def test_a_process_finds_its_terminal_in_the_size_of_ours(tmp_path, monkeypatch):
+    ours, console = os.openpty()
+    monkeypatch.setattr(logs, "_CONSOLE", console)
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+    copy = ConsoleCopy(tmp_path / "job_0.log")
+    assert tuple(os.get_terminal_size(copy.writer)) == (101, 33)
+    copy.start()
+    copy.finish()
+    os.close(ours)
+    os.close(console)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_ends_the_log_with_a_word_but_not_the_console(capfd):
+    copy = ConsoleCopy(Path("/dev/full"))
+    os.write(copy.writer, b"still shown")
+    copy.start()
+    copy.finish()
+    out, err = capfd.readouterr()
+    assert out == "still shown"
+    assert err == "ctl launch: /dev/full ends here: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--workers=2", "no command came after `--`"),
+        ("--workers=2 --", "no command came after `--`"),
+        ("--workers=2 python -m models.mnist", "write the command after `--`"),
+        ("--workers=0 -- true", "'0' came, expected a whole number from 1"),
+        ("--workers=two -- true", "'two' came, expected a whole number from 1"),
+        ("--grace_secs=-1 -- true", "'-1' came, expected seconds from 0"),
+        ("--grace_secs=nan -- true", "'nan' came, expected seconds from 0"),
+        ("--wrokers=2 -- true", "'--wrokers=2' is not an option"),
+        ("--work=2 -- true", "'--work=2' is not an option"),
+        ("-- no-such-program --x", "'no-such-program' was not found"),
+        ("--host=192.0.2.1 -- true", "--host=127.0.0.1"),
+        (f"--log_dir={__file__}/logs -- true", "(Not a directory); give a directory"),
+        (f"-- {__file__}", "cannot be run"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(line, says, capsys, monkeypatch):
+    monkeypatch.setattr("ctl.launch.command.tempfile.mkdtemp", lambda prefix: "unused")
+    assert cli.main(["launch", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    said = [text for text in err.splitlines() if "starting" not in text]
+    assert out == "" and len(said) == 1 and says in said[0]
+
+
+def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
+    program = tmp_path / "not_a_program"
+    program.write_text("neither a script nor a binary")
+    program.chmod(0o755)
+    assert cli.main(["launch", "--workers=2", f"--log_dir={tmp_path}", "--", str(program)]) == 2
+    assert "Exec format error" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "log_dir"),
+    [
+        (["train", "--model_dir={}/run"], "run/workers"),
+        (["train", "--model_dir", "{}/run"], "run/workers"),
+        (["train", "-model_dir={}/run", "--steps=3"], "run/workers"),
+        (["train", "--model_dir={}/old", "--model_dir={}/new"], "new/workers"),
+    ],
+)
+def test_logs_go_into_the_model_dir_of_the_command(command, log_dir, tmp_path):
+    words = [word.format(tmp_path) for word in command]
+    assert launch_command._log_dir(None, words) == tmp_path / log_dir
+    assert (tmp_path / log_dir).is_dir()
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "--model_dir=gs://bucket/run"]])
+def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    log_dir = launch_command._log_dir(None, command)
+    assert log_dir.parent == tmp_path and log_dir.name.startswith("ctl-launch-")
+
+
+def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
+    assert cli.main(["launch", "--help"]) == 0
+    out = capsys.readouterr().out
+    for word in ("--workers", "--chief", "--host", "--log_dir", "--grace_secs", "example:"):
+        assert word in out
+    assert out.count("default:") == 5 and "seconds" in out
+
+
+def test_help_after_the_two_dashes_belongs_to_the_command(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(launch_command, "launch", lambda command, **_: seen.append(command) or 0)
+    line = ["launch", f"--log_dir={tmp_path}", "--", "true", "--help", "--", "-x"]
+    assert cli.main(line) == 0
+    assert seen == [["true", "--help", "--", "-x"]]
+
+
+def test_the_ctl_command_lists_its_subcommands_and_its_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ctl {__version__}\n"
+    assert cli.main(["--help"]) == 0
+    assert "launch  start the workers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", [[], ["lanch"], ["--lunch"]])
+def test_an_unknown_subcommand_is_exit_code_2_and_a_list(line, capsys):
+    assert cli.main(line) == 2
+    assert "expected one of: launch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", [["ctl", "--help"], ["ctl", "launch", "--help"], ["ctl.launch", "--help"]]
+)
+def test_the_launcher_never_imports_tensorflow(line, tmp_path):
+    for module in ("tensorflow", "numpy", "absl", "keras"):
+        (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} was imported')")
+    done = subprocess.run(
+        [sys.executable, "-m", *line],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ctl")
+
+
+def test_signals_are_only_kept_inside_the_block():
+    before = signal.getsignal(signal.SIGTERM)
+    with PassedOnSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == [signal.SIGTERM] and not signals.impatient()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.impatient()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_system_without_prctl_starts_workers_without_it(monkeypatch):
+    from ctl.launch import gang
+
+    ctypes = types.SimpleNamespace(CDLL=lambda _: types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ctypes", ctypes)
+    assert gang._die_with_launcher() is None

@@ -1,0 +1,138 @@
+import json
+import math
+
+import pytest
+
+from ctl.reports.jsonl import JsonlReport
+from ctl.reports.protocol import Ended, RunInfo, Started
+
+INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "metrics.jsonl"
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def strict_rows(path):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def attempt(path, start, steps, evals=()):
+    report = JsonlReport(path)
+    report.note(Started(start, None, INFO))
+    for step in steps:
+        report.write(step, {"loss": float(step)})
+        if step in evals:
+            report.write(step, {"loss": step + 0.5}, run="eval")
+    return report
+
+
+def test_a_row_says_step_run_time_and_values(path):
+    JsonlReport(path, clock=lambda: 1234.5).write(200, {"loss": 0.25}, run="eval")
+    assert rows(path) == [{"step": 200, "run": "eval", "time": 1234.5, "loss": 0.25}]
+
+
+def test_a_row_can_be_read_before_the_run_ends(path):
+    report = JsonlReport(path)
+    report.write(1, {"loss": 1.0})
+    assert len(rows(path)) == 1
+    report.write(2, {"loss": 1.0})
+    assert len(rows(path)) == 2
+
+
+def test_floats_keep_every_digit(path):
+    value = 0.1 + 0.2
+    JsonlReport(path).write(1, {"loss": value, "tiny": 5e-324, "third": 1 / 3})
+    assert rows(path)[0]["loss"] == value
+    assert rows(path)[0]["tiny"] == 5e-324
+    assert rows(path)[0]["third"] == 1 / 3
+
+
+def test_any_json_parser_reads_numbers_that_are_not_finite(path):
+    JsonlReport(path).write(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    row = strict_rows(path)[0]
+    assert (row["a"], row["b"], row["c"]) == ("NaN", "Infinity", "-Infinity")
+    assert math.isnan(float(row["a"])) and float(row["c"]) == -math.inf
+
+
+def test_a_metric_called_step_does_not_hide_the_step(path):
+    JsonlReport(path).write(7, {"step": 0.5, "time": 0.25})
+    row = rows(path)[0]
+    assert (row["step"], row["metric.step"], row["metric.time"]) == (7, 0.5, 0.25)
+
+
+def test_a_restart_drops_what_the_previous_attempt_did_beyond_the_checkpoint(path):
+    attempt(path, 0, range(1, 8), evals=(4, 6))
+    attempt(path, 4, range(5, 9)).note(Ended(8, "done"))
+    train = [row["step"] for row in rows(path) if row["run"] == "train"]
+    assert train == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_an_evaluation_at_the_restored_step_stays(path):
+    attempt(path, 0, range(1, 8), evals=(4, 6))
+    attempt(path, 4, ())
+    assert [row["step"] for row in rows(path) if row["run"] == "eval"] == [4]
+
+
+def test_a_line_cut_short_by_a_kill_is_dropped(path):
+    attempt(path, 0, range(1, 4))
+    path.write_bytes(path.read_bytes()[:-5])
+    attempt(path, 3, [3])
+    assert [row["step"] for row in rows(path)] == [1, 2, 3]
+
+
+def test_a_line_that_lacks_only_its_newline_is_torn_too(path):
+    attempt(path, 0, range(1, 4))
+    path.write_bytes(path.read_bytes()[:-1])
+    attempt(path, 3, [4])
+    assert [row["step"] for row in rows(path)] == [1, 2, 4]
+
+
+def test_a_line_written_before_the_start_is_not_glued_to_half_a_line(path):
+    attempt(path, 0, [1, 2])
+    path.write_bytes(path.read_bytes()[:-5])
+    report = JsonlReport(path)
+    report.write(2, {"loss": 0.5})
+    assert json.loads(path.read_text().splitlines()[-1])["loss"] == 0.5
+    report.note(Started(2, None, INFO))
+    assert [row["step"] for row in rows(path)] == [1, 2]
+
+
+def test_a_start_from_nothing_begins_an_empty_file(path):
+    attempt(path, 0, range(1, 4))
+    attempt(path, 0, [1])
+    assert [row["step"] for row in rows(path)] == [1]
+
+
+def test_an_interrupted_rewrite_leaves_the_old_file_whole(path, monkeypatch):
+    attempt(path, 0, range(1, 8)).note(Ended(7, "done"))
+    before = path.read_bytes()
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(path, 4, ())
+    assert path.read_bytes() == before
+
+
+def test_a_restart_leaves_nothing_but_the_file(path):
+    attempt(path, 0, range(1, 8))
+    attempt(path, 4, [5])
+    attempt(path, 9, [10])
+    assert [entry.name for entry in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        JsonlReport(tmp_path / "file" / "metrics.jsonl").write(1, {"loss": 1.0})

@@ -1,0 +1,210 @@
+
+import pytest
+from tensorboard.backend.event_processing import plugin_event_multiplexer
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.compat.proto import graph_pb2
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+from ctl.reports.protocol import Ended, RunInfo, Started, Traced
+from ctl.reports.tensorboard import TensorBoardReport
+from ctl.reports.tensorboard_log import TensorBoardLog
+
+HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
+
+
+def info(**changes):
+    facts = {
+        "model": "Mnist", "strategy": "mirrored", "num_workers": 1, "num_replicas": 2,
+        "global_batch_size": 64, "data": "1,000 examples", "precision": "float32", "seed": 7,
+        "model_dir": None, "parameters": (("dense/kernel", (784, 10), "float32", True),),
+        "config": {"steps": 20, "note": "a|b <i>*c*</i>"}, "hparams": HPARAMS,
+    }
+    return RunInfo(**{**facts, **changes})
+
+
+def graph(name):
+    return graph_pb2.GraphDef(node=[{"name": name, "op": "NoOp"}])
+
+
+def attempt(logs, start, steps, *, evals=(), reason="done", facts=None, name="node"):
+    """One life of a training process."""
+    report = TensorBoardReport(logs)
+    report.note(Started(start, None, facts or info()))
+    report.note(Traced(graph(name)))
+    for step in steps:
+        report.write(step, {"loss": float(step), "accuracy": 0.5})
+        if step in evals:
+            report.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
+    report.note(Ended(max([start, *steps]), reason))
+
+
+def files(folder):
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def raw_events(folder):
+    """All events in the order TensorBoard reads them, by TensorBoard's own loader."""
+    return [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
+
+
+def scalar_steps(folder, tag="loss"):
+    return [event.step for event in raw_events(folder)
+            for value in event.summary.value if value.tag == tag]
+
+
+def accumulated(folder):
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})      # 0: no sampling
+    events.Reload()
+    return events
+
+
+def sessions(logdir):
+    """What TensorBoard's HPARAMS tab asks its server."""
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(logdir))
+    context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0, slice_size=100,
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS,
+                          api_pb2.STATUS_FAILURE, api_pb2.STATUS_RUNNING],
+    )
+    answer = list_session_groups.Handler(RequestContext(), context, "", request).run()
+    return list(answer.session_groups)
+
+
+def metrics(group):
+    return {(m.name.group, m.name.tag): m.value for m in group.metric_values}
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return tmp_path / "run" / "logs"
+
+
+def test_both_runs_hold_the_same_tags_so_that_their_curves_share_a_chart(logs):
+    attempt(logs, 0, range(1, 9), evals=(4, 8))
+    train, evaluation = accumulated(logs / "train"), accumulated(logs / "eval")
+    scalar_tags = [
+        {tag for tag in events.Tags()["tensors"]
+         if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"}
+        for events in (train, evaluation)
+    ]
+    assert scalar_tags == [{"loss", "accuracy"}] * 2
+
+
+def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
+    import tensorflow as tf
+
+    with tf.summary.create_file_writer(str(tmp_path / "tf")).as_default():
+        tf.summary.scalar("loss", 0.1, step=3)
+    report = TensorBoardReport(logs)
+    report.write(3, {"loss": 0.1})
+    report.note(Ended(3, "done"))
+    theirs, ours = (
+        next(value for event in raw_events(folder) for value in event.summary.value)
+        for folder in (tmp_path / "tf", logs / "train")
+    )
+    assert ours.metadata == theirs.metadata
+    assert tf.make_ndarray(ours.tensor) == tf.make_ndarray(theirs.tensor)
+    assert tf.make_ndarray(ours.tensor).shape == ()
+
+
+def test_wall_time_is_the_time_of_writing(logs):
+    times = iter([100.0, 200.0])
+    report = TensorBoardReport(logs, clock=lambda: next(times, 300.0))
+    report.write(1, {"loss": 1.0})
+    report.write(2, {"loss": 1.0})
+    report.note(Ended(2, "done"))
+    assert [e.wall_time for e in raw_events(logs / "train") if e.summary.value] == [100.0, 200.0]
+
+
+def test_all_numbers_of_a_step_are_one_event(logs):
+    attempt(logs, 0, range(1, 4))
+    numbers = [e for e in raw_events(logs / "train") if e.summary.value and e.step]
+    assert [len(event.summary.value) for event in numbers[:3]] == [2, 2, 2]
+
+
+def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(logs):
+    attempt(logs, 0, range(1, 9), evals=(4, 8))
+    (group,) = sessions(logs)
+    assert {name: value.WhichOneof("kind") for name, value in group.hparams.items()} == {
+        "learning_rate": "number_value", "width": "number_value", "augment": "bool_value",
+        "optimizer": "string_value",
+    }
+    assert metrics(group) == {("", "loss"): 8.5, ("", "accuracy"): 0.75}
+    assert group.sessions[0].status == api_pb2.STATUS_SUCCESS
+
+
+def test_several_runs_under_one_folder_are_as_many_sessions(logs):
+    attempt(logs / "a", 0, [1], evals=(1,))
+    attempt(logs / "b", 0, [2], evals=(2,), facts=info(hparams={"depth": 3}))
+    first, second = sorted(sessions(logs), key=lambda group: group.name)
+    assert (metrics(first)["", "loss"], metrics(second)["", "loss"]) == (1.5, 2.5)
+    assert "depth" in second.hparams
+
+
+def test_without_an_evaluation_the_session_shows_the_training(logs):
+    attempt(logs, 0, range(1, 9))
+    (group,) = sessions(logs)
+    assert metrics(group)["", "loss"] == 8.0
+
+
+def test_an_evaluation_by_another_program_is_shown_in_the_session(logs):
+    evaluator = TensorBoardLog(logs, clock=lambda: 1000.0)
+    report = TensorBoardReport(logs)
+    report.note(Started(0, None, info()))
+    report.write(1, {"loss": 1.0})
+    evaluator.scalars(1000.0, 1, {"loss": 7.0}, "eval")
+    evaluator.close()
+    report.note(Ended(1, "done"))
+    (group,) = sessions(logs)
+    assert metrics(group) == {("", "loss"): 7.0}
+
+
+def test_a_failed_run_is_a_failed_session_and_a_resumed_one_is_new(logs):
+    attempt(logs, 0, [1, 2], evals=(2,), reason="failed: loss is nan")
+    (group,) = sessions(logs)
+    assert group.sessions[0].status == api_pb2.STATUS_FAILURE
+    attempt(logs, 2, [3], facts=info(hparams={"learning_rate": 0.25}))
+    (group,) = sessions(logs)
+    assert group.sessions[0].status == api_pb2.STATUS_SUCCESS
+    assert group.hparams["learning_rate"].number_value == 0.25
+    assert list(group.hparams) == ["learning_rate"]
+
+
+def test_hyperparameters_of_other_types_are_shown_as_text(logs):
+    odd = {"sizes": [1, 2], "none": None, "rate": float("inf")}
+    attempt(logs, 0, [1], facts=info(hparams=odd))
+    (group,) = sessions(logs)
+    shown = {name: value.string_value for name, value in group.hparams.items()}
+    assert shown == {"sizes": "[1, 2]", "none": "None", "rate": "inf"}
+
+
+def test_cards_show_the_configuration_literally_and_the_weights(logs):
+    attempt(logs, 0, [1])
+    events = accumulated(logs / "train")
+    card, model = (
+        events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
+        for tag in ("configuration", "model")
+    )
+    assert "| steps | 20 |" in card
+    for mark in "|<>*":
+        assert mark not in card.splitlines()[-1].strip("| ").replace("note | ", "")
+    assert "| dense/kernel | 784 x 10 | 7,840 |" in model
+    assert "| total |  | 7,840 |" in model
+    assert events.SummaryMetadata("configuration").plugin_data.plugin_name == "text"
+
+
+def test_only_the_first_graph_of_a_run_is_kept(logs):
+    report = TensorBoardReport(logs)
+    report.note(Started(0, None, info()))
+    report.note(Traced(graph("first")))
+    report.note(Traced(graph("second")))
+    report.note(Ended(0, "done"))
+    assert accumulated(logs / "train").Graph().node[0].name == "first"

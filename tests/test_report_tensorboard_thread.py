@@ -1,0 +1,149 @@
+"""The thread that writes TensorBoard's files: it never stops, delays or outlives training."""
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from ctl.reports.protocol import Ended, Progressed, RunInfo, Started
+from ctl.reports.tensorboard import TensorBoardReport
+from ctl.reports.tensorboard_log import TensorBoardLog
+
+INFO = RunInfo("Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, None)
+
+
+def scalar_steps(folder, tag="loss"):
+    return [event.step for path in sorted(folder.glob("events.out.tfevents.*"))
+            for event in LegacyEventFileLoader(str(path)).Load()
+            for value in event.summary.value if value.tag == tag]
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return tmp_path / "run" / "logs"
+
+
+@pytest.fixture
+def warnings_logged(caplog):
+    caplog.set_level(logging.WARNING)
+    return lambda: [r.getMessage() for r in caplog.records if "TensorBoard" in r.getMessage()]
+
+
+def test_progress_starts_no_thread(logs):
+    before = threading.active_count()
+    TensorBoardReport(logs).note(Progressed(1))
+    assert threading.active_count() == before
+    assert not logs.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, warnings_logged):
+    (tmp_path / "file").write_text("")
+    report = TensorBoardReport(tmp_path / "file" / "logs")
+    for start in (0, 50):
+        report.note(Started(start, None, INFO))
+        for step in range(start, start + 50):
+            report.write(step, {"loss": 1.0})
+        report.note(Ended(start + 50, "done"))
+    (message,) = warnings_logged()
+    assert "file/logs" in message and "NotADirectoryError" in message
+
+
+def test_a_disk_that_fills_up_is_one_warning_and_no_error(logs, warnings_logged, monkeypatch):
+    report = TensorBoardReport(logs)
+    report.write(1, {"loss": 1.0})
+    report.note(Ended(1, "done"))
+
+    def refuse(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "write", refuse)
+    report.write(2, {"loss": 1.0})
+    report.note(Ended(2, "done"))
+    report.write(3, {"loss": 1.0})
+    report.note(Ended(3, "done"))
+    (message,) = warnings_logged()
+    assert "No space left on device" in message and str(logs) in message
+    assert scalar_steps(logs / "train") == [1]
+
+
+def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logged, monkeypatch):
+    gate = threading.Event()
+    plain_scalars = TensorBoardLog.scalars
+
+    def slow(self, *args):
+        assert gate.wait(10)
+        plain_scalars(self, *args)
+
+    monkeypatch.setattr(TensorBoardLog, "scalars", slow)
+    report = TensorBoardReport(logs, queue_size=5)
+    for step in range(100):
+        report.write(step, {"loss": 1.0})
+    assert len(warnings_logged()) == 1 and "dropped" in warnings_logged()[0]
+    gate.set()
+    report.note(Ended(100, "done"))
+    assert 5 <= len(scalar_steps(logs / "train")) <= 6
+
+
+def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_logged, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(10))
+    report = TensorBoardReport(logs, close_timeout_secs=0.05)
+    report.write(1, {"loss": 1.0})
+    report.note(Ended(1, "done"))
+    gate.set()
+    assert ["still not written" in message for message in warnings_logged()] == [True]
+
+
+def test_nothing_is_dropped_normally(logs, warnings_logged):
+    report = TensorBoardReport(logs)
+    for step in range(3000):
+        report.write(step, {"loss": 1.0})
+    report.note(Ended(3000, "done"))
+    assert scalar_steps(logs / "train") == list(range(3000))
+    assert not warnings_logged()
+
+
+def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkeypatch):
+    flushed = threading.Event()
+    plain_flush = TensorBoardLog.flush
+
+    def flush(self):
+        plain_flush(self)
+        if (logs / "train").exists() and 2 in scalar_steps(logs / "train"):
+            flushed.set()
+
+    monkeypatch.setattr(TensorBoardLog, "flush", flush)
+    report = TensorBoardReport(logs, flush_every_secs=0.01)
+    report.write(1, {"loss": 1.0})
+    report.write(2, {"loss": 1.0})
+    assert flushed.wait(10)
+    report.note(Ended(2, "done"))
+
+
+def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
+    before = threading.active_count()
+    report = TensorBoardReport(logs)
+    for step in range(10):
+        report.write(step, {"loss": 1.0})
+    assert threading.active_count() == before + 1
+    report.note(Ended(10, "done"))
+    assert threading.active_count() == before
+
+
+def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
+    program = (
+        "import sys; from ctl.reports.tensorboard import TensorBoardReport as T; "
+        "from ctl.reports.protocol import Ended; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
+        "r.note(Ended(1, 'done')); r.write(2, {'loss': 1.0})"
+    )
+    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=60)
+    assert scalar_steps(logs / "train") == [1, 2]
+
+
+def test_a_value_that_is_no_number_is_the_callers_error(logs):
+    with pytest.raises((TypeError, ValueError)):
+        TensorBoardReport(logs).write(1, {"loss": "high"})
