@@ -94,6 +94,10 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
             raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
     except flags.Error as e:
         _fail(UsageError(f"{e} See --help."))
+    with quiet.quiet():              # TensorFlow has absl look for GPUs before main is called
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
     return rest
 
 

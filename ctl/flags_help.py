@@ -37,7 +37,7 @@ def help_text(values: flags.FlagValues, program: str) -> str:
 
 def description(flag: flags.Flag) -> str:
     """The help of a flag, with its choices."""
-    choices = getattr(flag.parser, "enum_values", None)
+    choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
     help_line = " ".join((flag.help or "").split())
     prefix = f"<{'|'.join(choices)}>: "
     if choices and help_line.startswith(prefix):

@@ -106,7 +106,7 @@ def train(
             is not None,
         ),
     )  # fmt: skip
-    run.interval.restore(session.loop_state.get("interval", {}))
+    run.restore(session.loop_state)
     start, started = session.step, time.time()
     reports.note(Started(start, total, _info(trainer, session, batches), _resumed_line(session, total)))
     reason = "failed"

@@ -63,12 +63,20 @@ class Synchronous:
         self.means: dict[str, float] = {}         # of the newest log
         self._rates: list[tuple[int, float]] = []
         self._saved_at = self._evaluated_at = -1
+        self._pending: frozenset[str] = frozenset()      # due, put off by a signal
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the loop state of a checkpoint was taken."""
+        self.interval.restore(state.get("interval", {}))
+        self._pending = frozenset(state.get("pending", ()))
 
     def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
         """Trains from `step` to `steps` completed steps, or to the end of the data if None."""
         pace = Pace(self._intervals.steps_per_loop)
         timers = Timers(self._intervals, self._clock())
         agree_at, reason, first, self._saved_at = step, "done", True, step
+        self._act(step, self._pending)
+        self._pending = frozenset()
         while steps is None or step < steps:
             mark = self._intervals.next_mark(step, batches.steps_per_epoch)
             asked = self._length(pace, step, mark, steps)
@@ -91,11 +99,11 @@ class Synchronous:
                 stop = stop or signals.received is not None
             elif step >= agree_at or step == mark or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
-            if ran < asked:
-                reason = "data ended"
-                break
-            if stop:
-                reason = "stopped" if signals.received is None else "signal"
+            if "log" in due:
+                self._log(step)
+            if ran < asked or stop:
+                reason = _why(ran < asked, signals)
+                self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
                 break
             self._act(step, due)
         self._finish(step, reason)
@@ -135,8 +143,6 @@ class Synchronous:
         return bool(self._actions.after_loop(step, means))
 
     def _act(self, step: int, due: frozenset[str]) -> None:
-        if "log" in due:
-            self._log(step)
         if "evaluate" in due:
             self._evaluate(step)
         if "save" in due:
@@ -184,9 +190,16 @@ class Synchronous:
         if self.interval.steps:
             self.interval.fetch(self._agreement.sum)
         metrics = self.metrics if self._evaluated_at == step else {}
-        self._actions.save(step, metrics, {"interval": self.interval.state()})
+        state = {"interval": self.interval.state(), "pending": sorted(self._pending)}
+        self._actions.save(step, metrics, state)
 
     def steps_per_sec(self) -> float | None:
         """Over the whole run, training time alone."""
         secs = np.sum([s for _, s in self._rates])
         return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
+
+
+def _why(data_ended: bool, signals: Signals) -> str:
+    if data_ended:
+        return "data ended"
+    return "stopped" if signals.received is None else "signal"

@@ -1,0 +1,86 @@
+"""Two logical CPUs in every test process, and real worker processes on loopback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import ctl  # noqa: F401  hides TensorFlow's start-up lines
+import pytest
+import tensorflow as tf
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "tests" / "programs"
+TIMEOUT_SECS = 240
+sys.path[:0] = [str(PROGRAMS), str(ROOT / "tests")]
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+@pytest.fixture
+def two_replicas():
+    """A MirroredStrategy over two logical CPUs."""
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+@dataclass
+class Result:
+    """What a process left: exit code, all it printed, and the last JSON line among that."""
+
+    code: int
+    output: str
+
+    @property
+    def json(self):
+        lines = [line for line in self.output.splitlines() if line.startswith("{")]
+        assert lines, f"no JSON line in:\n{self.output[-3000:]}"
+        return json.loads(lines[-1])
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def environment(**extra: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), str(PROGRAMS)])
+    clean = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    return {**clean, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **extra}
+
+
+@pytest.fixture(scope="session")
+def run_program(tmp_path_factory):
+    """run(count, arguments) -> a Result per process; each has its TF_CONFIG if count > 1."""
+    started: list[subprocess.Popen] = []
+
+    def run(count: int, arguments: list[str], **extra: str) -> list[Result]:
+        addresses = [f"127.0.0.1:{p}" for p in free_ports(count)]
+        logs, processes = [], []
+        for i in range(count):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
+            env = environment(**extra, **({"TF_CONFIG": json.dumps(config)} if count > 1 else {}))
+            logs.append(tmp_path_factory.mktemp("process") / "log")
+            with logs[-1].open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments], stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT
+                )
+            started.append(process)
+            processes.append(process)
+        codes = [p.wait(timeout=TIMEOUT_SECS) for p in processes]
+        return [Result(c, log.read_text()) for c, log in zip(codes, logs, strict=True)]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,27 @@
+"""A worker: trains the six small models and prints losses and a digest of the weights as JSON."""
+
+import json
+import sys
+
+import ctl
+from small_models import Small, digest, every_step, losses
+
+
+def main(word: str, steps: int) -> None:
+    strategy = ctl.make_strategy(word, num_virtual_devices=2 if word == "mirrored" else 0)
+    result = {}
+    for framework in ("keras3", "tf_keras", "module"):
+        for optimizer in ("sgd", "adam"):
+            report = ctl.MemoryReport()
+            trainer = Small(
+                framework, optimizer, strategy=strategy, intervals=every_step(), reports=[report]
+            )
+            trainer.train(steps)
+            result[f"{framework} {optimizer}"] = {
+                "losses": losses(report), "digest": digest(trainer), "eval": trainer.evaluate()["loss"],
+            }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

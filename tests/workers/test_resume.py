@@ -1,0 +1,77 @@
+"""Stop anywhere and give the same command again: the losses are those of an unbroken run, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment
+
+pytestmark = pytest.mark.workers
+STEPS = 36
+MNIST = [sys.executable, "-m", "models.mnist", f"--train_steps={STEPS}", "--dropout=0.3",
+         "--global_batch_size=32", "--log_every_steps=1", "--export=none", "--eval_every_steps=10",
+         "--learning_rate=0.01"]  # fmt: skip
+LAUNCH = [sys.executable, "-m", "ctl.launch", "--workers=2", "--"]
+PLACES = {
+    "one_device": [*MNIST, "--strategy=one_device"],
+    "two_replicas": [*MNIST, "--strategy=mirrored", "--num_virtual_devices=2"],
+    "two_workers": [*LAUNCH, *MNIST, "--strategy=multi_worker"],
+}
+
+
+def rows(model_dir):
+    path = model_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def trace(model_dir, run="train"):
+    return [(r["step"], r["loss"], r["accuracy"]) for r in rows(model_dir) if r["run"] == run]
+
+
+def start(command, model_dir, log):
+    return subprocess.Popen(
+        [*command, f"--model_dir={model_dir}"], stdout=log, stderr=subprocess.STDOUT,
+        env=environment(), cwd=ROOT,
+    )  # fmt: skip
+
+
+def finish(process):
+    try:
+        return process.wait(timeout=TIMEOUT_SECS)
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    with (tmp_path / "log").open("w+b") as log:
+        assert finish(start(PLACES[place], unbroken, log)) == 0
+        process = start(PLACES[place], broken, log)
+        deadline = time.monotonic() + TIMEOUT_SECS
+        while len(trace(broken)) < 7:
+            assert process.poll() is None and time.monotonic() < deadline, log_text(log)
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert finish(process) == 130, log_text(log)
+        stopped_at = trace(broken)[-1][0]
+        assert 7 <= stopped_at < STEPS
+        assert finish(start(PLACES[place], broken, log)) == 0, log_text(log)
+        text = log_text(log)
+    assert "Traceback" not in text
+    assert f"resuming at step {stopped_at}" in text
+    assert [step for step, *_ in trace(broken)] == list(range(1, STEPS + 1))
+    assert trace(broken) == trace(unbroken)
+    assert trace(broken, "eval") == trace(unbroken, "eval")
+    assert [p.name for p in (broken / "checkpoints").iterdir() if p.name.startswith(("tmp", "work"))] == []
+
+
+def log_text(log):
+    log.flush()
+    return os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
