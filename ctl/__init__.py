@@ -41,7 +41,7 @@ _NAMES = {
 }
 _OTHER_NAME = {"make_strategy": "make"}
 
-__all__ = ["__version__", *sorted(_NAMES)]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", *sorted(_NAMES)]
 
 _quiet.install()
 

@@ -21,41 +21,108 @@ from ctl import quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
 MODES = ("train", "eval", "train_and_eval", "export")
-_AT_THE_END = 2**62        # a mark that no run reaches: evaluated at the end only
+_AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
     text, number = flags.DEFINE_string, flags.DEFINE_integer
     common: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
-    text("model_dir", "", "Directory where the run lives: checkpoints, logs, export. Given again, the "
-         "run resumes. Empty: nothing is kept.", **common)
-    number("train_steps", 1000, "Steps to complete in all, resumed ones included. 0 turns it off: "
-           "train until the data ends.", lower_bound=0, **common)
-    flags.DEFINE_float("epochs", 0.0, "Passes over the training data in all, instead of "
-                       "--train_steps. 0 turns it off.", lower_bound=0.0, **common)
-    number("global_batch_size", 128, "Examples in one step, over all replicas of all workers.",
-           lower_bound=1, **common)
-    flags.DEFINE_enum("strategy", "auto", ["auto", "default", "one_device", "mirrored", "multi_worker"],
-                      "How to distribute; auto looks at TF_CONFIG and the devices.", **common)
-    flags.DEFINE_list("devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. "
-                      "Empty: the strategy's own choice.", **common)
-    number("num_virtual_devices", 0, "Logical devices to split the CPU into, to try several replicas. "
-           "0 turns it off.", lower_bound=0, **common)
-    text("steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 means "
-         "auto.", **common)
-    number("log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it off: "
-           "only at the end.", lower_bound=0, **common)
-    number("eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end.",
-           lower_bound=0, **common)
-    number("save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end.",
-           lower_bound=0, **common)
-    text("keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 turns "
-         "deletion off: keep all.", **common)
-    number("seed", 0, "Seed of everything random, the same on every worker.", lower_bound=0, **common)
+    text(
+        "model_dir",
+        "",
+        "Directory where the run lives: checkpoints, logs, export. Given again, the "
+        "run resumes. Empty: nothing is kept.",
+        **common,
+    )
+    number(
+        "train_steps",
+        1000,
+        "Steps to complete in all, resumed ones included. 0 turns it off: "
+        "train until the data ends.",
+        lower_bound=0,
+        **common,
+    )
+    flags.DEFINE_float(
+        "epochs",
+        0.0,
+        "Passes over the training data in all, instead of --train_steps. 0 turns it off.",
+        lower_bound=0.0,
+        **common,
+    )
+    number(
+        "global_batch_size",
+        128,
+        "Examples in one step, over all replicas of all workers.",
+        lower_bound=1,
+        **common,
+    )
+    flags.DEFINE_enum(
+        "strategy",
+        "auto",
+        ["auto", "default", "one_device", "mirrored", "multi_worker"],
+        "How to distribute; auto looks at TF_CONFIG and the devices.",
+        **common,
+    )
+    flags.DEFINE_list(
+        "devices",
+        [],
+        "Devices for one_device and mirrored, such as cpu:0,cpu:1. "
+        "Empty: the strategy's own choice.",
+        **common,
+    )
+    number(
+        "num_virtual_devices",
+        0,
+        "Logical devices to split the CPU into, to try several replicas. 0 turns it off.",
+        lower_bound=0,
+        **common,
+    )
+    text(
+        "steps_per_loop",
+        "auto",
+        "Steps in one graph call, or auto for about half a second. 0 means auto.",
+        **common,
+    )
+    number(
+        "log_every_steps",
+        100,
+        "Steps between reports of the training numbers. 0 turns it off: only at the end.",
+        lower_bound=0,
+        **common,
+    )
+    number(
+        "eval_every_steps",
+        0,
+        "Steps between evaluations. 0 turns it off: only at the end.",
+        lower_bound=0,
+        **common,
+    )
+    number(
+        "save_every_steps",
+        500,
+        "Steps between checkpoints. 0 turns it off: only at the end.",
+        lower_bound=0,
+        **common,
+    )
+    text(
+        "keep",
+        "5",
+        "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 turns "
+        "deletion off: keep all.",
+        **common,
+    )
+    number(
+        "seed", 0, "Seed of everything random, the same on every worker.", lower_bound=0, **common
+    )
     flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.", **common)
-    text("export", "keras,saved_model", "Formats to write into model_dir/export at the end, of keras, "
-         "saved_model, weights. none (or 0) turns it off.", **common)
+    text(
+        "export",
+        "keras,saved_model",
+        "Formats to write into model_dir/export at the end, of keras, "
+        "saved_model, weights. none (or 0) turns it off.",
+        **common,
+    )
 
 
 NAMES = (
@@ -94,7 +161,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
             raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
     except flags.Error as e:
         _fail(UsageError(f"{e} See --help."))
-    with quiet.quiet():              # TensorFlow has absl look for GPUs before main is called
+    with quiet.quiet():  # TensorFlow has absl look for GPUs before main is called
         import tensorflow as tf
 
         tf.config.list_physical_devices()
@@ -115,7 +182,7 @@ def _fail(error: CtlError) -> None:
     print(f"{'error: ' if error.exit_code < 3 else ''}{error}", file=sys.stderr, flush=True)
     if error.exit_code == EXIT_RETRY:
         sys.stdout.flush()
-        os._exit(EXIT_RETRY)        # TensorFlow's teardown waits for the peer that is gone
+        os._exit(EXIT_RETRY)  # TensorFlow's teardown waits for the peer that is gone
     sys.exit(error.exit_code)
 
 

@@ -78,7 +78,9 @@ class ArrayData:
             index = self._index(rows, seed)
             return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
 
-        dataset = tf.data.Dataset.range(_INT64_MAX if total is None else self._turns(start, total) * count)
+        dataset = tf.data.Dataset.range(
+            _INT64_MAX if total is None else self._turns(start, total) * count
+        )
         dataset = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         for function in self._functions:
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -105,7 +107,9 @@ class ArrayData:
 _INT64_MAX = 2**63 - 1
 
 
-def from_arrays(arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None) -> ArrayData:
+def from_arrays(
+    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None
+) -> ArrayData:
     """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
 
     Args:
@@ -130,7 +134,7 @@ def from_arrays(arrays, batch_size: int, *, shuffle: bool = True, seed: int | No
         )
     if shapes[0][0] == 0:
         raise UsageError("from_arrays got arrays of 0 examples; expected at least one.")
-    if any(getattr(a, "dtype", None) == object for a in flat):
+    if any(np.asarray(a).dtype.hasobject for a in flat):
         raise UsageError(
             "from_arrays got an array of Python objects; expected numbers or strings of one dtype. "
             "For lists of unequal length write tf.data.Dataset.from_tensor_slices(tf.ragged.constant(...))."

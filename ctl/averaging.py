@@ -66,7 +66,9 @@ class Totals:
         extra = tuple(name if i == 0 else f"{name}_{i + 1}" for i in range(len(scalars)))
         taken = set(extra) & set(self.names)
         if taken:
-            raise UsageError(f"the step returned {sorted(taken)}, which ctl reports; choose other names.")
+            raise UsageError(
+                f"the step returned {sorted(taken)}, which ctl reports; choose other names."
+            )
         self.names += extra
         rows = tf.stack([_stack(scalars), tf.ones([len(scalars)], tf.float64)], axis=1)
         return tf.concat([packed, rows], axis=0)

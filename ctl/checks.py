@@ -79,8 +79,10 @@ def optimizers(trainer: Any) -> None:
 
 def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
-    if gradients.is_keras3(optimizer) and made_under is not None and (
-        made_under is not trainer.strategy
+    if (
+        gradients.is_keras3(optimizer)
+        and made_under is not None
+        and (made_under is not trainer.strategy)
     ):
         raise UsageError(_outside(f"self.{name}"))
 
@@ -130,5 +132,3 @@ def directory(path: str | None) -> None:
             f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "
             "may write to."
         ) from None
-
-

@@ -40,7 +40,9 @@ class Cluster:
     @property
     def worker_index(self) -> int:
         """This process's rank among those that train: the chief first, then workers in order."""
-        return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
+        return self.task_index + (
+            len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -125,7 +127,9 @@ def _read_tasks(cluster) -> dict[str, tuple[str, ...]]:
                 )
             seen[address] = f"{key}[{i}]"
         if kind in tasks:
-            raise UsageError("TF_CONFIG's cluster has both 'master' and 'chief'; write 'chief' only.")
+            raise UsageError(
+                "TF_CONFIG's cluster has both 'master' and 'chief'; write 'chief' only."
+            )
         tasks[kind] = tuple(addresses)
     if len(tasks.get("chief", ())) > 1:
         raise UsageError(
@@ -169,7 +173,8 @@ def _read_task(task, tasks) -> tuple[str, int]:
     if index >= count:
         raise UsageError(
             f"TF_CONFIG's task is {kind} {index}, but its cluster lists {count} of type {kind!r} "
-            f"(index 0 to {count - 1})." if count else
-            f"TF_CONFIG's task is {kind} {index}, but its cluster lists no {kind!r}."
+            f"(index 0 to {count - 1})."
+            if count
+            else f"TF_CONFIG's task is {kind} {index}, but its cluster lists no {kind!r}."
         )
     return kind, index

@@ -83,6 +83,7 @@ def open_train(
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
     _check_dataset(source, "train_data", global_batch_size)
     count = _cardinality(source)
+    steps: int | None
     if epochs is not None:
         if count is None:
             raise UsageError(
@@ -107,7 +108,11 @@ def open_train(
 
 
 def open_eval(
-    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int, seed: int
+    make: Callable[[int], Any],
+    strategy: tf.distribute.Strategy,
+    *,
+    global_batch_size: int,
+    seed: int,
 ) -> Batches:
     """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers."""
     place = placement(strategy)

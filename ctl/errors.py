@@ -5,11 +5,11 @@ Every message says what came, what was expected and what to write instead.
 """
 
 EXIT_DONE = 0
-EXIT_FAILED = 1            # user code, numbers that are not finite: starting again will not help
-EXIT_USAGE = 2             # a bad flag, a bad TF_CONFIG, missing data: never retried
-EXIT_INTERRUPTED = 130     # Ctrl-C
-EXIT_RETRY = 134           # a peer was lost, something hung: worth another attempt
-EXIT_PREEMPTED = 143       # asked to leave, after a checkpoint
+EXIT_FAILED = 1  # user code, numbers that are not finite: starting again will not help
+EXIT_USAGE = 2  # a bad flag, a bad TF_CONFIG, missing data: never retried
+EXIT_INTERRUPTED = 130  # Ctrl-C
+EXIT_RETRY = 134  # a peer was lost, something hung: worth another attempt
+EXIT_PREEMPTED = 143  # asked to leave, after a checkpoint
 
 
 class CtlError(Exception):

@@ -29,8 +29,11 @@ def help_text(values: flags.FlagValues, program: str) -> str:
         for name in names:
             flag = values[name]
             lines.append(f"  --{name}={describe_default(flag)}")
-            lines.append(textwrap.fill(description(flag), 96, initial_indent="      ",
-                                       subsequent_indent="      "))
+            lines.append(
+                textwrap.fill(
+                    description(flag), 96, initial_indent="      ", subsequent_indent="      "
+                )
+            )
     lines += ["", "--helpfull lists the flags of every library as well."]
     return "\n".join(lines)
 
@@ -41,7 +44,7 @@ def description(flag: flags.Flag) -> str:
     help_line = " ".join((flag.help or "").split())
     prefix = f"<{'|'.join(choices)}>: "
     if choices and help_line.startswith(prefix):
-        help_line = help_line[len(prefix):]
+        help_line = help_line[len(prefix) :]
     return f"{help_line} One of {', '.join(choices)}." if choices else help_line
 
 

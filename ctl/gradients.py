@@ -18,7 +18,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 
 NON_FINITE_MESSAGE = "gradient norm is not finite"
-_SMALL = 100_000        # elements; below, one concatenation is cheaper than a norm per variable
+_SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
 _WIRE_DTYPES = (None, "bfloat16", "float16")
 
 
@@ -123,15 +123,25 @@ def _size(tensor: tf.Tensor):
     return tf.size(tensor) if size is None else size
 
 
+def _static_size(gradient) -> float:
+    """Elements of a dense gradient; infinity for what is sparse or of unknown size."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return float("inf")
+    size = gradient.shape.num_elements()
+    return float("inf") if size is None else size
+
+
 def _global_norm(gradients: list) -> tf.Tensor:
-    sizes = [None if isinstance(g, tf.IndexedSlices) else g.shape.num_elements() for g in gradients]
+    sizes = [_static_size(g) for g in gradients]
     same = len({g.dtype for g in gradients}) == 1
-    if same and None not in sizes and sum(sizes) <= _SMALL:
+    if same and sum(sizes) <= _SMALL:
         flat = [tf.reshape(g, [-1]) for g in gradients]
         flat = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
         flat = tf.cast(flat, tf.float32) if flat.dtype.size < 4 else flat
         return tf.sqrt(2.0 * tf.nn.l2_loss(flat))
-    return tf.linalg.global_norm([tf.cast(g, tf.float32) if g.dtype.size < 4 else g for g in gradients])
+    return tf.linalg.global_norm(
+        [tf.cast(g, tf.float32) if g.dtype.size < 4 else g for g in gradients]
+    )
 
 
 def _apply_without_sum(optimizer, gradients: list, variables: list) -> None:
@@ -174,7 +184,9 @@ def _keras3_summed_already(optimizer):
 
 def is_keras3(thing) -> bool:
     """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a person's own classes)."""
-    return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
+    return any(
+        c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__
+    )
 
 
 def check_optimizer(optimizer, name: str = "optimizer") -> None:
@@ -201,7 +213,7 @@ def build_slots(optimizer, variables: Sequence) -> None:
     build = getattr(optimizer, "build", None)
     if callable(build) and not getattr(optimizer, "built", False):
         build(list(variables))
-    elif hasattr(optimizer, "_create_all_weights"):      # tf_keras.optimizers.legacy
+    elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         optimizer._create_all_weights(list(variables))
 
 

@@ -31,7 +31,7 @@ def quiet():
     """Holds standard error back, also that of native code, and then writes all but the noise."""
     try:
         saved = os.dup(2)
-    except OSError:                 # no standard error at all
+    except OSError:  # no standard error at all
         yield
         return
     with tempfile.TemporaryFile() as held:
@@ -64,7 +64,7 @@ class _QuietImport(importlib.abc.MetaPathFinder):
             with quiet():
                 execute(module)
 
-        spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 

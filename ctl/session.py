@@ -46,7 +46,7 @@ class Session:
     resumed: Manifest | None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
     examples: int = 0
-    at: int = 0                       # the step that `examples` belongs to
+    at: int = 0  # the step that `examples` belongs to
     loops: dict[str, StepLoop] = field(default_factory=dict)
     running: ReportGroup | None = None
 
@@ -56,7 +56,9 @@ class Session:
         return int(self.state.step.numpy())
 
 
-def prepare(trainer: Any, checkpoints: CheckpointManager | None, reports: Sequence | None) -> Session:
+def prepare(
+    trainer: Any, checkpoints: CheckpointManager | None, reports: Sequence | None
+) -> Session:
     """Builds, checks and restores."""
     if not checks.is_written(trainer, "build"):
         checks.methods(trainer, "train")
@@ -72,7 +74,9 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None, reports: Sequen
     manager = checkpoints
     if manager is None:
         directory = trainer.model_dir
-        manager = ChiefOnlyCheckpoints(f"{directory}/checkpoints") if directory else NullCheckpoints()
+        manager = (
+            ChiefOnlyCheckpoints(f"{directory}/checkpoints") if directory else NullCheckpoints()
+        )
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
@@ -108,7 +112,9 @@ def train(
     )  # fmt: skip
     run.restore(session.loop_state)
     start, started = session.step, time.time()
-    reports.note(Started(start, total, _info(trainer, session, batches), _resumed_line(session, total)))
+    reports.note(
+        Started(start, total, _info(trainer, session, batches), _resumed_line(session, total))
+    )
     reason = "failed"
     paths: list[str] = []
     try:
@@ -118,7 +124,7 @@ def train(
                 raise UsageError("train_data ended before its first batch; expected at least one.")
         if formats and reason != "signal":
             paths = trainer.export(*formats)
-        session.agreement.sum([0.0])            # leave together
+        session.agreement.sum([0.0])  # leave together
     except BaseException as e:
         error = _explained(e, trainer, session)
         reason = f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -127,7 +133,9 @@ def train(
         raise
     finally:
         seen = _summary(trainer, run, session.step - start, time.time() - started, paths)
-        reports.note(Ended(session.step, "stopped by a signal" if reason == "signal" else reason, seen))
+        reports.note(
+            Ended(session.step, "stopped by a signal" if reason == "signal" else reason, seen)
+        )
         session.running = None
     if received.received is not None:
         raise Stopped(
@@ -266,7 +274,7 @@ def _info(trainer: Any, session: Session, batches: data.Batches) -> RunInfo:
         "replicas": place.num_replicas, "global_batch_size": trainer.global_batch_size,
         "seed": trainer.seed, "steps_per_loop": trainer.intervals.steps_per_loop,
         "gradients": {k: v for k, v in vars(trainer.gradients).items() if v not in (None, 1)},
-        **{k: v for k, v in trainer.hparams.items()},
+        **trainer.hparams,
         "tensorflow": tf.__version__, "ctl": __version__,
     }  # fmt: skip
     if place.is_chief and trainer.model_dir:
@@ -288,8 +296,12 @@ def _resumed_line(session: Session, total: int | None) -> str | None:
         return None
     share = f" ({100 * session.step / total:.0f} %)" if total else ""
     secs = max(0.0, time.time() - session.resumed.created)
-    age = f"{secs:.0f} s" if secs < 120 else f"{secs / 60:.0f} min" if secs < 7200 else (
-        f"{secs / 3600:.0f} h" if secs < 172800 else f"{secs / 86400:.0f} days"
+    age = (
+        f"{secs:.0f} s"
+        if secs < 120
+        else f"{secs / 60:.0f} min"
+        if secs < 7200
+        else (f"{secs / 3600:.0f} h" if secs < 172800 else f"{secs / 86400:.0f} days")
     )
     return f"resuming at step {session.step}{share}, saved {age} ago"
 
@@ -308,8 +320,10 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
     """TensorFlow's error as one of ours where we know better."""
     text = str(error)
     if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
-        kept = getattr(session.manager, "steps", list)()
-        newest = f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+        kept: list[int] = getattr(session.manager, "steps", list)()
+        newest = (
+            f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+        )
         return NonFiniteError(
             f"Step {session.step + 1}: the gradient norm is NaN or infinite. The step was not "
             f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
@@ -338,5 +352,8 @@ def _summary(trainer: Any, run: Synchronous, steps: int, secs: float, paths: lis
     if directory:
         summary |= {"checkpoints": f"{directory}/checkpoints"}
         summary |= {"export": ", ".join(paths)} if paths else {}
-        summary |= {"logs": f"{directory}/logs", "TensorBoard": f"tensorboard --logdir {directory}/logs"}
+        summary |= {
+            "logs": f"{directory}/logs",
+            "TensorBoard": f"tensorboard --logdir {directory}/logs",
+        }
     return summary

@@ -26,7 +26,7 @@ class Signals:
         for number in _EXIT_CODES:
             try:
                 self._previous[number] = signal.signal(number, self._handle)
-            except ValueError:          # not the main thread
+            except ValueError:  # not the main thread
                 break
         return self
 

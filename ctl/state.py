@@ -65,7 +65,9 @@ class State:
     def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
         """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
         here = self.spec()
-        lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
+        lines = [
+            f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved
+        ]
         lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in saved if n not in here]
         lines += [
             f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
@@ -102,7 +104,7 @@ def variables_of(thing: Any) -> Iterable[Any]:
         variables = getattr(thing, "variables", ())
         variables = list(variables() if callable(variables) else variables)
         state = getattr(thing, "state", None)
-        if not variables and _is_keras3_variable(state):      # a Keras 3 SeedGenerator
+        if not variables and _is_keras3_variable(state):  # a Keras 3 SeedGenerator
             return [state]
         return variables
     return []

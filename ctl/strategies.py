@@ -1,11 +1,11 @@
 """A word becomes a `tf.distribute` strategy.
 
-    default       no distribution: one device, the least overhead
-    one_device    the same through OneDeviceStrategy, on a device of choice
-    mirrored      all (or the given) devices of this machine, in step
-    multi_worker  all processes of TF_CONFIG, in step
-    auto          multi_worker if TF_CONFIG names several processes, mirrored if there are several
-                  devices, else default
+default       no distribution: one device, the least overhead
+one_device    the same through OneDeviceStrategy, on a device of choice
+mirrored      all (or the given) devices of this machine, in step
+multi_worker  all processes of TF_CONFIG, in step
+auto          multi_worker if TF_CONFIG names several processes, mirrored if there are several
+              devices, else default
 """
 
 import errno
@@ -39,7 +39,7 @@ def make(
     if word not in WORDS:
         raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
     cluster = cluster_lib.read()
-    with quiet.quiet():                         # the first look for GPUs is noisy without one
+    with quiet.quiet():  # the first look for GPUs is noisy without one
         tf.config.list_physical_devices()
     if num_virtual_devices:
         _split_cpu(num_virtual_devices)
@@ -69,8 +69,10 @@ def word_of(strategy: tf.distribute.Strategy) -> str:
         return "mirrored"
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
         return "one_device"
-    return "default" if type(strategy).__name__ == "_DefaultDistributionStrategy" else (
-        type(strategy).__name__
+    return (
+        "default"
+        if type(strategy).__name__ == "_DefaultDistributionStrategy"
+        else (type(strategy).__name__)
     )
 
 

@@ -1,11 +1,11 @@
 """The trainer: what you write, what you call, and in between what `ctl` does.
 
-    class Mnist(ctl.Trainer):
-        def build(self): ...                    # self.model, self.optimizer
-        def train_data(self, batch_size): ...   # global batches
-        def train_step(self, batch): ...        # one replica's share of a batch
+class Mnist(ctl.Trainer):
+    def build(self): ...                    # self.model, self.optimizer
+    def train_data(self, batch_size): ...   # global batches
+    def train_step(self, batch): ...        # one replica's share of a batch
 
-    Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
+Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 """
 
 from __future__ import annotations
@@ -113,8 +113,12 @@ class Trainer:
         Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
         checkpoint of another model.
         """
+        self._prepared()
+
+    def _prepared(self) -> session.Session:
         if self._session is None:
             self._session = session.prepare(self, self._checkpoints, self._reports)
+        return self._session
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
@@ -130,13 +134,11 @@ class Trainer:
         Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
         after a signal and a checkpoint.
         """
-        self.prepare()
-        return session.train(self, self._session, steps=steps, epochs=epochs, formats=tuple(export))
+        return session.train(self, self._prepared(), steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        self.prepare()
-        return session.evaluate(self, self._session)
+        return session.evaluate(self, self._prepared())
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
         """Writes the model as "keras", "saved_model", "weights"; returns the paths on the chief.
@@ -145,14 +147,18 @@ class Trainer:
         """
         self.prepare()
         if directory is None and self.model_dir is None:
-            raise UsageError("export needs a place: give directory=..., or the trainer a model_dir.")
+            raise UsageError(
+                "export needs a place: give directory=..., or the trainer a model_dir."
+            )
         directory = directory or f"{self.model_dir}/export"
         paths = export(self.model, directory, formats or ("keras", "saved_model"), self.placement)
-        Agreement(self.strategy).sum([0.0])         # nobody leaves before the chief has written
+        Agreement(self.strategy).sum([0.0])  # nobody leaves before the chief has written
         return paths
 
     @tf.autograph.experimental.do_not_convert
-    def average(self, per_example: Any, *, sample_weight: Any = None, regularization: Any = None) -> Any:
+    def average(
+        self, per_example: Any, *, sample_weight: Any = None, regularization: Any = None
+    ) -> Any:
         """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
         Args:

@@ -1,45 +1,54 @@
 """Handwritten digits: a small convolutional network, on one device or many.
 
-    python -m models.mnist --model_dir=/tmp/mnist --train_steps=500
-    python -m models.mnist --model_dir=/tmp/mnist2 --strategy=mirrored --num_virtual_devices=2
-    ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist3
+python -m models.mnist --model_dir=/tmp/mnist --train_steps=500
+python -m models.mnist --model_dir=/tmp/mnist2 --strategy=mirrored --num_virtual_devices=2
+ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist3
 """
 
-import ctl
 import keras
 import tensorflow as tf
 from absl import flags
 
+import ctl
 from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam, for one replica.")
-LR_SCALING = flags.DEFINE_enum("lr_scaling", "none", ["none", "linear", "sqrt"],
-                               "How the learning rate grows with the number of replicas.")
+LR_SCALING = flags.DEFINE_enum(
+    "lr_scaling",
+    "none",
+    ["none", "linear", "sqrt"],
+    "How the learning rate grows with the number of replicas.",
+)
 DROPOUT = flags.DEFINE_float("dropout", 0.0, "Share of the dense units to drop. 0 turns it off.")
 
 
 class Mnist(ctl.Trainer):
     """A small classifier. Images are uint8 `[b, 28, 28]`, labels int64 `[b]`."""
 
-    def __init__(self, data="shipped", learning_rate=1e-3, lr_scaling="none", dropout=0.0, **options):
+    def __init__(
+        self, data="shipped", learning_rate=1e-3, lr_scaling="none", dropout=0.0, **options
+    ):
         super().__init__(**options)
         self.arrays = digits.load(data)
         self.learning_rate = ctl.scale_learning_rate(
-            learning_rate, self.placement.num_replicas, lr_scaling)
+            learning_rate, self.placement.num_replicas, lr_scaling
+        )
         self.dropout = dropout
 
     def build(self):
-        self.model = keras.Sequential([
-            keras.Input((28, 28)),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Reshape((28, 28, 1)),
-            keras.layers.Conv2D(32, 3, activation="relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(128, activation="relu"),
-            *([keras.layers.Dropout(self.dropout)] if self.dropout else []),
-            keras.layers.Dense(10),
-        ])
+        self.model = keras.Sequential(
+            [
+                keras.Input((28, 28)),
+                keras.layers.Rescaling(1 / 255),
+                keras.layers.Reshape((28, 28, 1)),
+                keras.layers.Conv2D(32, 3, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(128, activation="relu"),
+                *([keras.layers.Dropout(self.dropout)] if self.dropout else []),
+                keras.layers.Dense(10),
+            ]
+        )
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
 
     def train_data(self, batch_size):

@@ -8,9 +8,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import ctl  # noqa: F401  hides TensorFlow's start-up lines
 import pytest
 import tensorflow as tf
+
+import ctl  # noqa: F401  hides TensorFlow's start-up lines
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
@@ -72,7 +73,11 @@ def run_program(tmp_path_factory):
             logs.append(tmp_path_factory.mktemp("process") / "log")
             with logs[-1].open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, *arguments], stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT
+                    [sys.executable, *arguments],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=ROOT,
                 )
             started.append(process)
             processes.append(process)

@@ -232,14 +232,14 @@ def test_no_line_of_the_bar_is_wider_than_the_terminal(columns, clock, monkeypat
     report = ConsoleReport(file, live=True, clock=clock)
     report.note(Started(0, 1_000_000, info()))
     start = len(file.getvalue())
-    values = {f"metric_{i}": i / 3 for i in range(20)}
+    values = {f"metric_{i}{'_and_so_on' * 4}": i / 3 for i in range(20)}
     report.note(Progressed(1000))
     clock.now += 1
     report.write(123_456, {**values, "steps_per_sec": 1.0, "examples_per_sec": 2e6,
                            "learning_rate": 0.1, "gradient_norm": 2.0})
     lines = ESCAPES.sub("", file.getvalue()[start:]).splitlines()
     assert any("123456/1000000" in line for line in lines)
-    assert any("metric_0 0" in line for line in lines)
+    assert any("metric_0_and" in line for line in lines)
     assert max(len(line) for line in lines) <= columns
 
 
@@ -300,13 +300,15 @@ def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(
     report = ConsoleReport(live=True, clock=clock)
     report.note(Started(0, 500, info()))
     print("hello [bold]there[/bold]")
+    assert "hello [bold]there[/bold]\ntrain " in seen(file)        # the bar is drawn again below
     report.note(Ended(1, "done"))
-    assert "hello [bold]there[/bold]\n" in seen(file)
     assert sys.stdout is file
 
 
-def test_a_second_end_says_nothing_more(clock):
-    report, file = plain(clock)
+@pytest.mark.parametrize("live", [False, True])
+def test_a_second_end_says_nothing_more(live, clock):
+    file = Terminal()
+    report = ConsoleReport(file, live, clock=clock)
     report.note(Ended(1, "done"))
     report.note(Ended(1, "done"))
     assert file.getvalue().count("done") == 1

@@ -12,7 +12,7 @@ def test_numbers_have_four_digits(value, shown):
 
 
 @pytest.mark.parametrize(("value", "shown"), [
-    (0.4217, "0.422"), (412.3, "412"), (999.7, "1000"), (4120.0, "4120"), (52_710.0, "52.7k"),
+    (0.4217, "0.422"), (412.3, "412"), (999.7, "1000"), (4120.0, "4120"), (9996.0, "9996"), (52_710.0, "52.7k"),
     (999_900.0, "1M"), (1.31e6, "1.31M"), (float("inf"), "inf"),
 ])
 def test_rates_have_three_digits(value, shown):

@@ -112,7 +112,7 @@ def test_a_torn_tail_is_cut_and_the_whole_records_stay(logs, cut):
     assert sum(len(data) + 16 for data in read_records(path)) == path.stat().st_size
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 7, b"\x08" + b"\0" * 50])
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 7, b"\xff" * 50, b"\x08" + b"\0" * 50])
 def test_rubbish_at_the_end_is_cut(logs, tail):
     attempt(logs, 0, range(1, 6))
     path = files(logs / "train")[-1]
@@ -182,6 +182,28 @@ def test_a_killed_program_leaves_a_folder_that_can_be_resumed(logs):
     assert 100 < last < 1999
     attempt(logs, 100, range(101, 104))
     assert scalar_steps(logs / "train") == list(range(1, 104))
+
+
+def test_a_file_with_nothing_to_remove_is_not_touched(tmp_path):
+    folder = EventFolder(tmp_path, clock=lambda: 1.0)
+    folder.add(1.0, 1)
+    folder.close()
+    before = [(path.name, path.stat().st_ino) for path in tmp_path.iterdir()]
+    folder.keep_only(lambda event: True)
+    assert [(path.name, path.stat().st_ino) for path in tmp_path.iterdir()] == before
+
+
+def test_a_graph_that_comes_late_costs_no_numbers(logs):
+    attempt(logs, 0, [1])
+    log = TensorBoardLog(logs, clock=lambda: 1000.0)
+    log.start(Started(1, None, INFO), 1000.0)
+    for step in range(2, 1002):
+        log.scalars(1000.0, step, {"loss": 1.0}, "train")
+    log.trace(Traced(graph("late")), 1000.0)
+    log.scalars(1000.0, 1002, {"loss": 1.0}, "train")
+    log.close()
+    assert scalar_steps(logs / "train") == list(range(1, 1003))
+    assert sum(bool(event.graph_def) for event in raw_events(logs / "train")) == 1
 
 
 def test_records_of_another_writer_are_understood(tmp_path):

@@ -36,7 +36,10 @@ def write(directory: Path, manifest: Manifest, write_state: Callable[[str], obje
         temporary.mkdir(parents=True)
         write_state(str(temporary / STATE))
         names = sorted(p.name for p in temporary.iterdir())
-        files = {n: {"size": (temporary / n).stat().st_size, "checksum": checksum(temporary / n)} for n in names}
+        files = {
+            n: {"size": (temporary / n).stat().st_size, "checksum": checksum(temporary / n)}
+            for n in names
+        }
         for name in names:
             _sync(temporary / name)
         (temporary / MANIFEST).write_text(manifest.with_files(files).to_json(), encoding="utf-8")
@@ -117,7 +120,11 @@ def remove(path: Path) -> None:
 
 def sweep(directory: Path) -> list[str]:
     """Deletes what interrupted saves left in a checkpoint directory; returns the names."""
-    left = [p for p in directory.iterdir() if _LEFT_OVER.fullmatch(p.name)] if directory.is_dir() else []
+    left = (
+        [p for p in directory.iterdir() if _LEFT_OVER.fullmatch(p.name)]
+        if directory.is_dir()
+        else []
+    )
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [p.name for p in left]
@@ -128,7 +135,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if not path.is_dir():           # some file systems cannot sync a directory
+        if not path.is_dir():  # some file systems cannot sync a directory
             raise
     finally:
         os.close(descriptor)

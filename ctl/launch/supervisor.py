@@ -154,6 +154,8 @@ def _run(gang: Gang, grace_secs: float, signals: PassedOnSignals) -> Outcome:
     try:
         gang.start()
         outcome = watch(gang, grace_secs, signals)
+        if outcome.cause and _port_clash(gang):
+            grace_secs = 0.0                   # nothing to save yet, and TensorFlow sits it out
         if gang.running:
             say(_why_ending(gang, outcome, grace_secs))
         gang.end(grace_secs, outcome.signum or signal.SIGTERM, signals.impatient)

@@ -21,9 +21,9 @@ class Recorder(threading.local):
     """What `minimize` does during one replica's trace; replicas trace in threads of their own."""
 
     def __init__(self):
-        self.updates: list[gradient_path.Update] = []     # waiting for the other parts of the batch
-        self.norms: list[tf.Tensor] = []                  # of the updates that were applied
-        self.parts = 1                                    # parts a replica's batch is split into
+        self.updates: list[gradient_path.Update] = []  # waiting for the other parts of the batch
+        self.norms: list[tf.Tensor] = []  # of the updates that were applied
+        self.parts = 1  # parts a replica's batch is split into
 
     def begin(self, parts: int) -> None:
         """A step begins, on one of `parts` parts of the batch."""
@@ -165,7 +165,7 @@ class StepLoop:
 
     def _length(self, steps: int) -> tf.Tensor:
         if steps not in self._lengths:
-            if len(self._lengths) > 100:        # automatic lengths vary without end
+            if len(self._lengths) > 100:  # automatic lengths vary without end
                 self._lengths.clear()
             self._lengths[steps] = tf.constant(steps, tf.int64)
         return self._lengths[steps]

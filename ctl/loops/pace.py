@@ -7,7 +7,7 @@ import numpy as np
 
 from ctl.averaging import Totals
 
-_TARGET_SECS = 0.5       # of one loop: long enough to hide Python, short enough to stop soon
+_TARGET_SECS = 0.5  # of one loop: long enough to hide Python, short enough to stop soon
 _MAX_GROWTH = 8
 
 
@@ -46,7 +46,7 @@ class Interval:
         self._names: tuple[str, ...] = ()
         self.packed: Any = totals.zeros()
         self.steps = 0
-        self.secs = 0.0           # training alone: no compilation, reports, evaluation, saving
+        self.secs = 0.0  # training alone: no compilation, reports, evaluation, saving
         self.timed_steps = 0
 
     def ran(self, steps: int, secs: float | None) -> None:
@@ -81,8 +81,9 @@ class Interval:
 
     def num_examples(self) -> float:
         """The largest count of any value, after `fetch`: examples, if a value is per example."""
-        empty = self._fetched is None or not len(self._fetched)
-        return 0.0 if empty else float(self._fetched[:, 1].max())
+        if self._fetched is None or not len(self._fetched):
+            return 0.0
+        return float(self._fetched[:, 1].max())
 
     def steps_per_sec(self) -> float | None:
         """None while nothing was timed."""

@@ -1,10 +1,10 @@
 """The training loop for one process and for workers in step.
 
-    for each loop until `steps`:
-        run k steps in one graph call
-        log, evaluate, save: each when its `Every` says so
-        after_loop(step, means)        # the one hook; may ask to stop
-    save
+for each loop until `steps`:
+    run k steps in one graph call
+    log, evaluate, save: each when its `Every` says so
+    after_loop(step, means)        # the one hook; may ask to stop
+save
 """
 
 import time
@@ -23,7 +23,7 @@ from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Progressed, Traced
 from ctl.signals import Signals
 
-_AGREE_SECS = 0.5        # how often workers compare notes when nothing else makes them
+_AGREE_SECS = 0.5  # how often workers compare notes when nothing else makes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Synchronous:
         self._actions = actions
         self._clock = clock
         self.interval = Interval(loop.totals)
-        self.metrics: dict[str, float] = {}       # of the newest evaluation
-        self.means: dict[str, float] = {}         # of the newest log
+        self.metrics: dict[str, float] = {}  # of the newest evaluation
+        self.means: dict[str, float] = {}  # of the newest log
         self._rates: list[tuple[int, float]] = []
         self._saved_at = self._evaluated_at = -1
-        self._pending: frozenset[str] = frozenset()      # due, put off by a signal
+        self._pending: frozenset[str] = frozenset()  # due, put off by a signal
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on where the loop state of a checkpoint was taken."""
@@ -152,7 +152,7 @@ class Synchronous:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
         if reason != "signal":
             if self.interval.steps:
-                self._log(step, clear=False)      # a longer run goes on with the same interval
+                self._log(step, clear=False)  # a longer run goes on with the same interval
             if self._intervals.evaluate != Every():
                 self._evaluate(step)
         self._save(step)

@@ -19,19 +19,21 @@ from typing import Any, Protocol, runtime_checkable
 class RunInfo:
     """What does not change during a run."""
 
-    model: str                                  # name of the Trainer subclass
-    strategy: str                               # the word, e.g. "multi_worker"
+    model: str  # name of the Trainer subclass
+    strategy: str  # the word, e.g. "multi_worker"
     num_workers: int
-    num_replicas: int                           # over all workers
-    global_batch_size: int                      # examples
-    data: str                                   # one line about the training data
-    precision: str                              # e.g. "float32", "mixed_bfloat16"
+    num_replicas: int  # over all workers
+    global_batch_size: int  # examples
+    data: str  # one line about the training data
+    precision: str  # e.g. "float32", "mixed_bfloat16"
     seed: int
     model_dir: str | None
     parameters: tuple[tuple[str, tuple[int, ...], str, bool], ...] = ()
     # ^ (name, shape, dtype, trainable) of every weight
-    config: Mapping[str, Any] = field(default_factory=dict)    # everything, JSON-able
-    hparams: Mapping[str, Any] = field(default_factory=dict)   # what a person tunes: bool, number, str
+    config: Mapping[str, Any] = field(default_factory=dict)  # everything, JSON-able
+    hparams: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what a person tunes: bool, number, str
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,16 @@ class Started:
     """Training begins at `step` completed steps (0, or where a checkpoint was restored)."""
 
     step: int
-    total_steps: int | None                     # None: until the data ends
+    total_steps: int | None  # None: until the data ends
     info: RunInfo
-    resumed_from: str | None = None             # one line for people, or None on a fresh start
+    resumed_from: str | None = None  # one line for people, or None on a fresh start
 
 
 @dataclass(frozen=True)
 class Traced:
     """The step's graph exists; comes once per run, after the first loop."""
 
-    graph_def: Any                              # a `tf.compat.v1.GraphDef`
+    graph_def: Any  # a `tf.compat.v1.GraphDef`
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Ended:
     """The run is over; comes exactly once, on every way out. Reports write and close everything."""
 
     step: int
-    reason: str                                 # "done", "data ended", "stopped by signal", "failed: ..."
-    summary: Mapping[str, Any] = field(default_factory=dict)   # label -> value, in order, for people
+    reason: str  # "done", "data ended", "stopped by signal", "failed: ..."
+    summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
 
 
 Event = Started | Traced | Progressed | Saved | Ended

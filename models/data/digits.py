@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+
 from ctl.errors import UsageError
 
 SHIPPED = Path(__file__).with_name("mnist_small.npz")
@@ -34,7 +35,8 @@ def load(source: str = "shipped") -> dict[str, dict[str, np.ndarray]]:
         path = SHIPPED if source == "shipped" else Path(source).expanduser()
         arrays = _idx(path) if path.is_dir() else _npz(path)
     return {
-        part: _checked(source, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")
+        part: _checked(source, arrays[f"x_{part}"], arrays[f"y_{part}"])
+        for part in ("train", "test")
     }
 
 
@@ -66,7 +68,9 @@ def _idx(directory: Path) -> dict[str, np.ndarray]:
                 arrays[key] = _read_idx(path)
                 break
         else:
-            raise UsageError(f"{directory} has no {name} (or {name}.gz); expected the four idx files.")
+            raise UsageError(
+                f"{directory} has no {name} (or {name}.gz); expected the four idx files."
+            )
     return arrays
 
 

@@ -3,8 +3,9 @@
 import json
 import sys
 
-import ctl
 from small_models import Small, digest, every_step, losses
+
+import ctl
 
 
 def main(word: str, steps: int) -> None:
@@ -18,7 +19,9 @@ def main(word: str, steps: int) -> None:
             )
             trainer.train(steps)
             result[f"{framework} {optimizer}"] = {
-                "losses": losses(report), "digest": digest(trainer), "eval": trainer.evaluate()["loss"],
+                "losses": losses(report),
+                "digest": digest(trainer),
+                "eval": trainer.evaluate()["loss"],
             }
     print(json.dumps(result))
 

@@ -1,10 +1,11 @@
 """Small trainers with the same numbers in Keras 3, tf_keras and a plain tf.Module."""
 
-import ctl
 import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
+
+import ctl
 
 FEATURES, HIDDEN, CLASSES, EXAMPLES, BATCH = 8, 16, 4, 96, 24
 
@@ -61,7 +62,12 @@ class Small(ctl.Trainer):
     def __init__(self, framework="keras3", optimizer="sgd", dropout=0.0, tf_data=False, **options):
         options.setdefault("global_batch_size", BATCH)
         super().__init__(**options)
-        self.framework, self.word, self.dropout, self.tf_data = framework, optimizer, dropout, tf_data
+        self.framework, self.word, self.dropout, self.tf_data = (
+            framework,
+            optimizer,
+            dropout,
+            tf_data,
+        )
 
     def build(self):
         if self.framework == "module":
@@ -77,7 +83,9 @@ class Small(ctl.Trainer):
         ])  # fmt: skip
         self.model.set_weights(initial_weights())
         self.optimizer = (
-            lib.optimizers.SGD(0.1) if self.word == "sgd" else lib.optimizers.Adam(1e-2, epsilon=1e-7)
+            lib.optimizers.SGD(0.1)
+            if self.word == "sgd"
+            else lib.optimizers.Adam(1e-2, epsilon=1e-7)
         )
 
     def train_data(self, batch_size):

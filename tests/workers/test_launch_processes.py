@@ -367,9 +367,10 @@ def test_a_worker_that_lost_its_port_starts_all_once_more_on_other_ports(job):
         (here / "start").open("a").write(str(job))
         if job == 1 and (here / "start").read_text().count("1") == 1:
             sys.exit("UnknownError: Could not start gRPC server")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)       # as TensorFlow does, waiting for peers
         wait_for(lambda: (here / "start").read_text().count("1") == 2)
         """,
-        "--workers=2",
+        "--workers=2", "--grace_secs=1000",
     )
     assert code == 0
     assert re.search(r"worker 1 \(job 1\) could not bind its port \(127.0.0.1:\d+\)", err)

@@ -1,0 +1,38 @@
+PYTHON ?= python3
+MODEL_DIR ?= runs/mnist
+STEPS ?= 500
+
+.PHONY: mnist test lint types slow bench clean
+
+mnist: .venv/installed
+	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
+		--model_dir=$(MODEL_DIR) --train_steps=$(STEPS) --eval_every_steps=100
+
+test: .venv/tested lint types
+	.venv/bin/python -m pytest
+
+lint: .venv/tested
+	.venv/bin/ruff check .
+
+types: .venv/tested
+	.venv/bin/mypy
+
+slow: .venv/tested
+	.venv/bin/python -m pytest -m slow
+
+bench: .venv/tested
+	.venv/bin/python tests/benchmarks/overhead.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/tested: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@ .venv/installed
