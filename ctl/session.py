@@ -137,6 +137,7 @@ def train(
             Ended(session.step, "stopped by a signal" if reason == "signal" else reason, seen)
         )
         session.running = None
+        session.loops["train"].release()
     if received.received is not None:
         raise Stopped(
             f"Stopped by {signals.name(received.received)} at step {session.step}"
@@ -159,6 +160,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
         packed, done = loop.run(batches, batches.steps, packed)
     else:
         packed, done = loop.run(batches, 2**62, packed)
+    loop.release()
     if not done:
         raise UsageError("eval_data ended before its first batch; expected at least one.")
     packed = session.agreement.sum(loop.totals.full(packed).ravel())

@@ -25,13 +25,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-WINDOW = (1400, 1600)          # pixels
+WINDOW = (1400, 1600)  # pixels
 START_TIMEOUT_SECS = 60.0
 PAGE_TIMEOUT_SECS = 60.0
 CHROMIUM_ARGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", f"--window-size={WINDOW[0]},{WINDOW[1]}",
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    f"--window-size={WINDOW[0]},{WINDOW[1]}",
 )
 # TensorBoard's pages are made of shadow roots and frames, which `innerText` does not enter.
 VISIBLE_TEXT = """
@@ -60,8 +67,10 @@ def main() -> int:
     options = parser.parse_args()
     logs = options.model_dir / "logs"
     if not logs.is_dir():
-        print(f"{logs} is no folder; give the model_dir of a run that wrote TensorBoard logs",
-              file=sys.stderr)
+        print(
+            f"{logs} is no folder; give the model_dir of a run that wrote TensorBoard logs",
+            file=sys.stderr,
+        )
         return 2
     options.pictures.mkdir(parents=True, exist_ok=True)
     missing = []
@@ -78,6 +87,7 @@ def main() -> int:
 
 def what_pages_show(server: str) -> dict[str, list[str]]:
     """Page -> words that must be on it, as the server tells them."""
+
     def data(path: str, body: Any = None) -> Any:
         return call(f"{server}/data/{path}", body)
 
@@ -86,9 +96,12 @@ def what_pages_show(server: str) -> dict[str, list[str]]:
     tags = sorted({tag for run in runs.values() for tag in run})
     scalars = [*sorted(runs), *tags]
     pages = {"timeseries": scalars, "scalars": scalars}
-    request = {"startIndex": 0, "sliceSize": 10, "colParams": [],
-               "allowedStatuses": [f"STATUS_{s}" for s in ("UNKNOWN", "SUCCESS", "FAILURE",
-                                                          "RUNNING")]}
+    request = {
+        "startIndex": 0,
+        "sliceSize": 10,
+        "colParams": [],
+        "allowedStatuses": [f"STATUS_{s}" for s in ("UNKNOWN", "SUCCESS", "FAILURE", "RUNNING")],
+    }
     groups = data("plugin/hparams/session_groups", request).get("sessionGroups", [])
     if groups:
         metrics = {metric["name"]["tag"] for g in groups for metric in g.get("metricValues", [])}
@@ -103,7 +116,7 @@ def what_pages_show(server: str) -> dict[str, list[str]]:
 
 def take_picture(session: str, url: str, expected: list[str], path: Path) -> list[str]:
     """Saves the page as PNG once everything expected is on it; returns what never came."""
-    call(f"{session}/url", {"url": "about:blank"})      # a change after "#" alone loads nothing
+    call(f"{session}/url", {"url": "about:blank"})  # a change after "#" alone loads nothing
     call(f"{session}/url", {"url": url})
     lacking = expected
 
@@ -116,7 +129,7 @@ def take_picture(session: str, url: str, expected: list[str], path: Path) -> lis
     with contextlib.suppress(TimeoutError):
         wait_for(complete, url, PAGE_TIMEOUT_SECS)
     call(f"{session}/execute/sync", {"script": OPEN_ALL_GROUPS, "args": []})
-    time.sleep(3.0)         # curves are drawn, and stop moving, after their titles
+    time.sleep(3.0)  # curves are drawn, and stop moving, after their titles
     path.write_bytes(base64.b64decode(call(f"{session}/screenshot")["value"]))
     return lacking
 
@@ -125,8 +138,17 @@ def take_picture(session: str, url: str, expected: list[str], path: Path) -> lis
 def tensorboard_server(logs: Path) -> Iterator[str]:
     """Yields its address; the process ends with the block."""
     port = free_port()
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--host",
-               "localhost", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(logs),
+        "--host",
+        "localhost",
+        "--port",
+        str(port),
+    ]
     address = f"http://localhost:{port}"
     with running(command):
         wait_for(lambda: call(f"{address}/data/environment"), address, START_TIMEOUT_SECS)
@@ -141,8 +163,9 @@ def browser() -> Iterator[str]:
         raise SystemExit("chromium and chromedriver are needed: install chromium, chromium-driver")
     port = free_port()
     address = f"http://localhost:{port}"
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, running(
-        [driver, f"--port={port}"]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        running([driver, f"--port={port}"]),
     ):
         wait_for(lambda: call(f"{address}/status")["value"]["ready"], driver, START_TIMEOUT_SECS)
         options = {"binary": chromium, "args": [*CHROMIUM_ARGS, f"--user-data-dir={profile}"]}
@@ -176,9 +199,7 @@ def running(command: list[str]) -> Iterator[None]:
 def call(url: str, body: Any = None, method: str | None = None) -> Any:
     """The JSON that a local server answers."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url, data, {"Content-Type": "application/json"}, method=method
-    )
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=PAGE_TIMEOUT_SECS) as answer:
         return json.load(answer)

@@ -1,4 +1,3 @@
-
 import pytest
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -18,10 +17,18 @@ HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam
 
 def info(**changes):
     facts = {
-        "model": "Mnist", "strategy": "mirrored", "num_workers": 1, "num_replicas": 2,
-        "global_batch_size": 64, "data": "1,000 examples", "precision": "float32", "seed": 7,
-        "model_dir": None, "parameters": (("dense/kernel", (784, 10), "float32", True),),
-        "config": {"steps": 20, "note": "a|b <i>*c*</i>"}, "hparams": HPARAMS,
+        "model": "Mnist",
+        "strategy": "mirrored",
+        "num_workers": 1,
+        "num_replicas": 2,
+        "global_batch_size": 64,
+        "data": "1,000 examples",
+        "precision": "float32",
+        "seed": 7,
+        "model_dir": None,
+        "parameters": (("dense/kernel", (784, 10), "float32", True),),
+        "config": {"steps": 20, "note": "a|b <i>*c*</i>"},
+        "hparams": HPARAMS,
     }
     return RunInfo(**{**facts, **changes})
 
@@ -52,12 +59,16 @@ def raw_events(folder):
 
 
 def scalar_steps(folder, tag="loss"):
-    return [event.step for event in raw_events(folder)
-            for value in event.summary.value if value.tag == tag]
+    return [
+        event.step
+        for event in raw_events(folder)
+        for value in event.summary.value
+        if value.tag == tag
+    ]
 
 
 def accumulated(folder):
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})      # 0: no sampling
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
     events.Reload()
     return events
 
@@ -70,9 +81,14 @@ def sessions(logdir):
     provider = MultiplexerDataProvider(multiplexer, str(logdir))
     context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
     request = api_pb2.ListSessionGroupsRequest(
-        start_index=0, slice_size=100,
-        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS,
-                          api_pb2.STATUS_FAILURE, api_pb2.STATUS_RUNNING],
+        start_index=0,
+        slice_size=100,
+        allowed_statuses=[
+            api_pb2.STATUS_UNKNOWN,
+            api_pb2.STATUS_SUCCESS,
+            api_pb2.STATUS_FAILURE,
+            api_pb2.STATUS_RUNNING,
+        ],
     )
     answer = list_session_groups.Handler(RequestContext(), context, "", request).run()
     return list(answer.session_groups)
@@ -91,8 +107,11 @@ def test_both_runs_hold_the_same_tags_so_that_their_curves_share_a_chart(logs):
     attempt(logs, 0, range(1, 9), evals=(4, 8))
     train, evaluation = accumulated(logs / "train"), accumulated(logs / "eval")
     scalar_tags = [
-        {tag for tag in events.Tags()["tensors"]
-         if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"}
+        {
+            tag
+            for tag in events.Tags()["tensors"]
+            if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+        }
         for events in (train, evaluation)
     ]
     assert scalar_tags == [{"loss", "accuracy"}] * 2
@@ -134,7 +153,9 @@ def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(log
     attempt(logs, 0, range(1, 9), evals=(4, 8))
     (group,) = sessions(logs)
     assert {name: value.WhichOneof("kind") for name, value in group.hparams.items()} == {
-        "learning_rate": "number_value", "width": "number_value", "augment": "bool_value",
+        "learning_rate": "number_value",
+        "width": "number_value",
+        "augment": "bool_value",
         "optimizer": "string_value",
     }
     assert metrics(group) == {("", "loss"): 8.5, ("", "accuracy"): 0.75}
@@ -157,12 +178,12 @@ def test_without_an_evaluation_the_session_shows_the_training(logs):
 
 def test_an_evaluation_by_another_program_is_shown_in_the_session(logs):
     evaluator = TensorBoardLog(logs, clock=lambda: 1000.0)
-    report = TensorBoardReport(logs)
-    report.note(Started(0, None, info()))
-    report.write(1, {"loss": 1.0})
+    trainer = TensorBoardLog(logs, clock=lambda: 1000.0)
+    trainer.start(Started(0, None, info()), 1000.0)
+    trainer.scalars(1000.0, 1, {"loss": 1.0}, "train")
     evaluator.scalars(1000.0, 1, {"loss": 7.0}, "eval")
     evaluator.close()
-    report.note(Ended(1, "done"))
+    trainer.end(Ended(1, "done"), 1000.0)
     (group,) = sessions(logs)
     assert metrics(group) == {("", "loss"): 7.0}
 

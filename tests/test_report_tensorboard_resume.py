@@ -16,8 +16,17 @@ from ctl.reports.tensorboard import TensorBoardReport
 from ctl.reports.tensorboard_log import TensorBoardLog
 
 INFO = RunInfo(
-    "Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, None,
-    config={"steps": 20}, hparams={"width": 8},
+    "Mnist",
+    "mirrored",
+    1,
+    2,
+    64,
+    "1,000 examples",
+    "float32",
+    7,
+    None,
+    config={"steps": 20},
+    hparams={"width": 8},
 )
 
 
@@ -47,12 +56,16 @@ def raw_events(folder):
 
 
 def scalar_steps(folder, tag="loss"):
-    return [event.step for event in raw_events(folder)
-            for value in event.summary.value if value.tag == tag]
+    return [
+        event.step
+        for event in raw_events(folder)
+        for value in event.summary.value
+        if value.tag == tag
+    ]
 
 
 def accumulated(folder):
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})      # 0: no sampling
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
     events.Reload()
     return events
 

@@ -17,9 +17,13 @@ INFO = RunInfo("Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, No
 
 
 def scalar_steps(folder, tag="loss"):
-    return [event.step for path in sorted(folder.glob("events.out.tfevents.*"))
-            for event in LegacyEventFileLoader(str(path)).Load()
-            for value in event.summary.value if value.tag == tag]
+    return [
+        event.step
+        for path in sorted(folder.glob("events.out.tfevents.*"))
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == tag
+    ]
 
 
 @pytest.fixture

@@ -23,10 +23,18 @@ from ctl.reports.protocol import (
 from ctl.reports.tensorboard import TensorBoardReport
 
 INFO = RunInfo(
-    model="Mnist", strategy="mirrored", num_workers=1, num_replicas=2, global_batch_size=64,
-    data="1,000 examples", precision="float32", seed=7, model_dir=None,
+    model="Mnist",
+    strategy="mirrored",
+    num_workers=1,
+    num_replicas=2,
+    global_batch_size=64,
+    data="1,000 examples",
+    precision="float32",
+    seed=7,
+    model_dir=None,
     parameters=(("dense/kernel", (784, 10), "float32", True),),
-    config={"steps": 20}, hparams={"width": 8},
+    config={"steps": 20},
+    hparams={"width": 8},
 )
 
 

@@ -122,6 +122,7 @@ class StepLoop:
         self._single = single
         self._workers = placement(strategy).num_workers
         self._functions: dict = {}
+        self._bound: tuple = (None, None)          # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals = step.totals
 
@@ -130,7 +131,10 @@ class StepLoop:
 
         Fewer steps than asked means that the data ended, on all workers at the same step.
         """
-        function = self._function(batches)
+        bound, function = self._bound
+        if bound is not batches:
+            function = self._function(batches)
+            self._bound = batches, function
         if batches.ends_unknown:
             packed, done = function(batches.iterator, self._length(steps), packed)
             return packed, int(done)
@@ -140,6 +144,15 @@ class StepLoop:
         else:
             packed = function(batches.iterator, self._length(steps), packed)
         return packed, steps
+
+    def release(self) -> None:
+        """Forgets the batches of the last call, so that their pipeline can end."""
+        self._bound = None, None
+
+    @property
+    def is_traced(self) -> bool:
+        """False until the first call, which also traces and compiles."""
+        return bool(self._functions)
 
     def graph_def(self):
         """The graph of the step as a GraphDef, once something ran; None before."""

@@ -74,30 +74,32 @@ class Synchronous:
         """Trains from `step` to `steps` completed steps, or to the end of the data if None."""
         pace = Pace(self._intervals.steps_per_loop)
         timers = Timers(self._intervals, self._clock())
-        agree_at, reason, first, self._saved_at = step, "done", True, step
+        agree_at, reason, self._saved_at = step, "done", step
         self._act(step, self._pending)
         self._pending = frozenset()
+        mark = self._intervals.next_mark(step, batches.steps_per_epoch)
         while steps is None or step < steps:
-            mark = self._intervals.next_mark(step, batches.steps_per_epoch)
             asked = self._length(pace, step, mark, steps)
-            start = self._clock()
+            traced, start = self._loop.is_traced, self._clock()
             self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
             secs = self._clock() - start
             step += ran
-            self.interval.ran(ran, None if first else secs)
-            if first:
-                self._reports.note(Traced(self._loop.graph_def()))
-            else:
+            self.interval.ran(ran, secs if traced else None)
+            if traced:
                 pace.took(steps=ran, secs=secs)
-            first = False
+            else:
+                self._reports.note(Traced(self._loop.graph_def()))
             self._reports.note(Progressed(step))
             stop = self._hook(step, ran)
-            due = self._due_by_steps(step, batches.steps_per_epoch)
+            due: frozenset[str] = frozenset()
+            if step == mark:
+                due = self._due_by_steps(step, batches.steps_per_epoch)
+                mark = self._intervals.next_mark(step, batches.steps_per_epoch)
             if self._agreement.num_workers == 1:
-                due |= timers.due(self._clock())
+                due |= timers.due(self._clock()) if timers else due
                 pace.length = pace.proposed
                 stop = stop or signals.received is not None
-            elif step >= agree_at or step == mark or self._actions.after_loop is not None:
+            elif step >= agree_at or due or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
             if "log" in due:
                 self._log(step)

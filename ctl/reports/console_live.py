@@ -22,7 +22,7 @@ from ctl.reports.console_text import (
 from ctl.reports.pace import Pace
 from ctl.reports.protocol import Ended, Event, Progressed, Saved, Started
 
-_BAR_COLUMNS = (10, 40)      # at least, at most
+_BAR_COLUMNS = (10, 40)  # at least, at most
 _GAP = "  "
 
 
@@ -67,10 +67,13 @@ class LiveConsole:
         self._pace = Pace(self._clock, event.step, event.total_steps)
         self._values, self._saved_step, self._ended = {}, None, False
         self._console.print(header(event))
-        ours = self._console.file is sys.stdout     # then print() goes above the bar
+        ours = self._console.file is sys.stdout  # then print() goes above the bar
         self._live = live = Live(
-            console=self._console, get_renderable=self._draw, auto_refresh=False,
-            redirect_stdout=ours, redirect_stderr=ours and sys.stderr.isatty(),
+            console=self._console,
+            get_renderable=self._draw,
+            auto_refresh=False,
+            redirect_stdout=ours,
+            redirect_stderr=ours and sys.stderr.isatty(),
         )
         atexit.register(self._restore)
         live.start(refresh=True)
@@ -79,7 +82,7 @@ class LiveConsole:
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self._restore)
-            live.stop()                 # draws the newest state once more
+            live.stop()  # draws the newest state once more
 
     def _restore(self) -> None:
         """At exit without `Ended`: the cursor comes back."""

@@ -32,8 +32,16 @@ class PlainConsole:
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         if run != "train":
-            self._line("  ".join([f"{run} step {step}", *metric_words(values),
-                                  *rate_words(values), *setting_words(values)]))
+            self._line(
+                "  ".join(
+                    [
+                        f"{run} step {step}",
+                        *metric_words(values),
+                        *rate_words(values),
+                        *setting_words(values),
+                    ]
+                )
+            )
             return
         self._pace.tick(step)
         total, rates = self._pace.total_steps, rate_words(values)

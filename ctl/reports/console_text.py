@@ -49,8 +49,11 @@ def duration(secs: float | None) -> str:
 
 def metric_words(values: Mapping[str, float]) -> list[str]:
     """`name value` of everything that is neither a rate nor a setting."""
-    return [f"{name} {short_number(value)}" for name, value in values.items()
-            if name not in _RATES and name not in _SETTINGS]
+    return [
+        f"{name} {short_number(value)}"
+        for name, value in values.items()
+        if name not in _RATES and name not in _SETTINGS
+    ]
 
 
 def rate_words(values: Mapping[str, float]) -> list[str]:
@@ -60,8 +63,9 @@ def rate_words(values: Mapping[str, float]) -> list[str]:
 
 def setting_words(values: Mapping[str, float]) -> list[str]:
     """`lr 0.001`, `grad 1.32`."""
-    return [f"{word} {short_number(values[key])}"
-            for key, word in _SETTINGS.items() if key in values]
+    return [
+        f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values
+    ]
 
 
 def header(started: Started) -> Group:
@@ -87,16 +91,21 @@ def _facts(started: Started) -> list[tuple[str, str]]:
     info, until = started.info, started.total_steps
     total = parameter_total(info.parameters)
     facts = [
-        ("strategy", f"{info.strategy}, {_count(info.num_workers, 'worker')}, "
-                     f"{_count(info.num_replicas, 'replica')}"),
+        (
+            "strategy",
+            f"{info.strategy}, {_count(info.num_workers, 'worker')}, "
+            f"{_count(info.num_replicas, 'replica')}",
+        ),
         ("batch", f"{info.global_batch_size} examples, {_per_replica(info)} per replica"),
         ("steps", f"{started.step} to {'the end of the data' if until is None else until}"),
         ("data", info.data),
         ("precision", info.precision),
         ("seed", str(info.seed)),
         ("model_dir", info.model_dir or "none, nothing is kept"),
-        ("parameters", f"{total.count:,}, {total.trainable:,} trainable, "
-                       f"{total.num_bytes / 1e6:,.2f} MB"),
+        (
+            "parameters",
+            f"{total.num_values:,}, {total.num_trainable:,} trainable, {total.num_bytes / 1e6:,.2f} MB",
+        ),
     ]
     if started.resumed_from:
         facts.insert(0, ("start", started.resumed_from))

@@ -17,7 +17,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 _PREFIX = "events.out.tfevents."
-_TEMPORARY = "rewrite.tmp"      # TensorBoard opens whatever has "tfevents" in its name; not this
+_TEMPORARY = "rewrite.tmp"  # TensorBoard opens whatever has "tfevents" in its name; not this
 
 
 class EventFolder:
@@ -28,7 +28,7 @@ class EventFolder:
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._folder = folder
-        self._clock = clock             # Unix seconds
+        self._clock = clock  # Unix seconds
         self._path: Path | None = None
         self._file: IO[bytes] | None = None
 

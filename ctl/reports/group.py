@@ -18,7 +18,8 @@ class ReportGroup:
         self._each(lambda report: report.write(step, values, run))
 
     def note(self, event: Event) -> None:
-        self._each(lambda report: report.note(event))
+        if self._reports:
+            self._each(lambda report: report.note(event))
 
     def _each(self, call) -> None:
         for report in list(self._reports):

@@ -51,7 +51,7 @@ class JsonlReport:
         torn = _ends_without_newline(self._path)
         self._file = open(self._path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
         if torn:
-            self._file.write("\n")      # so that the next line is not glued to half a line
+            self._file.write("\n")  # so that the next line is not glued to half a line
         return self._file
 
     def _close(self) -> None:
@@ -98,7 +98,7 @@ def _ends_without_newline(path: Path) -> bool:
 
 
 def _json_number(value: float) -> float | int | str:
-    if isinstance(value, int):          # bool too: true and false are JSON
+    if isinstance(value, int):  # bool too: true and false are JSON
         return value
     number = float(value)
     if math.isfinite(number):

@@ -5,14 +5,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Parameter = tuple[str, tuple[int, ...], str, bool]      # name, shape, dtype, trainable
+Parameter = tuple[str, tuple[int, ...], str, bool]  # name, shape, dtype, trainable
 
 
 class ParameterTotal(NamedTuple):
-    """Sums over all weights; `trainable` counts numbers, not arrays."""
+    """Sums over all weights; values are single numbers, not arrays."""
 
-    count: int
-    trainable: int
+    num_values: int
+    num_trainable: int
     num_bytes: int
 
 
@@ -24,9 +24,7 @@ def parameter_total(parameters: Sequence[Parameter]) -> ParameterTotal:
     return ParameterTotal(sum(counts), trainable, math.ceil(bits / 8))
 
 
-def parameter_rows(
-    parameters: Sequence[Parameter], most_rows: int
-) -> list[tuple[str, str, str]]:
+def parameter_rows(parameters: Sequence[Parameter], most_rows: int) -> list[tuple[str, str, str]]:
     """`(name, shape, count)` of every weight; longer tables lose their middle, and say so."""
     rows = [(name, _shape(shape), f"{math.prod(shape):,}") for name, shape, _, _ in parameters]
     if len(rows) <= most_rows:

@@ -72,8 +72,9 @@ def session_end_summary(succeeded: bool, end_secs: float) -> Any:
 def is_card_or_session(event: Any) -> bool:
     """True for what every attempt writes anew: the text cards and the session."""
     tags = [value.tag for value in event.summary.value]
-    return any(tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/")
-               for tag in tags)
+    return any(
+        tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/") for tag in tags
+    )
 
 
 def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:
@@ -87,8 +88,8 @@ def model_card(model: str, parameters: Sequence[Parameter]) -> str:
     """Markdown: one row per weight, then the totals."""
     total = parameter_total(parameters)
     rows = parameter_rows(parameters, _MOST_PARAMETER_ROWS)
-    rows.append(("total", "", f"{total.count:,}"))
-    rows.append(("trainable", "", f"{total.trainable:,}"))
+    rows.append(("total", "", f"{total.num_values:,}"))
+    rows.append(("trainable", "", f"{total.num_trainable:,}"))
     rows.append(("MB", "", f"{total.num_bytes / 1e6:,.2f}"))
     return f"{_literal(model)}\n\n{_markdown_table(('parameter', 'shape', 'count'), rows)}"
 
@@ -116,5 +117,6 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 def _literal(text: str) -> str:
     """The text with everything that Markdown or HTML could read as its own turned into entities."""
     shown = " ".join(text.split())
-    return "".join(c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};"
-                   for c in shown)
+    return "".join(
+        c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in shown
+    )

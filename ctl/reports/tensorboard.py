@@ -72,7 +72,8 @@ class TensorBoardReport:
                 _log.warning(
                     "TensorBoard logs in %s: the disk is too slow, %d entries wait; new ones are "
                     "dropped until it catches up. Log less often, or to a faster disk.",
-                    self._logs_dir, self._queue_size,
+                    self._logs_dir,
+                    self._queue_size,
                 )
 
     def _start(self) -> None:
@@ -81,7 +82,7 @@ class TensorBoardReport:
             target=self._serve, args=(self._queue,), name="ctl-tensorboard", daemon=True
         )
         self._thread.start()
-        atexit.register(self._close)        # for numbers written without or after `Ended`
+        atexit.register(self._close)  # for numbers written without or after `Ended`
 
     def _close(self, *last_items: Any) -> None:
         thread, self._thread = self._thread, None
@@ -97,7 +98,8 @@ class TensorBoardReport:
         if thread.is_alive():
             _log.warning(
                 "TensorBoard logs in %s: still not written after %g s; the newest are lost.",
-                self._logs_dir, self._close_timeout_secs,
+                self._logs_dir,
+                self._close_timeout_secs,
             )
 
     def _serve(self, items: queue.Queue[Any]) -> None:
@@ -109,9 +111,11 @@ class TensorBoardReport:
             self._failed = True
             _log.warning(
                 "TensorBoard logs in %s cannot be written (%s: %s); training goes on without them.",
-                self._logs_dir, type(error).__name__, error,
+                self._logs_dir,
+                type(error).__name__,
+                error,
             )
-            while not items.empty():        # so that `Ended` finds room and does not wait
+            while not items.empty():  # so that `Ended` finds room and does not wait
                 items.get_nowait()
 
     def _write_until_stopped(self, log: TensorBoardLog, items: queue.Queue[Any]) -> None:

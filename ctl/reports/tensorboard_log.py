@@ -74,7 +74,7 @@ class TensorBoardLog:
     def end(self, event: Ended, wall_time: float) -> None:
         """Closes the session: a failure if the reason says so. Files are closed."""
         if self._session is None:
-            evaluated = self._folder("eval").paths()        # maybe by another program
+            evaluated = self._folder("eval").paths()  # maybe by another program
             self._begin_session("eval" if evaluated else "train", wall_time)
         if self._session is not None:
             succeeded = not event.reason.startswith("failed")
