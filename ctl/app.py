@@ -199,6 +199,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
     if values.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
+    if values.mode in ("eval", "export") and not os.path.isdir(f"{values.model_dir}/checkpoints"):
+        raise UsageError(_nothing_saved(values))
     steps, epochs = _length(values)
     trainer = make_trainer(**options, **settings)
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
@@ -208,10 +210,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         return
     trainer.prepare()
     if trainer.step == 0:
-        raise UsageError(
-            f"--mode={values.mode} found no checkpoint in {values.model_dir}/checkpoints. Train first, "
-            "or give the --model_dir of a run."
-        )
+        raise UsageError(_nothing_saved(values))
     if values.mode == "eval":
         from ctl.session import report_evaluation
 
@@ -219,6 +218,13 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     else:
         for path in trainer.export(*formats):
             print(path)
+
+
+def _nothing_saved(values: flags.FlagValues) -> str:
+    return (
+        f"--mode={values.mode} found no checkpoint in {values.model_dir}/checkpoints. Train first, or "
+        "give the --model_dir of a run."
+    )
 
 
 def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:

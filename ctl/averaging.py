@@ -6,7 +6,7 @@ means would give 2.25 for [1, 2], [3] and NaN for an empty replica. Scalars are 
 replicas.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -43,34 +43,35 @@ class Totals:
     def __init__(self):
         self.names: tuple[str, ...] = ()
 
-    def pack(self, scores: Mapping[str, tf.Tensor], num_examples) -> tf.Tensor:
+    def pack(
+        self, scores: Mapping[str, tf.Tensor], num_examples, norms: Sequence[tf.Tensor] = ()
+    ) -> tf.Tensor:
         """Called in the trace: one replica's values -> `[m, 2]` float64.
 
         Args:
           scores: name -> `[b]` or `[]`.
           num_examples: b, as an int where it is static, else a scalar tensor.
+          norms: scalars to add as gradient_norm, gradient_norm_2, ...
         """
         names = tuple(sorted(scores))
         if not all(isinstance(n, str) for n in names):
             raise UsageError(f"the step returned the names {list(names)}; expected strings.")
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
-        self.names = names
-        if not names:
+        extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
+        if set(extra) & set(names):
+            raise UsageError(
+                f"the step returned {extra[0]!r}, which ctl reports; choose another name."
+            )
+        self.names = names + extra
+        if not self.names:
             return tf.zeros([0, 2], tf.float64)
+        pairs += [(norm, 1.0) for norm in norms]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
 
-    def append(self, packed: tf.Tensor, name: str, scalars: list) -> tf.Tensor:
-        """Called in the trace after `pack`: adds rows for scalars, name, name_2, name_3, ..."""
-        if not scalars:
-            return packed
-        extra = tuple(name if i == 0 else f"{name}_{i + 1}" for i in range(len(scalars)))
-        taken = set(extra) & set(self.names)
-        if taken:
-            raise UsageError(
-                f"the step returned {sorted(taken)}, which ctl reports; choose other names."
-            )
-        self.names += extra
-        rows = tf.stack([_stack(scalars), tf.ones([len(scalars)], tf.float64)], axis=1)
+    def append(self, packed: tf.Tensor, norms: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Called in the trace after a `pack` without norms: adds their rows."""
+        names, rows = self.names, self.pack({}, 0, norms)
+        self.names = names + self.names
         return tf.concat([packed, rows], axis=0)
 
     @staticmethod

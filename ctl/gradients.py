@@ -135,7 +135,7 @@ def _global_norm(gradients: list) -> tf.Tensor:
     sizes = [_static_size(g) for g in gradients]
     same = len({g.dtype for g in gradients}) == 1
     if same and sum(sizes) <= _SMALL:
-        flat = [tf.reshape(g, [-1]) for g in gradients]
+        flat = [g if g.shape.rank == 1 else tf.reshape(g, [-1]) for g in gradients]
         flat = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
         flat = tf.cast(flat, tf.float32) if flat.dtype.size < 4 else flat
         return tf.sqrt(2.0 * tf.nn.l2_loss(flat))

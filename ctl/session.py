@@ -138,7 +138,7 @@ def train(
         )
         session.running = None
         session.loops["train"].release()
-    if received.received is not None:
+    if reason == "signal" and received.received is not None:
         raise Stopped(
             f"Stopped by {signals.name(received.received)} at step {session.step}"
             + ("; the same command goes on from there." if trainer.model_dir else "."),

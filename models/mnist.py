@@ -5,11 +5,11 @@ python -m models.mnist --model_dir=/tmp/mnist2 --strategy=mirrored --num_virtual
 ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist3
 """
 
+import ctl
 import keras
 import tensorflow as tf
 from absl import flags
 
-import ctl
 from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)

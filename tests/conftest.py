@@ -8,10 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import ctl  # noqa: F401  hides TensorFlow's start-up lines
 import pytest
 import tensorflow as tf
-
-import ctl  # noqa: F401  hides TensorFlow's start-up lines
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"

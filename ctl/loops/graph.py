@@ -54,10 +54,8 @@ class ReplicaStep:
         parts = self._how().accumulate_steps
         if parts == 1:
             self._recorder.begin(1)
-            packed = self._pack(self._step(batch), batch)
-        else:
-            packed = self._accumulate(batch, parts)
-        return self.totals.append(packed, "gradient_norm", self._recorder.norms)
+            return self._pack(self._step(batch), batch, self._recorder.norms)
+        return self._accumulate(batch, parts)
 
     def _accumulate(self, batch, parts):
         rows = num_rows(batch)
@@ -72,23 +70,23 @@ class ReplicaStep:
             packed += self._pack(self._step(part), part)
             sums = _added(sums, _dense(self._recorder.updates))
         self._recorder.begin(1)
-        self._update(updates, sums)
-        return packed
+        return self._updated(packed, updates, sums)
 
     @tf.autograph.experimental.do_not_convert
-    def _update(self, updates, sums):
+    def _updated(self, packed, updates, sums):
         for update, gradients in zip(updates, sums, strict=True):
             update.gradients = gradients
             self._recorder.minimize(update, self._how())
+        return self.totals.append(packed, self._recorder.norms)
 
     @tf.autograph.experimental.do_not_convert
-    def _pack(self, scores, batch):
+    def _pack(self, scores, batch, norms=()):
         if not isinstance(scores, dict):
             raise UsageError(
                 f"the step returned {type(scores).__name__}; expected a dictionary from names to one "
                 'number per example, e.g. return {"loss": per_example}.'
             )
-        return self.totals.pack(scores, num_rows(batch))
+        return self.totals.pack(scores, num_rows(batch), norms)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -122,7 +120,7 @@ class StepLoop:
         self._single = single
         self._workers = placement(strategy).num_workers
         self._functions: dict = {}
-        self._bound: tuple = (None, None)          # the batches of the last call, their function
+        self._bound: tuple = (None, None)  # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals = step.totals
 
@@ -213,7 +211,7 @@ class StepLoop:
         result = self._strategy.run(self._step, (batch,))
         local = self._strategy.experimental_local_results(result)
         if self._counter is not None:
-            self._counter.assign_add(1)
+            self._counter.assign_add(1, read_value=False)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
     @tf.autograph.experimental.do_not_convert

@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 
 import numpy as np
-
 from ctl.errors import UsageError
 
 SHIPPED = Path(__file__).with_name("mnist_small.npz")

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/overhead.py [--strategy=default|one_device|mirrored] [--rounds=9]
 
-A tiny model (32 -> 64 -> 10, batch 64, Adam, loss and accuracy per example) makes the framework's
+A tiny model (32 -> 64 -> 10, batch 64, Adam, the loss and nothing else) makes the framework's
 own time visible. All variants run in one process, in turn, round after round; printed are medians
 in µs per step and ratios to the hand-written per-step loop and to the bare loop in the graph.
 """
@@ -42,10 +42,7 @@ def network():
 def score(model, batch, training):
     x, y = batch
     logits = model(x, training=training)
-    return {
-        "loss": tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits),
-        "accuracy": tf.equal(tf.argmax(logits, axis=1), y),
-    }
+    return {"loss": tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)}
 
 
 class Tiny(ctl.Trainer):
@@ -113,8 +110,7 @@ def by_hand(strategy):
             loss = tf.nn.compute_average_loss(scores["loss"], global_batch_size=BATCH)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        correct = tf.reduce_sum(tf.cast(scores["accuracy"], tf.float32)) / BATCH
-        return loss, correct
+        return loss
 
     return step, iter(strategy.experimental_distribute_dataset(dataset()))
 
@@ -124,8 +120,7 @@ def hand_written(strategy):
 
     @tf.function
     def train_step(batch):
-        loss, correct = strategy.run(step, (batch,))
-        return strategy.reduce("SUM", loss, axis=None), strategy.reduce("SUM", correct, axis=None)
+        return strategy.reduce("SUM", strategy.run(step, (batch,)), axis=None)
 
     def train(steps):
         for _ in range(steps):
@@ -139,8 +134,7 @@ def hand_written_next_inside(strategy):
 
     @tf.function
     def train_step(iterator):
-        loss, correct = strategy.run(step, (next(iterator),))
-        return strategy.reduce("SUM", loss, axis=None), strategy.reduce("SUM", correct, axis=None)
+        return strategy.reduce("SUM", strategy.run(step, (next(iterator),)), axis=None)
 
     def train(steps):
         for _ in range(steps):
@@ -167,15 +161,14 @@ def bare_in_graph(strategy):
 
 
 def orbit_pattern(strategy):
-    """An outer loop in Python around a loop in the graph, Keras metrics updated in every step."""
+    """An outer loop in Python around a loop in the graph, a Keras metric updated in every step."""
     step, iterator = by_hand(strategy)
     with strategy.scope():
-        metrics = [keras.metrics.Mean("loss"), keras.metrics.Mean("accuracy")]
+        metric = keras.metrics.Mean("loss")
         count = tf.Variable(0, dtype=tf.int64)
 
     def with_metrics(batch):
-        for metric, value in zip(metrics, step(batch), strict=True):
-            metric.update_state(value)
+        metric.update_state(step(batch))
 
     @tf.function
     def train_loop(iterator, steps):
@@ -187,10 +180,9 @@ def orbit_pattern(strategy):
 
     def train(steps):
         for _ in range(steps // LOOP):
-            for metric in metrics:
-                metric.reset_state()
+            metric.reset_state()
             train_loop(iterator, length)
-            [float(metric.result()) for metric in metrics]
+            float(metric.result())
             count.numpy()
 
     return train
@@ -201,7 +193,7 @@ def model_fit(strategy, steps_per_execution):
         model = network()
         model.compile(
             keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"], steps_per_execution=steps_per_execution, jit_compile=False,
+            steps_per_execution=steps_per_execution, jit_compile=False,
         )  # fmt: skip
     data = dataset()
     return lambda steps: model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0)

@@ -3,9 +3,8 @@
 import json
 import sys
 
-from small_models import Small, digest, every_step, losses
-
 import ctl
+from small_models import Small, digest, every_step, losses
 
 
 def main(word: str, steps: int) -> None:

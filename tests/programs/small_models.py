@@ -1,11 +1,10 @@
 """Small trainers with the same numbers in Keras 3, tf_keras and a plain tf.Module."""
 
+import ctl
 import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
-
-import ctl
 
 FEATURES, HIDDEN, CLASSES, EXAMPLES, BATCH = 8, 16, 4, 96, 24
 
