@@ -6,7 +6,6 @@ silently in TensorFlow.
 
 import numpy as np
 import tensorflow as tf
-
 from ctl.strategies import placement
 
 

@@ -16,120 +16,57 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-
 from ctl import quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
-MODES = ("train", "eval", "train_and_eval", "export")
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
+
+
+_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
+    ("text", "model_dir", "", "Directory where the run lives: checkpoints, logs, export. Given again, "
+     "the run resumes. Empty: nothing is kept."),
+    ("number", "train_steps", 1000, "Steps to complete in all, resumed ones included. 0 turns it off: "
+     "train until the data ends."),
+    ("real", "epochs", 0.0, "Passes over the training data in all, instead of --train_steps. 0 turns "
+     "it off."),
+    ("positive", "global_batch_size", 128, "Examples in one step, over all replicas of all workers."),
+    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker"),
+     "How to distribute; auto looks at TF_CONFIG and the devices."),
+    ("list", "devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the "
+     "strategy's own choice."),
+    ("number", "num_virtual_devices", 0, "Logical devices to split the CPU into, to try several "
+     "replicas. 0 turns it off."),
+    ("text", "steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 "
+     "means auto."),
+    ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
+     "off: only at the end."),
+    ("number", "eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end."),
+    ("number", "save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end."),
+    ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 "
+     "turns deletion off: keep all."),
+    ("number", "seed", 0, "Seed of everything random, the same on every worker."),
+    ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
+    ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
+     "keras, saved_model, weights. none (or 0) turns it off."),
+)  # fmt: skip
+NAMES = tuple(name for _, name, _, _ in _FLAGS)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
-    text, number = flags.DEFINE_string, flags.DEFINE_integer
-    common: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
-    text(
-        "model_dir",
-        "",
-        "Directory where the run lives: checkpoints, logs, export. Given again, the "
-        "run resumes. Empty: nothing is kept.",
-        **common,
-    )
-    number(
-        "train_steps",
-        1000,
-        "Steps to complete in all, resumed ones included. 0 turns it off: "
-        "train until the data ends.",
-        lower_bound=0,
-        **common,
-    )
-    flags.DEFINE_float(
-        "epochs",
-        0.0,
-        "Passes over the training data in all, instead of --train_steps. 0 turns it off.",
-        lower_bound=0.0,
-        **common,
-    )
-    number(
-        "global_batch_size",
-        128,
-        "Examples in one step, over all replicas of all workers.",
-        lower_bound=1,
-        **common,
-    )
-    flags.DEFINE_enum(
-        "strategy",
-        "auto",
-        ["auto", "default", "one_device", "mirrored", "multi_worker"],
-        "How to distribute; auto looks at TF_CONFIG and the devices.",
-        **common,
-    )
-    flags.DEFINE_list(
-        "devices",
-        [],
-        "Devices for one_device and mirrored, such as cpu:0,cpu:1. "
-        "Empty: the strategy's own choice.",
-        **common,
-    )
-    number(
-        "num_virtual_devices",
-        0,
-        "Logical devices to split the CPU into, to try several replicas. 0 turns it off.",
-        lower_bound=0,
-        **common,
-    )
-    text(
-        "steps_per_loop",
-        "auto",
-        "Steps in one graph call, or auto for about half a second. 0 means auto.",
-        **common,
-    )
-    number(
-        "log_every_steps",
-        100,
-        "Steps between reports of the training numbers. 0 turns it off: only at the end.",
-        lower_bound=0,
-        **common,
-    )
-    number(
-        "eval_every_steps",
-        0,
-        "Steps between evaluations. 0 turns it off: only at the end.",
-        lower_bound=0,
-        **common,
-    )
-    number(
-        "save_every_steps",
-        500,
-        "Steps between checkpoints. 0 turns it off: only at the end.",
-        lower_bound=0,
-        **common,
-    )
-    text(
-        "keep",
-        "5",
-        "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 turns "
-        "deletion off: keep all.",
-        **common,
-    )
-    number(
-        "seed", 0, "Seed of everything random, the same on every worker.", lower_bound=0, **common
-    )
-    flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.", **common)
-    text(
-        "export",
-        "keras,saved_model",
-        "Formats to write into model_dir/export at the end, of keras, "
-        "saved_model, weights. none (or 0) turns it off.",
-        **common,
-    )
-
-
-NAMES = (
-    "model_dir", "train_steps", "epochs", "global_batch_size", "strategy", "devices",
-    "num_virtual_devices", "steps_per_loop", "log_every_steps", "eval_every_steps",
-    "save_every_steps", "keep", "seed", "mode", "export",
-)  # fmt: skip
+    where: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
+    for kind, name, default, text in _FLAGS:
+        if kind == "word":
+            flags.DEFINE_enum(name, default[0], default, text, **where)
+        elif kind == "text":
+            flags.DEFINE_string(name, default, text, **where)
+        elif kind == "list":
+            flags.DEFINE_list(name, default, text, **where)
+        elif kind == "real":
+            flags.DEFINE_float(name, default, text, lower_bound=0.0, **where)
+        else:
+            least = 1 if kind == "positive" else 0
+            flags.DEFINE_integer(name, default, text, lower_bound=least, **where)
 
 
 def run(trainer: Callable[..., Any], **settings: Any) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-
 from ctl.errors import UsageError
 
 

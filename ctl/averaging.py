@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
-
 from ctl.errors import UsageError
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
 from ctl.arrays import ArrayData, from_arrays
 from ctl.errors import UsageError
 from ctl.strategies import Placement, placement, word_of

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-
 from ctl.errors import UsageError
 from ctl.strategies import Placement
 

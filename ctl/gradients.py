@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-
 from ctl.errors import UsageError
 
 NON_FINITE_MESSAGE = "gradient norm is not finite"

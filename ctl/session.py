@@ -3,17 +3,13 @@
 Functions here take the trainer; what they keep between calls is a `Session`.
 """
 
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-
-from ctl import checks, data, gradients, signals, strategies
+from ctl import checks, data, gradients, signals, strategies, telling
 from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
@@ -21,7 +17,7 @@ from ctl.errors import NonFiniteError, PeerLostError, Stopped, UsageError
 from ctl.loops.graph import ReplicaStep, StepLoop
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
-from ctl.reports.protocol import Ended, RunInfo, Saved, Started
+from ctl.reports.protocol import Ended, Saved, Started
 from ctl.state import State, collect
 from ctl.version import __version__
 
@@ -95,33 +91,19 @@ def train(
     """One call of `Trainer.train`."""
     checks.methods(trainer, "train")
     total, batches = _open_train(trainer, session, steps, epochs)
-    with_eval = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
-    reports = _reports(trainer, session)
-    session.running = reports
-    run = Synchronous(
-        loop=_loop(trainer, session, "train"), intervals=trainer.intervals,
-        agreement=session.agreement, is_chief=trainer.placement.is_chief, reports=reports,
-        actions=Actions(
-            evaluate=(lambda: evaluate(trainer, session)) if with_eval else None,
-            save=lambda *what: _save(trainer, session, batches.mode, *what),
-            learning_rate=lambda: _learning_rate(trainer.optimizer),
-            after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
-            save_after_evaluation=getattr(getattr(session.manager, "keep", None), "best", None)
-            is not None,
-        ),
-    )  # fmt: skip
-    run.restore(session.loop_state)
+    reports = session.running = telling.reports_of(trainer, session.reports)
+    run = _synchronous(trainer, session, batches.mode, reports)
     start, started = session.step, time.time()
-    reports.note(
-        Started(start, total, _info(trainer, session, batches), _resumed_line(session, total))
-    )
-    reason = "failed"
-    paths: list[str] = []
+    telling.write_config(trainer)
+    info = telling.run_info(trainer, session.state, batches)
+    reports.note(Started(start, total, info, telling.resumed_line(session.resumed, total)))
+    session.resumed = None  # said once
+    reason, paths = "failed", []
     try:
         with signals.Signals() as received:
             reason = run.run(batches, step=start, steps=total, signals=received)
-            if reason == "data ended" and session.step == start and not session.examples:
-                raise UsageError("train_data ended before its first batch; expected at least one.")
+        if reason == "data ended" and session.step == start and not session.examples:
+            raise UsageError("train_data ended before its first batch; expected at least one.")
         if formats and reason != "signal":
             paths = trainer.export(*formats)
         session.agreement.sum([0.0])  # leave together
@@ -132,10 +114,9 @@ def train(
             raise error from e
         raise
     finally:
-        seen = _summary(trainer, run, session.step - start, time.time() - started, paths)
-        reports.note(
-            Ended(session.step, "stopped by a signal" if reason == "signal" else reason, seen)
-        )
+        seen = telling.summary_of(trainer, run, session.step - start, time.time() - started, paths)
+        how = "stopped by a signal" if reason == "signal" else reason
+        reports.note(Ended(session.step, how, seen))
         session.running = None
         session.loops["train"].release()
     if reason == "signal" and received.received is not None:
@@ -145,6 +126,28 @@ def train(
             signals.exit_code(received.received),
         )
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+
+
+def _synchronous(trainer: Any, session: Session, mode: str, reports: ReportGroup) -> Synchronous:
+    """The loop of one call of `train`, where a restored one was left."""
+    with_eval = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
+    keep = getattr(session.manager, "keep", None)
+    run = Synchronous(
+        loop=_loop(trainer, session, "train"),
+        intervals=trainer.intervals,
+        agreement=session.agreement,
+        is_chief=trainer.placement.is_chief,
+        reports=reports,
+        actions=Actions(
+            evaluate=(lambda: evaluate(trainer, session)) if with_eval else None,
+            save=lambda *what: _save(trainer, session, mode, *what),
+            learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
+            after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
+            save_after_evaluation=getattr(keep, "best", None) is not None,
+        ),
+    )
+    run.restore(session.loop_state)
+    return run
 
 
 def evaluate(trainer: Any, session: Session) -> dict[str, float]:
@@ -172,7 +175,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
 
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
     """Tells the reports about an evaluation outside a run."""
-    reports = _reports(trainer, session)
+    reports = telling.reports_of(trainer, session.reports)
     reports.write(session.step, means, "eval")
     reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 
@@ -244,80 +247,6 @@ def _same_everywhere(agreement: Agreement, place, step: int) -> None:
         )
 
 
-def _reports(trainer: Any, session: Session) -> ReportGroup:
-    if not trainer.placement.is_chief:
-        return ReportGroup([])
-    if session.reports is not None:
-        return ReportGroup(session.reports)
-    from ctl.reports.console import ConsoleReport
-    from ctl.reports.jsonl import JsonlReport
-    from ctl.reports.tensorboard import TensorBoardReport
-
-    reports: list = [ConsoleReport()]
-    if trainer.model_dir:
-        reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
-        reports.append(TensorBoardReport(f"{trainer.model_dir}/logs"))
-    return ReportGroup(reports)
-
-
-def _info(trainer: Any, session: Session, batches: data.Batches) -> RunInfo:
-    place = trainer.placement
-    owned = collect(trainer)
-    models = [n for n, t in owned.items() if not hasattr(t, "apply_gradients")]
-    parameters = tuple(
-        (name, tuple(v.shape.as_list()), v.dtype.name, bool(v.trainable))
-        for name, v in session.state.variables.items()
-        if name.split("/")[0] in models
-    )
-    policy = getattr(trainer.model, "dtype_policy", None)
-    word = strategies.word_of(trainer.strategy)
-    config = {
-        "model": type(trainer).__name__, "strategy": word, "workers": place.num_workers,
-        "replicas": place.num_replicas, "global_batch_size": trainer.global_batch_size,
-        "seed": trainer.seed, "steps_per_loop": trainer.intervals.steps_per_loop,
-        "gradients": {k: v for k, v in vars(trainer.gradients).items() if v not in (None, 1)},
-        **trainer.hparams,
-        "tensorflow": tf.__version__, "ctl": __version__,
-    }  # fmt: skip
-    if place.is_chief and trainer.model_dir:
-        text = json.dumps(config, indent=1, default=str)
-        temporary = Path(trainer.model_dir) / f".config-{os.getpid()}.json"
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(Path(trainer.model_dir) / "config.json")
-    return RunInfo(
-        model=type(trainer).__name__, strategy=word, num_workers=place.num_workers,
-        num_replicas=place.num_replicas, global_batch_size=trainer.global_batch_size,
-        data=batches.description, precision=getattr(policy, "name", "float32"), seed=trainer.seed,
-        model_dir=trainer.model_dir, parameters=parameters, config=config,
-        hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
-    )  # fmt: skip
-
-
-def _resumed_line(session: Session, total: int | None) -> str | None:
-    if session.resumed is None or session.step == 0:
-        return None
-    share = f" ({100 * session.step / total:.0f} %)" if total else ""
-    secs = max(0.0, time.time() - session.resumed.created)
-    age = (
-        f"{secs:.0f} s"
-        if secs < 120
-        else f"{secs / 60:.0f} min"
-        if secs < 7200
-        else (f"{secs / 3600:.0f} h" if secs < 172800 else f"{secs / 86400:.0f} days")
-    )
-    return f"resuming at step {session.step}{share}, saved {age} ago"
-
-
-def _learning_rate(optimizer: Any) -> float | None:
-    """The current learning rate of a Keras optimizer, schedules included; None if there is none."""
-    try:
-        rate = optimizer.learning_rate
-        rate = rate(optimizer.iterations) if callable(rate) else rate
-        return float(rate.numpy() if hasattr(rate, "numpy") else rate)
-    except (AttributeError, TypeError, ValueError):
-        return None
-
-
 def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
     """TensorFlow's error as one of ours where we know better."""
     text = str(error)
@@ -337,25 +266,3 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
             f"({text.splitlines()[0][:200]}). Its own log tells why."
         )
     return error
-
-
-def _summary(trainer: Any, run: Synchronous, steps: int, secs: float, paths: list[str]) -> dict:
-    """Label -> value for the last lines a person sees."""
-    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    rate = run.steps_per_sec()
-    if rate:
-        summary["speed"] = f"{rate:,.1f} steps/s"
-    shown = run.metrics or run.means
-    summary |= {
-        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
-        for k, v in shown.items() if not k.startswith("gradient_norm")
-    }  # fmt: skip
-    directory = trainer.model_dir
-    if directory:
-        summary |= {"checkpoints": f"{directory}/checkpoints"}
-        summary |= {"export": ", ".join(paths)} if paths else {}
-        summary |= {
-            "logs": f"{directory}/logs",
-            "TensorBoard": f"tensorboard --logdir {directory}/logs",
-        }
-    return summary

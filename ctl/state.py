@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
-
 from ctl.errors import CheckpointError
 from ctl.gradients import is_keras3
 from ctl.strategies import Placement

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
-
 from ctl import cluster as cluster_lib
 from ctl import quiet
 from ctl.errors import UsageError

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-
 from ctl import averaging, checks, gradients, session, strategies
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager

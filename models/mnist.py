@@ -14,12 +14,8 @@ from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam, for one replica.")
-LR_SCALING = flags.DEFINE_enum(
-    "lr_scaling",
-    "none",
-    ["none", "linear", "sqrt"],
-    "How the learning rate grows with the number of replicas.",
-)
+LR_SCALING = flags.DEFINE_enum("lr_scaling", "none", ["none", "linear", "sqrt"],
+                               "How the learning rate grows with the replicas.")  # fmt: skip
 DROPOUT = flags.DEFINE_float("dropout", 0.0, "Share of the dense units to drop. 0 turns it off.")
 
 
@@ -30,25 +26,21 @@ class Mnist(ctl.Trainer):
         self, data="shipped", learning_rate=1e-3, lr_scaling="none", dropout=0.0, **options
     ):
         super().__init__(**options)
-        self.arrays = digits.load(data)
-        self.learning_rate = ctl.scale_learning_rate(
-            learning_rate, self.placement.num_replicas, lr_scaling
-        )
-        self.dropout = dropout
+        self.arrays, self.dropout = digits.load(data), dropout
+        replicas = self.placement.num_replicas
+        self.learning_rate = ctl.scale_learning_rate(learning_rate, replicas, lr_scaling)
 
     def build(self):
-        self.model = keras.Sequential(
-            [
-                keras.Input((28, 28)),
-                keras.layers.Rescaling(1 / 255),
-                keras.layers.Reshape((28, 28, 1)),
-                keras.layers.Conv2D(32, 3, activation="relu"),
-                keras.layers.Flatten(),
-                keras.layers.Dense(128, activation="relu"),
-                *([keras.layers.Dropout(self.dropout)] if self.dropout else []),
-                keras.layers.Dense(10),
-            ]
-        )
+        self.model = keras.Sequential([
+            keras.Input((28, 28)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Reshape((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            *([keras.layers.Dropout(self.dropout)] if self.dropout else []),
+            keras.layers.Dense(10),
+        ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
 
     def train_data(self, batch_size):

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 import tensorflow as tf
-
 from ctl import gradients as gradient_path
 from ctl.averaging import Totals
 from ctl.data import Batches, num_rows, take_rows

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
 from ctl.averaging import Totals
 
 _TARGET_SECS = 0.5  # of one loop: long enough to hide Python, short enough to stop soon

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from ctl.agreement import Agreement
 from ctl.data import Batches
 from ctl.every import Every, Intervals, Timers

@@ -6,10 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 from ctl.reports.console_text import (
     duration,
     farewell,
@@ -21,6 +17,9 @@ from ctl.reports.console_text import (
 )
 from ctl.reports.pace import Pace
 from ctl.reports.protocol import Ended, Event, Progressed, Saved, Started
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 _BAR_COLUMNS = (10, 40)  # at least, at most
 _GAP = "  "

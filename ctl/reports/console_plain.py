@@ -4,8 +4,6 @@ import io
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from rich.console import Console, RenderableType
-
 from ctl.reports.console_text import (
     duration,
     farewell,
@@ -17,6 +15,7 @@ from ctl.reports.console_text import (
 )
 from ctl.reports.pace import Pace
 from ctl.reports.protocol import Ended, Event, Progressed, Saved, Started
+from rich.console import Console, RenderableType
 
 _HEADER_WIDTH = 200
 

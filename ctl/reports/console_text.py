@@ -8,12 +8,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ctl.reports.parameters import parameter_rows, parameter_total
+from ctl.reports.protocol import Ended, RunInfo, Started
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-
-from ctl.reports.parameters import parameter_rows, parameter_total
-from ctl.reports.protocol import Ended, RunInfo, Started
 
 _MOST_PARAMETER_ROWS = 20
 _RATES = {"steps_per_sec": "steps/s", "examples_per_sec": "examples/s"}

@@ -5,13 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ctl.reports.parameters import Parameter, parameter_rows, parameter_total
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
-
-from ctl.reports.parameters import Parameter, parameter_rows, parameter_total
 
 CONFIGURATION_TAG = "configuration"
 MODEL_TAG = "model"

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto import event_pb2
-
 from ctl.reports.event_files import EventFolder
 from ctl.reports.protocol import Ended, Started, Traced
 from ctl.reports.summaries import (
@@ -26,6 +24,7 @@ from ctl.reports.summaries import (
     session_start_summary,
     text_summary,
 )
+from tensorboard.compat.proto import event_pb2
 
 
 class TensorBoardLog:

@@ -1,0 +1,138 @@
+"""What a run tells its reports: the header, the resumed line, the summary, the configuration."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from ctl import strategies
+from ctl.checkpoints.protocol import Manifest
+from ctl.data import Batches
+from ctl.loops.synchronous import Synchronous
+from ctl.reports.group import ReportGroup
+from ctl.reports.protocol import RunInfo
+from ctl.state import State, collect
+from ctl.version import __version__
+
+
+def reports_of(trainer: Any, given: Sequence | None) -> ReportGroup:
+    """The given reports, or the default ones; none but on the chief."""
+    if not trainer.placement.is_chief:
+        return ReportGroup([])
+    if given is not None:
+        return ReportGroup(given)
+    from ctl.reports.console import ConsoleReport
+    from ctl.reports.jsonl import JsonlReport
+    from ctl.reports.tensorboard import TensorBoardReport
+
+    reports: list = [ConsoleReport()]
+    if trainer.model_dir:
+        reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
+        reports.append(TensorBoardReport(f"{trainer.model_dir}/logs"))
+    return ReportGroup(reports)
+
+
+def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
+    """What does not change during a run."""
+    place = trainer.placement
+    models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]
+    parameters = tuple(
+        (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
+        for name, v in state.variables.items()
+        if name.split("/")[0] in models
+    )
+    policy = getattr(trainer.model, "dtype_policy", None)
+    return RunInfo(
+        model=type(trainer).__name__,
+        strategy=strategies.word_of(trainer.strategy),
+        num_workers=place.num_workers,
+        num_replicas=place.num_replicas,
+        global_batch_size=trainer.global_batch_size,
+        data=batches.description,
+        precision=getattr(policy, "name", "float32"),
+        seed=trainer.seed,
+        model_dir=trainer.model_dir,
+        parameters=parameters,
+        config=configuration(trainer),
+        hparams={
+            "global_batch_size": trainer.global_batch_size,
+            "seed": trainer.seed,
+            **trainer.hparams,
+        },
+    )
+
+
+def configuration(trainer: Any) -> dict[str, Any]:
+    """Everything a run was made of, JSON-able."""
+    place, intervals = trainer.placement, trainer.intervals
+    return {
+        "model": type(trainer).__name__,
+        "strategy": strategies.word_of(trainer.strategy),
+        "workers": place.num_workers,
+        "replicas": place.num_replicas,
+        "global_batch_size": trainer.global_batch_size,
+        "seed": trainer.seed,
+        "steps_per_loop": intervals.steps_per_loop,
+        **{f"{n}_every": str(getattr(intervals, n)) for n in ("log", "evaluate", "save")},
+        "gradients": str(trainer.gradients),
+        **trainer.hparams,
+        "tensorflow": tf.__version__,
+        "ctl": __version__,
+    }
+
+
+def write_config(trainer: Any) -> None:
+    """`model_dir/config.json`, by the chief."""
+    if not trainer.placement.is_chief or not trainer.model_dir:
+        return
+    final = Path(trainer.model_dir) / "config.json"
+    temporary = final.with_name(f".config-{os.getpid()}.json")
+    text = json.dumps(configuration(trainer), indent=1, default=str)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(final)
+
+
+def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
+    """One line about where a run goes on, with its age; None on a fresh start."""
+    if manifest is None or manifest.step == 0:
+        return None
+    share = f" ({100 * manifest.step / total:.0f} %)" if total else ""
+    secs = max(0.0, time.time() - manifest.created)
+    units = ((172800, 86400, "days"), (7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
+    size, unit = next((size, unit) for least, size, unit in units if secs >= least)
+    return f"resuming at step {manifest.step}{share}, saved {secs / size:.0f} {unit} ago"
+
+
+def learning_rate_of(optimizer: Any) -> float | None:
+    """The current learning rate of a Keras optimizer, schedules included; None if there is none."""
+    try:
+        rate = optimizer.learning_rate
+        rate = rate(optimizer.iterations) if callable(rate) else rate
+        return float(rate.numpy() if hasattr(rate, "numpy") else rate)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, paths: list[str]) -> dict:
+    """Label -> value for the last lines a person sees."""
+    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
+    rate = run.steps_per_sec()
+    if rate:
+        summary["speed"] = f"{rate:,.1f} steps/s"
+    shown = run.metrics or run.means
+    summary |= {
+        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
+        for k, v in shown.items() if not k.startswith("gradient_norm")
+    }  # fmt: skip
+    directory = trainer.model_dir
+    if directory:
+        summary |= {"checkpoints": f"{directory}/checkpoints"}
+        summary |= {"export": ", ".join(paths)} if paths else {}
+        summary |= {
+            "logs": f"{directory}/logs",
+            "TensorBoard": f"tensorboard --logdir {directory}/logs",
+        }
+    return summary

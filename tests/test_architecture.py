@@ -1,0 +1,155 @@
+"""The shape of the code: levels, budgets, public names, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import ctl
+import pytest
+from conftest import ROOT, environment
+
+# A module imports strictly lower levels. Everything in a folder has the folder's level, unless named.
+LEVELS = {
+    "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1,
+    "strategies": 2, "averaging": 2, "gradients": 2, "arrays": 2, "flags_help": 2,
+    "agreement": 3, "data": 3, "state": 3, "export": 3,
+    "reports": 4, "checkpoints": 4,
+    "checks": 5, "loops": 5, "telling": 6,
+    "session": 7, "trainer": 8, "app": 9,
+    "launch": 2, "cli": 3, "__main__": 4, "__init__": 10,
+}  # fmt: skip
+WITHIN = {
+    "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
+                "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
+                "tensorboard", "console"],
+    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only"],
+    "loops": ["pace", "graph", "synchronous"],
+    "launch": ["ports", "logs", "gang", "supervisor", "command"],
+}  # fmt: skip
+FILES = sorted((ROOT / "ctl").rglob("*.py"))
+MODELS = sorted((ROOT / "models").rglob("*.py"))
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals")
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "ctl").with_suffix("").parts)
+
+
+def imported(path: Path) -> list[str]:
+    """Modules of ctl that a file imports, as "reports.protocol"; type-checking blocks are left out."""
+    names = []
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                deep = f"{node.module}.{alias.name}"
+                is_module = (ROOT / (deep.replace(".", "/") + ".py")).exists()
+                names.append(deep if is_module else node.module)
+    return [n.removeprefix("ctl.") for n in names if n.startswith("ctl.")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_module_imports_lower_levels_only(path):
+    me = name_of(path)
+    folder, _, inner = me.partition(".")
+    for other in imported(path):
+        other_folder, _, other_inner = other.partition(".")
+        if folder == other_folder:
+            order = WITHIN[folder]
+            if inner in ("__init__", "__main__"):
+                continue
+            assert order.index(other_inner) < order.index(inner), f"{me} imports {other}"
+        else:
+            assert LEVELS[other_folder] < LEVELS[folder], f"{me} imports {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_relies_on_the_package_s_own_init(path):
+    if name_of(path) == "__init__":
+        return
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert "ctl" not in [a.name for a in node.names]
+        if isinstance(node, ast.ImportFrom) and node.module == "ctl":
+            modules = {p.stem for p in FILES} | {p.parent.name for p in FILES}
+            assert {a.name for a in node.names} <= modules
+
+
+@pytest.mark.parametrize("path", [*FILES, *MODELS], ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_functions_and_classes_are_within_budget(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 350
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno - node.lineno + 1 <= 50, f"{node.name} is too long"
+            if node.name == "__init__":
+                count = len(node.args.args) - 1 + len(node.args.kwonlyargs)
+                assert count <= 7, f"a constructor of {count} arguments"
+        if isinstance(node, ast.ClassDef):
+            methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+            assert len(methods) <= 15, f"{node.name} has {len(methods)} methods"
+
+
+def test_no_module_is_called_after_what_did_not_fit_elsewhere():
+    bad = {"utils", "util", "common", "misc", "helpers"}
+    assert not bad & {p.stem for p in FILES} | bad & {p.parent.name for p in FILES}
+
+
+def test_models_use_only_the_public_names():
+    for path in MODELS:
+        for name in imported(path):
+            assert name == "errors", f"{path.name} imports ctl.{name}; use `import ctl`"
+
+
+def test_the_public_names_are_a_promise():
+    assert sorted(ctl.__all__) == sorted([
+        "Agreement", "CheckpointError", "CheckpointManager", "ChiefOnlyCheckpoints", "ConsoleReport",
+        "CtlError", "Every", "Gradients", "Intervals", "JsonlReport", "Keep", "Manifest",
+        "MemoryCheckpoints", "MemoryReport", "NonFiniteError", "NullCheckpoints", "NullReport",
+        "PeerLostError", "Report", "Stopped", "TensorBoardReport", "Trainer", "UsageError",
+        "__version__", "from_arrays", "make_strategy", "run", "scale_learning_rate", "shard",
+    ])  # fmt: skip
+    for name in ctl.__all__:
+        assert getattr(ctl, name) is not None
+    with pytest.raises(AttributeError, match="Trainer"):
+        _ = ctl.Trainr
+
+
+def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
+    modules = ["ctl", *(f"ctl.{m}" for m in PURE), "ctl.launch.command", "ctl.checkpoints.commit"]
+    code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_the_step_is_at_most_five_frames_below_train():
+    import traceback
+
+    from small_models import Small, every_step
+
+    frames = []
+
+    class Watched(Small):
+        def train_step(self, batch):
+            frames[:] = [
+                f.name
+                for f in traceback.extract_stack()
+                if f.filename.startswith(str(ROOT / "ctl"))
+            ]
+            return super().train_step(batch)
+
+    Watched(strategy="default", intervals=every_step(), reports=[]).train(1)
+    below = frames[frames.index("train") + 1 :]
+    assert len(below) <= 5, below
