@@ -17,7 +17,9 @@ class Agreement:
         self.num_workers = place.num_workers
         self._strategy = strategy
         self._shares = place.num_local_replicas
-        self._function = tf.function(self._all_reduce, autograph=False, reduce_retracing=True)
+        self._function = tf.function(
+            self._all_reduce, autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)]
+        )
 
     def sum(self, values) -> np.ndarray:
         """`[n]` on each worker -> `[n]`, the sum over workers, the same everywhere."""

@@ -74,7 +74,7 @@ class ArrayData:
                 rows = first + r * b + tf.range(b, dtype=tf.int64)
             else:
                 rows = tf.range(first + n * r // num_replicas, first + n * (r + 1) // num_replicas)
-            index = self._index(rows, seed)
+            index = self._index(rows, seed) if fixed else self._index_of_any(rows, seed)
             return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
 
         dataset = tf.data.Dataset.range(
@@ -87,6 +87,10 @@ class ArrayData:
 
     def _turns(self, start: int, total: int) -> int:
         return max(0, -(-(total - start) // self.batch_size))
+
+    def _index_of_any(self, rows, seed: int):
+        """As `_index`, also for no rows at all, which RandomIndexShuffle refuses."""
+        return self._index(tf.concat([rows, [0]], axis=0), seed)[:-1]
 
     def _index(self, rows, seed: int):
         """Places in the endless order `[b]` -> indices of examples `[b]`."""

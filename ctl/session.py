@@ -263,6 +263,21 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
     if trainer.placement.num_workers > 1 and isinstance(error, _PEER_ERRORS):
         return PeerLostError(
             f"Step {session.step}: another worker is gone or cannot be reached "
-            f"({text.splitlines()[0][:200]}). Its own log tells why."
+            f"({_first_telling_line(text)}). Its own log tells why."
         )
     return error
+
+
+def _first_telling_line(text: str) -> str:
+    """The first line of a TensorFlow error that is more than a heading."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling_words = (
+        "aborted",
+        "reset by peer",
+        "closed",
+        "unhealthy",
+        "timed out",
+        "failed to connect",
+    )
+    known = [line for line in lines if any(word in line for word in telling_words)]
+    return (known or lines or [""])[0][:200]

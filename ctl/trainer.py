@@ -133,7 +133,9 @@ class Trainer:
         Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
         after a signal and a checkpoint.
         """
-        return session.train(self, self._prepared(), steps=steps, epochs=epochs, formats=tuple(export))
+        return session.train(
+            self, self._prepared(), steps=steps, epochs=epochs, formats=tuple(export)
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""

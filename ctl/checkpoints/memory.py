@@ -20,6 +20,10 @@ class MemoryCheckpoints:
             del self._kept[old.step]
         return f"memory:{manifest.step}" if state.placement.is_chief else None
 
+    def steps(self) -> list[int]:
+        """Steps of the kept states, ascending."""
+        return sorted(self._kept)
+
     def restore(self, state: State, step: int | None = None) -> Manifest | None:
         """Assigns the kept values; see CheckpointManager."""
         if step is None and not self._kept:
@@ -27,7 +31,7 @@ class MemoryCheckpoints:
         step = max(self._kept) if step is None else step
         if step not in self._kept:
             raise CheckpointError(
-                f"There is no checkpoint of step {step} in memory; there are {sorted(self._kept)}."
+                f"There is no checkpoint of step {step} in memory; there are {self.steps()}."
             )
         manifest, values = self._kept[step]
         state.check_matches(manifest.variables, f"memory:{step}")

@@ -56,8 +56,10 @@ def _read(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
         return None, []
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
-        cure = f"write the command after `--`: {_EXAMPLE}" if split == len(argv) else (
-            "see `ctl launch --help`; options of the command go after `--`"
+        cure = (
+            f"write the command after `--`: {_EXAMPLE}"
+            if split == len(argv)
+            else ("see `ctl launch --help`; options of the command go after `--`")
         )
         raise UsageError(f"{unknown[0]!r} is not an option of the launcher; {cure}")
     if not command:
@@ -78,26 +80,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     job = parser.add_argument_group("the job")
     job.add_argument(
-        "--workers", type=_workers, default=1, metavar="N",
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
         help="how many workers to start (default: 1)",
     )
     job.add_argument(
-        "--chief", action="store_true",
+        "--chief",
+        action="store_true",
         help="start a chief beside them, one process more (default: worker 0 is the chief)",
     )
     job.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS",
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
         help="this machine's address in TF_CONFIG, IPv4 (default: 127.0.0.1)",
     )
     logs = parser.add_argument_group("logs")
     logs.add_argument(
-        "--log_dir", metavar="DIR",
+        "--log_dir",
+        metavar="DIR",
         help="where job_0.log, job_1.log, ... go, the chief's first (default: workers/ in the "
         "command's --model_dir, or a new temporary directory)",
     )
     ending = parser.add_argument_group("ending")
     ending.add_argument(
-        "--grace_secs", type=_secs, default=30.0, metavar="SECS",
+        "--grace_secs",
+        type=_secs,
+        default=30.0,
+        metavar="SECS",
         help="seconds from SIGTERM (or a Ctrl-C passed on) to SIGKILL, and for workers to end "
         "once the chief is done (default: 30)",
     )
@@ -142,7 +154,7 @@ def _log_dir(asked: str | None, command: list[str]) -> Path:
     model_dir = _model_dir(command)
     if asked:
         log_dir = Path(asked)
-    elif model_dir and "://" not in model_dir:     # an object store's address is no local path
+    elif model_dir and "://" not in model_dir:  # an object store's address is no local path
         log_dir = Path(model_dir) / "workers"
     else:
         return Path(tempfile.mkdtemp(prefix="ctl-launch-"))

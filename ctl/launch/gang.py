@@ -24,8 +24,8 @@ from ctl.errors import EXIT_FAILED, UsageError
 from ctl.launch.logs import ConsoleCopy, log_path
 
 _POLL_SECS = 0.05
-_KILL_SECS = 10.0              # a killed process that is not gone by then is left to the kernel
-_PR_SET_PDEATHSIG = 1          # <linux/prctl.h>
+_KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def name(task: Cluster) -> str:
@@ -86,7 +86,7 @@ class Gang:
                     with open(self.log(task), "wb") as file:
                         self._spawn(task, file.fileno())
             finally:
-                self._console.start()      # after the last fork: threads and forks do not mix
+                self._console.start()  # after the last fork: threads and forks do not mix
         except OSError as e:
             self.end(0.0)
             raise UsageError(
@@ -169,7 +169,7 @@ class Gang:
 class _Process:
     task: Cluster
     popen: subprocess.Popen
-    started_secs: float        # time.monotonic
+    started_secs: float  # time.monotonic
 
 
 def _kill_group(pid: int) -> None:
@@ -193,7 +193,7 @@ def _die_with_launcher() -> Callable[[], None] | None:
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher_pid:       # it was gone before the kernel knew of our wish
+        if os.getppid() != launcher_pid:  # it was gone before the kernel knew of our wish
             os._exit(EXIT_FAILED)
 
     return in_child

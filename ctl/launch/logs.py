@@ -22,19 +22,19 @@ import threading
 import time
 from pathlib import Path
 
-_CONSOLE = 1                   # file descriptor of the launcher's stdout
+_CONSOLE = 1  # file descriptor of the launcher's stdout
 _READ_BYTES = 65536
-_WAKE_SECS = 0.1               # how soon the copy notices `finish` and a new window size
-_DRAIN_SECS = 1.0              # for output still under way when the process has ended
-_CONSOLE_SECS = 10.0           # for a console that takes it slowly, such as a pager
-_OVERWRITTEN_BYTES = 8192      # more than this without a line end: drop what was written over
-_LINE_BYTES = 65536            # a line longer than this goes to the file in pieces
+_WAKE_SECS = 0.1  # how soon the copy notices `finish` and a new window size
+_DRAIN_SECS = 1.0  # for output still under way when the process has ended
+_CONSOLE_SECS = 10.0  # for a console that takes it slowly, such as a pager
+_OVERWRITTEN_BYTES = 8192  # more than this without a line end: drop what was written over
+_LINE_BYTES = 65536  # a line longer than this goes to the file in pieces
 _TAIL_BYTES = 65536
 
 _ESCAPE = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]"               # colours, cursor moves, erasing
+    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor moves, erasing
     rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, hyperlinks
-    rb"|\x1b[ -/]*[0-~]"                      # the short ones
+    rb"|\x1b[ -/]*[0-~]"  # the short ones
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]")
 
@@ -61,7 +61,7 @@ class TerminalText:
     """Turns the bytes a terminal is sent into the lines a reader would have seen in the end."""
 
     def __init__(self):
-        self._line = b""       # the bytes since the last line end
+        self._line = b""  # the bytes since the last line end
 
     def feed(self, data: bytes) -> bytes:
         """Takes more bytes and returns the lines they complete, each with its line end."""
@@ -127,10 +127,10 @@ class ConsoleCopy:
             if not select.select([self._reader], [], [], _WAKE_SECS)[0]:
                 if self._finish_by_secs is None or time.monotonic() < self._finish_by_secs:
                     continue
-                break                           # a process that left the group holds the writer
+                break  # a process that left the group holds the writer
             try:
                 data = os.read(self._reader, _READ_BYTES)
-            except OSError:                     # how Linux says that a terminal has no writer left
+            except OSError:  # how Linux says that a terminal has no writer left
                 break
             if not data:
                 break
@@ -174,6 +174,6 @@ def _open_terminal() -> tuple[int, int]:
         raise OSError("stdout is not a terminal")
     reader, writer = os.openpty()
     mode = termios.tcgetattr(writer)
-    mode[1] &= ~termios.OPOST                   # the real terminal turns \n into \r\n, once
+    mode[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n, once
     termios.tcsetattr(writer, termios.TCSANOW, mode)
     return reader, writer

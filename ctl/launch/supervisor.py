@@ -22,9 +22,9 @@ from ctl.launch.logs import tail
 from ctl.launch.ports import free_ports
 
 _POLL_SECS = 0.05
-_CAUSE_SECS = 3.0              # after "lost a peer": time for that peer to be seen ending itself
+_CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
 _PORT_CLASH = b"Could not start gRPC server"
-_PORT_CLASH_SECS = 30.0        # workers import TensorFlow before they bind
+_PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 
 
 def say(text: str) -> None:
@@ -155,7 +155,7 @@ def _run(gang: Gang, grace_secs: float, signals: PassedOnSignals) -> Outcome:
         gang.start()
         outcome = watch(gang, grace_secs, signals)
         if outcome.cause and _port_clash(gang):
-            grace_secs = 0.0                   # nothing to save yet, and TensorFlow sits it out
+            grace_secs = 0.0  # nothing to save yet, and TensorFlow sits it out
         if gang.running:
             say(_why_ending(gang, outcome, grace_secs))
         gang.end(grace_secs, outcome.signum or signal.SIGTERM, signals.impatient)
@@ -185,7 +185,7 @@ def _conclude(gang: Gang, outcome: Outcome) -> int:
     if outcome.cause:
         task, log = outcome.cause.task, gang.log(outcome.cause.task)
         say(f"{name(task)} failed first: {outcome.cause}; its log is {log}")
-        if task != gang.tasks[0]:              # the chief's was on the console all along
+        if task != gang.tasks[0]:  # the chief's was on the console all along
             with contextlib.suppress(OSError):
                 print(tail(log), file=sys.stderr, flush=True)
         return outcome.cause.exit_code

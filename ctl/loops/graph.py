@@ -210,7 +210,8 @@ class StepLoop:
         result = self._strategy.run(self._step, (batch,))
         local = self._strategy.experimental_local_results(result)
         if self._counter is not None:
-            self._counter.assign_add(1, read_value=False)
+            with tf.control_dependencies(local):  # a step that fails is not counted
+                self._counter.assign_add(1, read_value=False)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
     @tf.autograph.experimental.do_not_convert
@@ -221,7 +222,7 @@ class StepLoop:
 
         def count(value):
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, tf.int32))
 
-        total = self._strategy.run(count, (tf.cast(here, tf.int32),))
+        total = self._strategy.run(count, (here,))
         return tf.equal(total, self._workers)
