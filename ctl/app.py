@@ -9,6 +9,7 @@ This is the only place that reads the flags below. Settings of a model are flags
 handed to its constructor by name.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -90,14 +91,15 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
     before = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if any(a in ("--help", "-help", "-h", "-?", "--helpshort") for a in before):
-        print(help_text(values, argv[0]))
+        with contextlib.suppress(BrokenPipeError):
+            print(help_text(values, argv[0]), flush=True)
         sys.exit(0)
     try:
         rest = values(argv)
         if len(rest) > 1:
             raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
     except flags.Error as e:
-        _fail(UsageError(f"{e} See --help."))
+        _fail(UsageError(f"{str(e).rstrip('.')}. See --help."))
     with quiet.quiet():  # TensorFlow has absl look for GPUs before main is called
         import tensorflow as tf
 

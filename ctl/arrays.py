@@ -125,6 +125,7 @@ def from_arrays(
     one may hold the end of an epoch and the start of the next. A run of whole epochs ends with a
     short batch. Raises UsageError for arrays of unequal or no length.
     """
+    arrays = _without_lists(arrays)
     flat = tf.nest.flatten(arrays)
     if not flat:
         raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
@@ -137,9 +138,18 @@ def from_arrays(
         )
     if shapes[0][0] == 0:
         raise UsageError("from_arrays got arrays of 0 examples; expected at least one.")
-    if any(np.asarray(a).dtype.hasobject for a in flat):
+    if any(isinstance(a, np.ndarray) and a.dtype.hasobject for a in flat):
         raise UsageError(
             "from_arrays got an array of Python objects; expected numbers or strings of one dtype. "
             "For lists of unequal length write tf.data.Dataset.from_tensor_slices(tf.ragged.constant(...))."
         )
     return ArrayData(tf.nest.pack_sequence_as(arrays, flat), batch_size, shuffle=shuffle, seed=seed)
+
+
+def _without_lists(arrays):
+    """The same structure with tuples for lists, which tf.data would stack into one tensor."""
+    if isinstance(arrays, dict):
+        return type(arrays)((k, _without_lists(v)) for k, v in arrays.items())
+    if isinstance(arrays, (list, tuple)) and not hasattr(arrays, "_fields"):
+        return tuple(_without_lists(a) for a in arrays)
+    return arrays

@@ -6,6 +6,7 @@ means would give 2.25 for [1, 2], [3] and NaN for an empty replica. Scalars are 
 replicas.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,6 +42,7 @@ class Totals:
 
     def __init__(self):
         self.names: tuple[str, ...] = ()
+        self._tracing = threading.local()  # replicas trace in threads, in turns
 
     def pack(
         self, scores: Mapping[str, tf.Tensor], num_examples, norms: Sequence[tf.Tensor] = ()
@@ -61,7 +63,7 @@ class Totals:
             raise UsageError(
                 f"the step returned {extra[0]!r}, which ctl reports; choose another name."
             )
-        self.names = names + extra
+        self.names = self._tracing.names = names + extra
         if not self.names:
             return tf.zeros([0, 2], tf.float64)
         pairs += [(norm, 1.0) for norm in norms]
@@ -69,8 +71,8 @@ class Totals:
 
     def append(self, packed: tf.Tensor, norms: Sequence[tf.Tensor]) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
-        names, rows = self.names, self.pack({}, 0, norms)
-        self.names = names + self.names
+        names, rows = self._tracing.names, self.pack({}, 0, norms)
+        self.names = names + self._tracing.names
         return tf.concat([packed, rows], axis=0)
 
     @staticmethod

@@ -63,12 +63,12 @@ def optimizers(trainer: Any) -> None:
     for name, thing in vars(trainer).items():
         keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
         if name == "optimizer" and thing is not None:
-            gradients.check_optimizer(thing, name)
+            gradients.check_optimizer(thing, name, trainer.placement.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if trainer.model is not None:
                 gradients.build_slots(thing, trainer.model.trainable_variables)
         elif keras_like:
-            gradients.check_optimizer(thing, name)
+            gradients.check_optimizer(thing, name, trainer.placement.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if not getattr(thing, "built", True):
                 raise UsageError(

@@ -21,6 +21,7 @@ from ctl.arrays import ArrayData, from_arrays
 from ctl.errors import UsageError
 from ctl.strategies import Placement, placement, word_of
 
+TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 _POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
     "data": tf.data.experimental.AutoShardPolicy.DATA,
@@ -50,7 +51,8 @@ class Batches:
 
     Attributes:
       iterator: what the graph loop takes; its type is the same for every opening of one source.
-      steps: global batches from the start of the data to its end; None: endless or unknown.
+      steps: global batches from here to the end of the data; None: endless or unknown.
+      examples: from the start of the data to its end, where that is not a matter of whole batches.
       ends_unknown: the data ends, nobody knows when: the loop asks before every step.
       steps_per_epoch: None if unknown; not always whole.
       mode: "indexed", "skip": how a position is found again.
@@ -63,6 +65,7 @@ class Batches:
     steps_per_epoch: float | None
     mode: str
     description: str
+    examples: int | None = None
 
 
 def open_train(
@@ -94,7 +97,11 @@ def open_train(
     else:
         steps = count
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    dataset = source.skip(start_examples // global_batch_size) if start_examples else source
+    skipped = start_examples // global_batch_size
+    dataset = _rows_checked(source, global_batch_size)
+    dataset = dataset.skip(skipped) if skipped else dataset
+    if steps is not None:
+        steps = max(0, steps - skipped)
     return Batches(
         iterator=_iterator(dataset, strategy, place),
         steps=None if _sharded_by_tensorflow(source, place) else steps,
@@ -144,11 +151,12 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
     order = "shuffled" if data.shuffle else "in order"
     return Batches(
         iterator=_from_replica_batches(replica_batches, strategy, place),
-        steps=None if total is None else math.ceil(total / data.batch_size),
+        steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
         ends_unknown=False,
         steps_per_epoch=data.num_examples / data.batch_size,
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
+        examples=total,
     )
 
 
@@ -203,14 +211,16 @@ def _one(batch: tuple):
 
 
 def num_rows(batch):
-    """Examples in a batch: an int where static, else a scalar tensor."""
+    """Examples in a batch: an int where static, else a scalar tensor (None for a mere spec)."""
     first = tf.nest.flatten(batch)[0]
+    static = first.shape[0] if first.shape.rank else None
+    if static is not None or isinstance(first, tf.TypeSpec):
+        return static
     if isinstance(first, tf.RaggedTensor):
         return first.nrows()
     if isinstance(first, tf.SparseTensor):
         return first.dense_shape[0]
-    static = first.shape[0] if first.shape.rank else None
-    return static if static is not None else tf.shape(first)[0]
+    return tf.shape(first)[0]
 
 
 def take_rows(batch, low, high):
@@ -246,6 +256,22 @@ def _as_source(source, name: str, batch_size: int, shuffle: bool):
         "ctl.from_arrays(...), or NumPy arrays (also in a tuple or dictionary). For a generator "
         "write tf.data.Dataset.from_generator(...)."
     )
+
+
+def _rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
+    """Where the batch size is only known when batches come, one that is too large is an error."""
+    if isinstance(num_rows(dataset.element_spec), int):
+        return dataset
+
+    def check(*batch):
+        rows = num_rows(_one(batch))
+        message = f"{TOO_MANY_ROWS} {global_batch_size}"
+        with tf.control_dependencies([tf.debugging.assert_less_equal(
+            tf.cast(rows, tf.int64), tf.constant(global_batch_size, tf.int64), message)]):  # fmt: skip
+            return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
+
+    options = dataset.options()
+    return dataset.map(check).with_options(options)
 
 
 def _check_batch_size(global_batch_size: int, place: Placement) -> None:

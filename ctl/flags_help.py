@@ -23,7 +23,9 @@ def help_text(values: flags.FlagValues, program: str) -> str:
     if mine:
         groups["The model"] = mine
     groups |= {title: list(names) for title, names in GROUPS.items()}
-    lines = [f"usage: {program} [--name=value ...]", "", "Every flag has the form --name=value."]
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    command = f"python -m {spec.name}" if spec else f"python {program}"
+    lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
     for title, names in groups.items():
         lines += ["", f"{title}:"]
         for name in names:

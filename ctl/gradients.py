@@ -85,7 +85,7 @@ def apply(update: Update, how: Gradients) -> tf.Tensor:
     Called in replica context. A gradient that is not finite raises InvalidArgumentError with
     NON_FINITE_MESSAGE when the graph runs, on every replica at the same step, before the update.
     """
-    gradients = update.gradients
+    gradients = [_added_up(g) for g in update.gradients]
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > 1:
         gradients = _all_reduce(context, gradients, how.wire_dtype)
@@ -103,7 +103,7 @@ def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
     dense: dict[tf.DType, list[int]] = {}
     for i, g in enumerate(gradients):
         if isinstance(g, tf.IndexedSlices):
-            reduced[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, g)
+            reduced[i] = _added_up(context.all_reduce(tf.distribute.ReduceOp.SUM, g))
         else:
             dense.setdefault(g.dtype, []).append(i)
     for dtype, places in dense.items():
@@ -115,6 +115,15 @@ def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
         for i, piece in zip(places, tf.split(total, [_size(g) for g in parts]), strict=True):
             reduced[i] = tf.reshape(piece, tf.shape(gradients[i]))
     return reduced
+
+
+def _added_up(gradient):
+    """A sparse gradient with every index once, so that its norm is that of the dense one."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def _size(tensor: tf.Tensor):
@@ -188,12 +197,23 @@ def is_keras3(thing) -> bool:
     )
 
 
-def check_optimizer(optimizer, name: str = "optimizer") -> None:
+def check_optimizer(optimizer, name: str = "optimizer", num_replicas: int = 1) -> None:
     """Raises UsageError for what cannot be an optimizer here, before anything is traced."""
     if type(optimizer).__name__ == "LossScaleOptimizer":
         raise UsageError(
             f"self.{name} is a LossScaleOptimizer; scaled losses are not supported yet. Train with "
             "the precision policy 'mixed_bfloat16', which needs no scaling, or float32."
+        )
+    if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
+        raise UsageError(
+            f"self.{name} accumulates gradients itself, which Keras cannot do on {num_replicas} "
+            "replicas. Write self.gradients = ctl.Gradients(accumulate_steps=...) in build() instead."
+        )
+    if num_replicas > 1 and getattr(optimizer, "ema_overwrite_frequency", None):
+        raise UsageError(
+            f"self.{name} has ema_overwrite_frequency={optimizer.ema_overwrite_frequency}, which "
+            f"Keras cannot do on {num_replicas} replicas. Leave it out, and call "
+            "self.optimizer.finalize_variable_values(...) when training is over."
         )
     if isinstance(optimizer, str):
         raise UsageError(

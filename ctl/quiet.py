@@ -83,7 +83,7 @@ def quiet_logs() -> None:
 def install() -> None:
     """Makes the coming import of TensorFlow quiet; nothing happens if it came before."""
     if "tensorflow" not in sys.modules and _finder not in sys.meta_path and wanted():
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings and below
         sys.meta_path.insert(0, _finder)
 
 

@@ -92,7 +92,7 @@ def train(
     checks.methods(trainer, "train")
     total, batches = _open_train(trainer, session, steps, epochs)
     reports = session.running = telling.reports_of(trainer, session.reports)
-    run = _synchronous(trainer, session, batches.mode, reports)
+    run = _synchronous(trainer, session, batches, reports)
     start, started = session.step, time.time()
     telling.write_config(trainer)
     info = telling.run_info(trainer, session.state, batches)
@@ -128,7 +128,9 @@ def train(
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
 
 
-def _synchronous(trainer: Any, session: Session, mode: str, reports: ReportGroup) -> Synchronous:
+def _synchronous(
+    trainer: Any, session: Session, batches: data.Batches, reports: ReportGroup
+) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     with_eval = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
     keep = getattr(session.manager, "keep", None)
@@ -140,7 +142,7 @@ def _synchronous(trainer: Any, session: Session, mode: str, reports: ReportGroup
         reports=reports,
         actions=Actions(
             evaluate=(lambda: evaluate(trainer, session)) if with_eval else None,
-            save=lambda *what: _save(trainer, session, mode, *what),
+            save=lambda *what: _save(trainer, session, batches, *what),
             learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
             save_after_evaluation=getattr(keep, "best", None) is not None,
@@ -198,8 +200,7 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
                 "--train_steps."
             )
         return steps, batches
-    left = max(0, batches.steps - session.examples // trainer.global_batch_size)
-    end = session.step + left
+    end = session.step + batches.steps
     return (end if steps is None else min(steps, end)), batches
 
 
@@ -218,8 +219,10 @@ def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
     return session.loops[kind]
 
 
-def _save(trainer, session, mode: str, step: int, metrics, loop_state) -> None:
+def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     session.examples += (step - session.at) * trainer.global_batch_size
+    if batches.examples is not None:  # the last batch may have been short
+        session.examples = min(session.examples, batches.examples)
     session.at, session.loop_state = step, loop_state
     place = trainer.placement
     manifest = Manifest(
@@ -229,7 +232,7 @@ def _save(trainer, session, mode: str, step: int, metrics, loop_state) -> None:
             "strategy": strategies.word_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
-        data={"mode": mode, "examples": session.examples, "seed": trainer.seed},
+        data={"mode": batches.mode, "examples": session.examples, "seed": trainer.seed},
         metrics=metrics, state=loop_state,
         versions={"ctl": __version__, "tensorflow": tf.__version__},
     )  # fmt: skip
@@ -259,6 +262,11 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
             f"Step {session.step + 1}: the gradient norm is NaN or infinite. The step was not "
             f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
             "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and data.TOO_MANY_ROWS in text:
+        return UsageError(
+            f"Step {session.step + 1}: {data.TOO_MANY_ROWS}, {trainer.global_batch_size}. Write "
+            "dataset.batch(batch_size) with the batch_size that train_data is given."
         )
     if trainer.placement.num_workers > 1 and isinstance(error, _PEER_ERRORS):
         return PeerLostError(

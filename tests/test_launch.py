@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import pytest
-
 from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import command as launch_command

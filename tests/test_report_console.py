@@ -4,7 +4,6 @@ import io
 import re
 
 import pytest
-
 from ctl.reports.console import ConsoleReport
 from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
 

@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-
 from ctl.reports.console import ConsoleReport
 from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
 

@@ -1,5 +1,4 @@
 import pytest
-
 from ctl.reports.console_text import duration, short_number, short_rate
 
 

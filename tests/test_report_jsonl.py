@@ -2,7 +2,6 @@ import json
 import math
 
 import pytest
-
 from ctl.reports.jsonl import JsonlReport
 from ctl.reports.protocol import Ended, RunInfo, Started
 

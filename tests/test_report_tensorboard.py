@@ -1,4 +1,7 @@
 import pytest
+from ctl.reports.protocol import Ended, RunInfo, Started, Traced
+from ctl.reports.tensorboard import TensorBoardReport
+from ctl.reports.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -7,10 +10,6 @@ from tensorboard.compat.proto import graph_pb2
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
-
-from ctl.reports.protocol import Ended, RunInfo, Started, Traced
-from ctl.reports.tensorboard import TensorBoardReport
-from ctl.reports.tensorboard_log import TensorBoardLog
 
 HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
 

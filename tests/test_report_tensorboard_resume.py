@@ -5,15 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-from tensorboard.compat.proto import event_pb2, graph_pb2
-from tensorboard.summary.writer.record_writer import RecordWriter
-
 from ctl.reports.event_files import EventFolder, read_records
 from ctl.reports.protocol import Ended, RunInfo, Started, Traced
 from ctl.reports.tensorboard import TensorBoardReport
 from ctl.reports.tensorboard_log import TensorBoardLog
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.compat.proto import event_pb2, graph_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 INFO = RunInfo(
     "Mnist",

@@ -6,12 +6,11 @@ import sys
 import threading
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.summary.writer.record_writer import RecordWriter
-
 from ctl.reports.protocol import Ended, Progressed, RunInfo, Started
 from ctl.reports.tensorboard import TensorBoardReport
 from ctl.reports.tensorboard_log import TensorBoardLog
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 INFO = RunInfo("Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, None)
 

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-
 from ctl.reports.console import ConsoleReport
 from ctl.reports.jsonl import JsonlReport
 from ctl.reports.memory import MemoryReport

@@ -7,6 +7,7 @@
 *When* to save is an `Every`, *what to keep* is a `Keep`, *how to write* is a manager.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -51,19 +52,23 @@ class Manifest:
 
     def to_json(self) -> str:
         """Text for `manifest.json`; numbers keep every digit."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        content = asdict(self)
+        return json.dumps({**content, "checksum": _checksum(content)}, indent=1, sort_keys=True)
 
     @staticmethod
     def from_json(text: str, where: str) -> "Manifest":
         """Reads `manifest.json`; raises CheckpointError naming `where` if it cannot be used."""
         try:
             content = json.loads(text)
+            written = content.pop("checksum")
             version = content["format"]
+            if written != _checksum(content):
+                raise ValueError("its checksum is another than when it was written")
             known = {f.name for f in fields(Manifest)}
             manifest = Manifest(**{k: v for k, v in content.items() if k in known})
             if not isinstance(manifest.step, int) or manifest.step < 0:
                 raise ValueError(f"step {manifest.step!r}")
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise CheckpointError(f"{where} is damaged: {e!r}.") from None
         if version > FORMAT:
             raise CheckpointError(
@@ -71,6 +76,11 @@ class Manifest:
                 "Use the version that wrote it, or a newer one."
             )
         return manifest
+
+
+def _checksum(content: dict) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctl import gradients as gradient_path
 from ctl.averaging import Totals
 from ctl.data import Batches, num_rows, take_rows
-from ctl.errors import UsageError
+from ctl.errors import CtlError, UsageError
 from ctl.strategies import placement
 
 
@@ -101,6 +101,13 @@ def _added(sums: list, more: list) -> list:
     ]
 
 
+def _ours(error: BaseException | None) -> CtlError | None:
+    """The error of `ctl` in a chain of errors, or None."""
+    while error is not None and not isinstance(error, CtlError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 class StepLoop:
     """Runs a `ReplicaStep` over batches; one trace whatever the number of steps.
 
@@ -162,16 +169,23 @@ class StepLoop:
         spec = tf.type_spec_from_value(batches.iterator)
         key = batches.ends_unknown, spec
         if key not in self._functions:
-            packed = tf.TensorSpec([None, 2], tf.float64)
-            length = tf.TensorSpec([], tf.int64)
-            if batches.ends_unknown:
-                function = tf.function(self._until_end).get_concrete_function(spec, length, packed)
-            elif self._single:
-                function = tf.function(self._one).get_concrete_function(spec, packed)
-            else:
-                function = tf.function(self._many).get_concrete_function(spec, length, packed)
-            self._functions[key] = function
+            try:
+                self._functions[key] = self._trace(spec, batches.ends_unknown)
+            except Exception as e:
+                ours = _ours(e)
+                if ours is None or ours is e:
+                    raise
+                raise ours from None  # AutoGraph wraps errors of classes it does not know
         return self._functions[key]
+
+    def _trace(self, spec, ends_unknown: bool):
+        packed = tf.TensorSpec([None, 2], tf.float64)
+        length = tf.TensorSpec([], tf.int64)
+        if ends_unknown:
+            return tf.function(self._until_end).get_concrete_function(spec, length, packed)
+        if self._single:
+            return tf.function(self._one).get_concrete_function(spec, packed)
+        return tf.function(self._many).get_concrete_function(spec, length, packed)
 
     def _length(self, steps: int) -> tf.Tensor:
         if steps not in self._lengths:

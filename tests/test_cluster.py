@@ -1,0 +1,115 @@
+"""TF_CONFIG: who am I, and one sentence for every mistake."""
+
+import json
+
+import ctl
+import pytest
+from ctl.cluster import Cluster, normalise, read
+
+TWO = ["a:1", "b:2"]
+
+
+def config(cluster=None, kind="worker", index=0, **more):
+    task = {"type": kind, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, **more})}
+
+
+@pytest.mark.parametrize("environ", [
+    {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "  "}, {"TF_CONFIG": "{}"}, config({}), config(None),
+])  # fmt: skip
+def test_without_a_cluster_the_process_is_alone(environ):
+    alone = read(environ)
+    assert (alone.num_workers, alone.worker_index, alone.is_chief) == (1, 0, True)
+    assert alone.address is None
+    normalise(alone, environ)
+    assert environ.get("TF_CONFIG") in (None, *environ.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank", "chief", "address"),
+    [("chief", 0, 0, True, "c:9"), ("worker", 0, 1, False, "a:1"), ("worker", 1, 2, False, "b:2")],
+)
+def test_the_chief_comes_first_and_workers_follow(kind, index, rank, chief, address):
+    for name in ("chief", "master"):
+        cluster = {"worker": TWO, name: ["c:9"]}
+        task = name if kind == "chief" else kind
+        me = read(config(cluster, task, index))
+        assert (me.num_workers, me.worker_index, me.is_chief) == (3, rank, chief)
+        assert me.address == address
+        assert me.task_type == kind
+
+
+def test_without_a_chief_worker_0_is_chief():
+    assert read(config({"worker": TWO})).is_chief
+    second = read(config({"worker": TWO}, index=1))
+    assert (second.worker_index, second.is_chief, second.address) == (1, False, "b:2")
+
+
+def test_an_index_may_be_a_string():
+    assert read(config({"worker": TWO}, index="1")).worker_index == 1
+
+
+def test_parameter_servers_and_evaluators_are_dropped_for_those_that_train():
+    cluster = {"worker": TWO, "ps": ["p:1", "p:2"], "evaluator": ["e:1"], "chief": ["c:1"]}
+    me = read(config(cluster, "worker", 1))
+    assert set(me.tasks) == {"chief", "worker"} and me.num_workers == 3
+    ps = read(config(cluster, "ps", 1))
+    assert ps.address == "p:2" and not ps.is_chief
+
+
+@pytest.mark.parametrize("cluster", [{"worker": TWO}, {"worker": TWO, "evaluator": ["e:1"]}])
+def test_an_evaluator_need_not_be_in_the_cluster_and_is_never_chief(cluster):
+    me = read(config(cluster, "evaluator"))
+    assert (me.task_type, me.is_chief) == ("evaluator", False)
+
+
+def test_a_normalised_cluster_says_the_same_to_tensorflow():
+    environ = config({"worker": TWO, "master": ["c:1"], "ps": ["p:1"]}, "master", "0")
+    normalise(read(environ), environ)
+    assert json.loads(environ["TF_CONFIG"]) == {
+        "cluster": {"worker": TWO, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0},
+    }  # fmt: skip
+    again = read(environ)
+    assert again == read({"TF_CONFIG": again.tf_config()})
+    assert isinstance(again, Cluster)
+
+
+W = {"worker": TWO}
+MISTAKES = {
+    "not JSON": ({"TF_CONFIG": "{cluster: 1}"}, r"not JSON.*'\{cluster: 1\}'"),
+    "a list": ({"TF_CONFIG": "[1]"}, r"TF_CONFIG is '\[1\]'; expected an object"),
+    "cluster is a list": (config(["a:1"]), r"cluster is \['a:1'\]; expected lists of addresses"),
+    "cluster is a string": (config("a:1"), r"cluster is 'a:1'"),
+    "unknown type": (config({"server": TWO}), "task type 'server'; expected one of chief, worker"),
+    "no addresses": (config({"worker": []}), r"has \[\] for 'worker'"),
+    "addresses as a string": (config({"worker": "a:1"}), "has 'a:1' for 'worker'"),
+    "no port": (config({"worker": ["a"]}), r"'a' for worker\[0\].*port"),
+    "port 0": (config({"worker": ["a:1", "a:0"]}), r"'a:0' for worker\[1\]"),
+    "port too large": (config({"worker": ["a:65536"]}), "'a:65536'"),
+    "port not a number": (config({"worker": ["a:http"]}), "'a:http'"),
+    "no host": (config({"worker": [":80"]}), "':80'"),
+    "address not a string": (config({"worker": [80]}), r"80 for worker\[0\]"),
+    "address twice": (config({"worker": ["a:1", "a:1"]}), r"a:1 to both worker\[0\] and worker\[1\]"),
+    "address of two types": (config({"chief": ["a:1"], **W}), r"a:1 to both chief\[0\] and worker"),
+    "master and chief": (config({"master": ["m:1"], "chief": ["c:1"]}), "both 'master' and 'chief'"),
+    "two chiefs": (config({"chief": TWO}), "2 chiefs; expected one"),
+    "no task": ({"TF_CONFIG": json.dumps({"cluster": W})}, "task None; expected type and index"),
+    "task without index": (
+        {"TF_CONFIG": json.dumps({"cluster": W, "task": {"type": "worker"}})}, "expected type and"),
+    "unknown task type": (config(W, "boss"), "task type is 'boss'; expected one of"),
+    "index too large": (config(W, index=2), r"worker 2, but its cluster lists 2 .*0 to 1"),
+    "index negative": (config(W, index=-1), "index is -1; expected a whole number >= 0"),
+    "index a fraction": (config(W, index=0.5), "index is 0.5"),
+    "index true": (config(W, index=True), "index is True"),
+    "index a word": (config(W, index="first"), "index is 'first'"),
+    "index null": (config(W, index=None), "index is None"),
+    "type not in the cluster": (config(W, "chief"), "chief 0, but its cluster lists no 'chief'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MISTAKES))
+def test_every_mistake_is_one_sentence_that_names_it(name):
+    environ, words = MISTAKES[name]
+    with pytest.raises(ctl.UsageError, match=words) as caught:
+        read(environ)
+    assert "\n" not in str(caught.value) and "TF_CONFIG" in str(caught.value)

@@ -1,0 +1,255 @@
+"""Datasets: every example reaches one replica, from a known position, to the right end."""
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl.data import open_eval, open_train
+from small_models import BATCH, Small, every_step, examples
+
+DEFAULT = tf.distribute.get_strategy()
+QUIET = dict(reports=[], intervals=every_step(log=ctl.Every()))
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    """One strategy for all; a second one in a process needs other collective keys."""
+    tf.distribute.MirroredStrategy._collective_key_base += 1000
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+def opened(make, strategy=DEFAULT, *, size=8, train=False, **how):
+    """Open batches of `make(batch_size)`, or of a source itself."""
+    source = make if callable(make) else lambda batch_size: make
+    function = open_train if train else open_eval
+    return function(source, strategy, global_batch_size=size, seed=0, **how)
+
+
+def steps_of(batches, strategy=DEFAULT, limit=1000):
+    """A list of steps, each a list of what the replicas got."""
+    steps = []
+    for element, _ in zip(batches.iterator, range(limit), strict=False):
+        steps.append(list(strategy.experimental_local_results(element)))
+    return steps
+
+
+def sizes(steps):
+    return [[int(tf.shape(tf.nest.flatten(part)[0])[0]) for part in step] for step in steps]
+
+
+def rows(part):
+    """A component as a list of rows, dense, ragged or sparse."""
+    if isinstance(part, tf.SparseTensor):
+        return tf.sparse.to_dense(part).numpy().tolist()
+    return part.to_list() if isinstance(part, tf.RaggedTensor) else part.numpy().tolist()
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_two_replicas_share_the_rows_of_each_global_batch(two_replicas, train):
+    data = tf.data.Dataset.range(21).batch(8)
+    one = steps_of(opened(data, train=train))
+    two = steps_of(opened(data, two_replicas, train=train), two_replicas)
+    assert [sum(map(rows, step), []) for step in two] == [rows(step[0]) for step in one]
+    assert sizes(two) == [[4, 4], [4, 4], [2, 3]]
+
+
+def test_a_batch_smaller_than_the_replicas_leaves_some_empty(two_replicas):
+    steps = steps_of(opened(tf.data.Dataset.range(9).batch(8), two_replicas), two_replicas)
+    assert sizes(steps) == [[4, 4], [0, 1]]
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_rows_are_shared_like_dense_ones(two_replicas, kind):
+    ragged = tf.ragged.constant([[i] * (1 + i % 3) for i in range(1, 12)], dtype=tf.int64)
+    source = ragged if kind == "ragged" else ragged.to_sparse()
+    data = tf.data.Dataset.from_tensor_slices({"x": source, "y": tf.range(11)}).batch(4)
+    steps = steps_of(opened(data, two_replicas, size=4), two_replicas)
+    seen = [(row, y) for step in steps for p in step for row, y in zip(rows(p["x"]), rows(p["y"]), strict=True)]  # fmt: skip
+    assert [y for _, y in seen] == list(range(11))
+    for row, y in seen:
+        assert [v for v in row if v] == [y + 1] * (1 + (y + 1) % 3)
+
+
+@pytest.mark.parametrize("strategy", ["one", "two"])
+def test_numpy_arrays_and_tuples_and_dictionaries_need_no_dataset(two_replicas, strategy):
+    strategy = DEFAULT if strategy == "one" else two_replicas
+    arrays = {"x": np.arange(13), "y": (np.arange(13) * 2, np.array(list("abcdefghijklm")))}
+    steps = steps_of(opened(arrays, strategy), strategy)
+    xs = [x for step in steps for p in step for x in rows(p["x"])]
+    assert xs == list(range(13)), "an evaluation keeps the order"
+    assert [y for step in steps for p in step for y in rows(p["y"][0])] == [2 * x for x in xs]
+    batches = opened(arrays, strategy, train=True)
+    assert batches.mode == "indexed" and batches.steps is None
+    assert batches.steps_per_epoch == 13 / 8
+
+
+UNBATCHED = tf.data.Dataset.range(20)
+REFUSED = {
+    "unbatched": (UNBATCHED, r"not batched.*dataset\.batch\(batch_size\)"),
+    "empty": (UNBATCHED.take(0).batch(8), "train_data is empty"),
+    "fewer than a batch": (UNBATCHED.take(5).batch(8, drop_remainder=True), "train_data is empty"),
+    "another batch size": (
+        UNBATCHED.batch(4, drop_remainder=True), "4 rows at a time; expected global batches of 8"),
+    "none": (lambda batch_size: None, "returned None.*return"),
+    "a generator": (lambda batch_size: (i for i in range(3)), "returned a generator.*from_generator"),
+    "a list": (lambda batch_size: [1, 2, 3], "returned a list; expected a tf.data.Dataset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_is_not_global_batches_is_one_clear_error(name):
+    source, words = REFUSED[name]
+    with pytest.raises(ctl.UsageError, match=words) as caught:
+        opened(source, train=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_size_that_replicas_cannot_split_is_refused_with_two_that_they_can(two_replicas):
+    with pytest.raises(ctl.UsageError, match="global_batch_size is 9.*e.g. 8 or 10"):
+        opened(UNBATCHED.batch(9), two_replicas, size=9, train=True)
+
+
+def test_batches_larger_than_the_global_batch_are_refused_when_they_come():
+    class Large(Small):
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(examples()).batch(2 * batch_size)
+
+    with pytest.raises(ctl.UsageError, match="rows"):
+        Large(strategy="default", **QUIET).train(1)
+
+
+def test_an_endless_evaluation_is_refused():
+    with pytest.raises(ctl.UsageError, match="eval_data is endless.*repeat"):
+        opened(UNBATCHED.batch(8).repeat())
+
+
+@pytest.mark.parametrize("kind", ["endless", "unknown"])
+def test_epochs_of_data_without_a_known_length_are_refused(kind):
+    data = UNBATCHED.repeat() if kind == "endless" else UNBATCHED.filter(lambda x: x > 3)
+    with pytest.raises(ctl.UsageError, match="endless or unknown.*steps"):
+        opened(data.batch(8), train=True, epochs=1)
+
+
+def test_epochs_of_a_finite_dataset_repeat_it_and_round_up_to_a_step():
+    data = UNBATCHED.batch(8)
+    for epochs, expected in ((1, 3), (2, 6), (0.5, 2), (1.5, 5)):
+        batches = opened(data, train=True, epochs=epochs)
+        assert batches.steps == expected and batches.steps_per_epoch == 3
+        assert len(steps_of(batches)) >= expected
+
+
+def test_a_dataset_goes_on_after_the_examples_that_were_consumed():
+    data = UNBATCHED.batch(8)
+    batches = opened(data, train=True, start_examples=16, epochs=2)
+    assert [rows(s[0]) for s in steps_of(batches)][:2] == [[16, 17, 18, 19], list(range(8))]
+
+
+def test_a_shuffle_without_a_seed_has_the_same_order_when_opened_again(two_replicas):
+    def make(batch_size):
+        return tf.data.Dataset.range(64).shuffle(64).repeat().batch(batch_size)
+
+    orders = []
+    for strategy in (DEFAULT, DEFAULT, two_replicas):
+        tf.random.uniform([])  # other random numbers in between change nothing
+        steps = steps_of(opened(make, strategy, train=True), strategy, limit=16)
+        orders.append([x for step in steps for part in step for x in rows(part)])
+    assert orders[0] == orders[1] == orders[2]
+    first, second = orders[0][:64], orders[0][64:]
+    assert sorted(first) == sorted(second) == list(range(64)) and first != second
+    later = steps_of(opened(make, train=True, start_examples=40), limit=3)
+    assert sum((rows(s[0]) for s in later), []) == orders[0][40:64]
+
+
+def test_the_words_of_shard_are_checked_and_kept():
+    policies = tf.data.experimental.AutoShardPolicy
+    for word, policy in (("auto", policies.AUTO), ("file", policies.FILE), ("off", policies.OFF)):
+        options = ctl.shard(UNBATCHED, word).options()
+        assert options.experimental_distribute.auto_shard_policy == policy
+    with pytest.raises(ctl.UsageError, match="shard policy is 'rows'; expected one of auto, data"):
+        ctl.shard(UNBATCHED, "rows")
+
+
+def with_data(make):
+    class Changed(Small):
+        def train_data(self, batch_size):
+            return make(batch_size)
+
+    return Changed
+
+
+def finite(steps, extra=0):
+    x, y = examples()
+    n = steps * BATCH + extra
+    index = np.arange(n) % len(x)
+    return tf.data.Dataset.from_tensor_slices((x[index], y[index]))
+
+
+@pytest.mark.parametrize("where", ["default", "two"])
+def test_a_finite_dataset_of_25_batches_trains_25_steps(two_replicas, where):
+    strategy = two_replicas if where == "two" else where
+    trainer = with_data(lambda b: finite(25).batch(b))(strategy=strategy, **QUIET)
+    trainer.train()
+    assert trainer.step == 25
+    trainer.train(100)
+    assert trainer.step == 25, "the data has ended"
+
+
+@pytest.mark.parametrize("where", ["default", "two"])
+@pytest.mark.parametrize("steps_per_loop", [1, 7])
+def test_data_of_unknown_length_ends_the_run_at_its_last_batch(
+    two_replicas, where, steps_per_loop
+):
+    strategy = two_replicas if where == "two" else where
+    intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
+    data = with_data(lambda b: finite(9, extra=5).filter(lambda x, y: True).batch(b))
+    trainer = data(strategy=strategy, reports=[], intervals=intervals)
+    trainer.train(4)
+    assert trainer.step == 4
+    means = trainer.train()
+    assert trainer.step == 10 and np.isfinite(means["loss"])
+
+
+def test_a_generator_s_dataset_ends_where_the_generator_does():
+    def generator():
+        x, y = examples()
+        for i in range(60):
+            yield x[i], y[i]
+
+    signature = (tf.TensorSpec([8], tf.float32), tf.TensorSpec([], tf.int64))
+    data = with_data(
+        lambda b: tf.data.Dataset.from_generator(generator, output_signature=signature).batch(b)
+    )
+    trainer = data(strategy="default", **QUIET)
+    trainer.train(100)
+    assert trainer.step == 3, "60 examples in batches of 24"
+
+
+def test_data_that_is_empty_after_all_is_refused():
+    trainer = with_data(lambda b: finite(1).filter(lambda x, y: False).batch(b))
+    with pytest.raises(ctl.UsageError, match="train_data ended before its first batch"):
+        trainer(strategy="default", **QUIET).train(3)
+
+
+def test_epochs_in_two_runs_see_every_example_as_often_as_in_one():
+    x = np.arange(10, dtype=np.float32)
+    totals = []
+    for runs in ((2,), (1, 2)):
+
+        class Sum(ctl.Trainer):
+            def build(self):
+                self.model = tf.Module()
+                self.model.seen = tf.Variable(tf.zeros([10]), trainable=False)
+
+            def train_data(self, batch_size):
+                return ctl.from_arrays(x, batch_size)
+
+            def train_step(self, batch):
+                self.model.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(batch, tf.int32), 10), 0))
+                return {"x": batch}
+
+        trainer = Sum(strategy="default", global_batch_size=4, **QUIET)
+        for epochs in runs:
+            trainer.train(epochs=epochs)
+        totals.append(trainer.model.seen.numpy().tolist())
+    assert totals[0] == [2.0] * 10
+    assert totals[1] == totals[0]

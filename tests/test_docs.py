@@ -1,0 +1,205 @@
+"""What README.md and docs/ say is true: code runs, flags exist, links lead somewhere, tables agree.
+
+A block that starts with ```python is run, all of one page in order, in one process per page. A block
+that cannot run alone starts with ```python no-run; such blocks are few.
+"""
+
+import copy
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+from conftest import ROOT, environment
+from ctl import cluster, errors
+from ctl.app import define_flags
+from ctl.launch import command as launch_command
+
+pytestmark = pytest.mark.workers  # a process with TensorFlow per page
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+RUN_TIMEOUT_SECS = 120
+MOST_LINES = 200
+MOST_NO_RUN = 3
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str, note: str = "") -> list[tuple[int, str]]:
+    """(number of the line before the first, text) of the blocks of a language."""
+    text = path.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, m.start()) + 1, m[3])
+        for m in FENCE.finditer(text)
+        if m[1] == language and m[2] == note
+    ]
+
+
+def program(path: Path) -> str:
+    """The python blocks of a page, on the same lines as in the page."""
+    lines: list[str] = []
+    for before, text in blocks(path, "python"):
+        lines += [""] * (before - len(lines)) + text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def table(path: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    below = path.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()[2:]
+    return [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def shell_lines() -> list[tuple[str, str]]:
+    found = []
+    for path in PAGES:
+        for _, text in blocks(path, "sh"):
+            found += [
+                (label(path), line) for line in text.replace("\\\n", " ").splitlines() if line
+            ]
+    return found
+
+
+def words_of(line: str) -> list[str]:
+    """A line of a shell block as words; comments and NAME=value in front are left out."""
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    return words
+
+
+def mnist_flags() -> flags.FlagValues:
+    import models.mnist  # noqa: F401  defines its flags
+
+    values = flags.FlagValues()
+    define_flags(values)
+    for flag in flags.FLAGS.get_flags_for_module("models.mnist"):
+        values[flag.name] = copy.deepcopy(flag)
+    return values
+
+
+def check_command(words: list[str]) -> None:
+    """Fails for a flag that the program does not have, or a value it does not take."""
+    if words[:2] == ["ctl", "launch"] or words[:3] == ["python", "-m", "ctl.launch"]:
+        options, inner = launch_command._read(words[2:] if words[0] == "ctl" else words[3:])
+        if options is not None:
+            check_command(inner)
+    elif words[:3] == ["python", "-m", "models.mnist"]:
+        rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
+        assert mnist_flags()(["models.mnist", *rest]) == ["models.mnist"]
+    elif words[:1] == ["python"] and len(words) > 1 and not words[1].startswith("-"):
+        values = flags.FlagValues()
+        if words[1] == "first.py":  # the program that docs/first_model.md writes
+            define_flags(values)
+            assert values(words[1:]) == ["first.py"]
+        else:
+            assert (ROOT / words[1]).is_file(), words[1]
+    elif words[:1] == ["make"]:
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {w for w in words[1:] if "=" not in w} <= set(targets)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=label)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    path = tmp_path / f"{page.stem}.py"
+    path.write_text(program(page), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=environment(), timeout=RUN_TIMEOUT_SECS,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{label(page)}, same line numbers:\n{done.stdout[-3000:]}"
+
+
+def test_few_blocks_of_code_are_not_run():
+    kinds = {m[2] for p in PAGES for m in FENCE.finditer(p.read_text("utf-8")) if m[1] == "python"}
+    assert kinds <= {"", "no-run"}
+    assert sum(len(blocks(p, "python", "no-run")) for p in PAGES) <= MOST_NO_RUN
+
+
+@pytest.mark.parametrize(("page", "line"), shell_lines())
+def test_a_shell_line_names_flags_and_targets_that_exist(page, line):
+    check_command(words_of(line))
+
+
+def test_the_check_of_shell_lines_sees_mistakes():
+    with pytest.raises(flags.UnrecognizedFlagError):
+        check_command(words_of("ctl launch --workers=2 -- python -m models.mnist --bach_size=3"))
+    with pytest.raises(errors.UsageError, match="--wrkers"):
+        check_command(words_of("ctl launch --wrkers=2 -- python -m models.mnist"))
+    with pytest.raises(AssertionError):
+        check_command(words_of("make minst"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_links_lead_to_files_and_headings(page):
+    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{label(page)} links to {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{label(page)} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_a_page_is_short_and_its_json_is_json(page):
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    for _, text in blocks(page, "json"):
+        for line in text.splitlines():
+            json.loads(line)
+
+
+@pytest.mark.parametrize("folder", [ROOT / "docs", ROOT / "docs" / "decisions"], ids=label)
+def test_the_index_names_every_page(folder):
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    for page in folder.glob("*.md"):
+        if page.name != "index.md":
+            assert f"({page.relative_to(ROOT / 'docs')})" in index, f"{label(page)} is missing"
+
+
+def test_the_class_in_the_readme_is_the_one_in_the_model():
+    [(_, shown)] = blocks(ROOT / "README.md", "python", "no-run")
+    model = (ROOT / "models/mnist.py").read_text(encoding="utf-8")
+    begin, end = model.index("class Mnist"), model.index('\n\n\nif __name__ == "__main__"')
+    assert shown.strip() == model[begin:end].strip()
+
+
+def test_the_tree_in_the_readme_is_the_repository():
+    tree = next(text for _, text in blocks(ROOT / "README.md", "text") if text.startswith("ctl/"))
+    folders, named = [ROOT], set()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        path = folders[depth] / name
+        assert path.exists(), f"README's tree names {path}"
+        folders[depth + 1 :] = [path]
+        named.add(path)
+    own = [p for p in (ROOT / "ctl").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
+    missing = {p.name for p in own} - {p.name for p in named} - {"__init__.py", "__main__.py"}
+    assert not missing, f"give each a phrase in README's tree: {sorted(missing)}"
+
+
+def test_the_messages_for_a_wrong_tf_config_are_those_in_the_table():
+    rows = table(ROOT / "docs/strategies.md", "## What is wrong with TF_CONFIG")
+    assert len(rows) >= 8
+    for text, message in rows:
+        with pytest.raises(errors.UsageError) as caught:
+            cluster.read({"TF_CONFIG": text.strip("`")})
+        assert message in str(caught.value)
+
+
+def test_the_exit_codes_are_those_in_the_table():
+    rows = table(ROOT / "docs/several_machines.md", "## Exit codes of a worker")
+    promised = {v for k, v in vars(errors).items() if k.startswith("EXIT_")}
+    assert {int(code) for code, *_ in rows} == promised

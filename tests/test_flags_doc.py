@@ -1,0 +1,42 @@
+"""The flags of a `ctl` binary are a promise, and docs/flags.md says what they are."""
+
+import importlib.util
+
+from absl import flags
+from conftest import ROOT
+from ctl.app import NAMES, define_flags
+from ctl.flags_help import GROUPS
+
+
+def defined() -> flags.FlagValues:
+    values = flags.FlagValues()
+    define_flags(values)
+    return values
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate_flags", ROOT / "docs/generate_flags.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_names_of_the_flags_are_frozen():
+    promised = [
+        "model_dir", "train_steps", "epochs", "global_batch_size", "strategy", "devices",
+        "num_virtual_devices", "steps_per_loop", "log_every_steps", "eval_every_steps",
+        "save_every_steps", "keep", "seed", "mode", "export",
+    ]  # fmt: skip
+    mine = {f.name for f in defined().flags_by_module_dict()["ctl.app"]}
+    assert mine == set(promised), "a flag is a promise; a new one needs a note in docs/decisions"
+    assert sorted(NAMES) == sorted(promised)
+
+
+def test_every_flag_is_in_exactly_one_group_of_the_help():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(NAMES)
+
+
+def test_the_page_is_what_the_generator_writes():
+    text = (ROOT / "docs/flags.md").read_text(encoding="utf-8")
+    assert text == generator().page(), "write it again with: python docs/generate_flags.py"

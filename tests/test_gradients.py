@@ -1,0 +1,326 @@
+"""The gradient path: one sum, then check, clip and apply; equal on one device and on two replicas."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl.gradients import check_optimizer, scale_learning_rate
+from small_models import BATCH, PlainModel, Small, every_step, losses, weights
+
+STEPS = 4
+NO_SAVE = dict(reports=[], intervals=every_step(log=ctl.Every()))
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    """One strategy for all; a second one in a process needs other collective keys."""
+    tf.distribute.MirroredStrategy._collective_key_base += 1000
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+def trained(trainer, steps=STEPS):
+    """Final weights and logged losses."""
+    report = ctl.MemoryReport()
+    trainer._reports, trainer.intervals = [report], every_step()
+    trainer.train(steps)
+    return weights(trainer), losses(report)
+
+
+def assert_equal(one, two, atol=1e-6):
+    for a, b in zip(one[0], two[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+    np.testing.assert_allclose(one[1], two[1], atol=atol, rtol=0)
+
+
+def with_gradients(base=Small, **how):
+    class Changed(base):
+        def build(self):
+            super().build()
+            self.gradients = ctl.Gradients(**how)
+
+    return Changed
+
+
+class Regularised(Small):
+    """Losses that hold once per step, large enough to be seen."""
+
+    def build(self):
+        super().build()
+        weights = self.model.get_weights()
+        self.model = keras.Sequential([
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.1)),
+            keras.layers.Dense(4),
+        ])  # fmt: skip
+        self.model.set_weights(weights)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            scores = self.score(batch, training=True)
+            loss = self.average(scores["loss"], regularization=self.model.losses)
+        self.minimize(loss, tape)
+        return scores
+
+
+def with_optimizer(make):
+    class Changed(Small):
+        def build(self):
+            super().build()
+            self.optimizer = make()
+
+    return Changed
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return trained(Small(strategy="default"))
+
+
+@pytest.fixture(scope="module")
+def regularised():
+    return trained(Regularised(strategy="default"))
+
+
+@pytest.fixture(scope="module")
+def clipped():
+    return trained(with_gradients(clip_norm=0.05)(strategy="default"))
+
+
+def test_two_replicas_equal_one_device(plain, two_replicas):
+    assert_equal(plain, trained(Small(strategy=two_replicas)))
+
+
+def test_clipping_comes_after_the_sum_over_replicas(plain, clipped, two_replicas):
+    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(plain[0], clipped[0], strict=True)))
+    assert moved > 1e-2, "nothing was clipped, so this proves nothing"
+    assert_equal(clipped, trained(with_gradients(clip_norm=0.05)(strategy=two_replicas)))
+
+
+def test_a_clipped_update_has_the_norm_that_was_asked_for():
+    trainer = with_gradients(clip_norm=0.05)(strategy="default", **NO_SAVE)
+    trainer.prepare()
+    before = weights(trainer)
+    means = trainer.train(1)
+    moved = [(a - b) / 0.1 for a, b in zip(before, weights(trainer), strict=True)]
+    assert np.sqrt(sum(np.sum(m**2) for m in moved)) == pytest.approx(0.05, rel=1e-3)
+    assert means["gradient_norm"] > 0.05, "the norm before clipping is what is reported"
+
+
+@pytest.mark.parametrize("parts", [3, 5])  # 24 rows in 5 parts are not equal
+def test_accumulation_does_not_change_the_numbers(regularised, parts):
+    changed = with_gradients(Regularised, accumulate_steps=parts)
+    assert_equal(regularised, trained(changed(strategy="default")), atol=2e-6)
+
+
+def test_accumulation_on_two_replicas_equals_one_device(regularised, two_replicas):
+    changed = with_gradients(Regularised, accumulate_steps=5)
+    assert_equal(regularised, trained(changed(strategy=two_replicas)), atol=2e-6)
+
+
+def test_regularization_counts_once_on_two_replicas(plain, regularised, two_replicas):
+    assert np.abs(plain[0][0] - regularised[0][0]).max() > 1e-2, "without effect"
+    assert_equal(regularised, trained(Regularised(strategy=two_replicas)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_the_bytes_on_the_wire_give_nearly_the_same_numbers(plain, two_replicas, dtype):
+    two = trained(with_gradients(wire_dtype=dtype)(strategy=two_replicas))
+    assert_equal(plain, two, atol=5e-3)
+    assert any((a != b).any() for a, b in zip(plain[0], two[0], strict=True)), "not cast at all"
+
+
+def poisoned(bad_step, where):
+    """Divides by zero at one step, in the rows of one replica only."""
+
+    class Poisoned(Small):
+        def train_data(self, batch_size):
+            x, y = np.ones([BATCH * 8, 8], np.float32), np.zeros(BATCH * 8, np.int64)
+            x[(bad_step - 1) * BATCH + where] = np.nan
+            return ctl.from_arrays((x, y), batch_size, shuffle=False)
+
+    return Poisoned
+
+
+@pytest.mark.parametrize("where", [0, BATCH - 1], ids=["first replica", "last replica"])
+@pytest.mark.parametrize("steps_per_loop", [1, 8])
+def test_a_nan_in_one_replica_names_the_step_and_leaves_the_weights(
+    two_replicas, where, steps_per_loop
+):
+    intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
+    good = Small(strategy="default", reports=[])
+    good.train_data = poisoned(7, 0)(strategy="default").train_data
+    good.train(3)
+    trainer = poisoned(4, where)(strategy=two_replicas, intervals=intervals, reports=[])
+    with pytest.raises(ctl.NonFiniteError, match=r"^Step 4: .*not applied.*clip_norm"):
+        trainer.train(8)
+    for a, b in zip(weights(good), weights(trainer), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+class TwoPlayers(ctl.Trainer):
+    """Two models, two optimizers, one step: the shape of a GAN."""
+
+    def build(self):
+        self.model, self.second = PlainModel(), PlainModel()
+        self.optimizer, self.other = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
+        self.optimizer.build(self.model.trainable_variables)
+        self.other.build(self.second.trainable_variables)
+
+    def train_data(self, batch_size):
+        return Small.train_data(Small(strategy="default"), batch_size)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            logits = self.model(x)
+            one = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            error = tf.reduce_sum((self.second(x) - tf.stop_gradient(logits)) ** 2, axis=1)
+            loss, other = self.average(one), self.average(error)
+        self.minimize(loss, first)
+        self.minimize(other, second, self.second.trainable_variables, self.other)
+        return {"loss": one, "other": error}
+
+
+def test_two_optimizers_in_one_step_equal_one_device(two_replicas):
+    results, names = [], []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        trainer = TwoPlayers(strategy=strategy, global_batch_size=BATCH)
+        result = trained(trainer)
+        result[0].extend(v.numpy() for v in trainer.second.trainable_variables)
+        results.append(result)
+        names.append(set(trainer.train(STEPS + 1)))
+    assert_equal(*results)
+    assert {"gradient_norm", "gradient_norm_2"} <= names[0] & names[1]
+
+
+class Words(ctl.Trainer):
+    """An embedding, whose gradient is sparse; every word comes several times."""
+
+    def build(self):
+        start = np.random.default_rng(0).normal(size=[10, 3]).astype(np.float32)
+        self.model = tf.Module()
+        self.model.table = tf.Variable(start)
+        self.optimizer = keras.optimizers.SGD(1.0)
+        self.optimizer.build([self.model.table])
+
+    def train_data(self, batch_size):
+        ids = np.random.default_rng(1).integers(0, 4, [64, 5])
+        return ctl.from_arrays(ids, batch_size)
+
+    def train_step(self, ids):
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(self.model.table, ids)
+            scores = {"loss": tf.reduce_sum(tf.reduce_sum(rows, 1) ** 2, axis=1)}
+            loss = self.average(scores["loss"])
+        self.minimize(loss, tape)
+        return scores
+
+
+def test_the_sparse_gradient_of_an_embedding_is_that_of_one_device(two_replicas):
+    changed = with_gradients(Words, clip_norm=0.5)
+    one = trained(changed(strategy="default", global_batch_size=8))
+    assert_equal(one, trained(changed(strategy=two_replicas, global_batch_size=8)), atol=1e-5)
+
+
+def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
+    sparse = Words(strategy="default", global_batch_size=8, **NO_SAVE)
+    dense = with_gradients(Words, accumulate_steps=2)(
+        strategy="default", global_batch_size=8, **NO_SAVE
+    )
+    assert sparse.train(1)["gradient_norm"] == pytest.approx(
+        dense.train(1)["gradient_norm"], rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("options", [
+    {"weight_decay": 0.1}, {"global_clipnorm": 0.05}, {"clipnorm": 0.02},
+], ids=str)  # fmt: skip
+def test_options_of_keras_3_optimizers_mean_the_same_on_two_replicas(two_replicas, plain, options):
+    changed = with_optimizer(lambda: keras.optimizers.SGD(0.1, **options))
+    one = trained(changed(strategy="default"))
+    assert any((a != b).any() for a, b in zip(one[0], plain[0], strict=True)), "without effect"
+    assert_equal(one, trained(changed(strategy=two_replicas)))
+
+
+def test_averages_kept_by_a_keras_3_optimizer_are_the_same_on_two_replicas(two_replicas):
+    changed = with_optimizer(lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+    averages = []
+    for strategy in ("default", two_replicas):
+        trainer = changed(strategy=strategy)
+        one = trained(trainer)[0]
+        averages.append([v.numpy() for v in trainer.optimizer._model_variables_moving_average])
+        assert np.abs(one[0] - averages[-1][0]).max() > 1e-3, "not an average"
+    for a, b in zip(*averages, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [
+    {"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2},
+], ids=str)  # fmt: skip
+def test_options_of_keras_3_that_fail_on_two_replicas_are_refused(two_replicas, options):
+    changed = with_optimizer(lambda: keras.optimizers.SGD(0.1, **options))
+    with pytest.raises(ctl.UsageError):
+        changed(strategy=two_replicas, **NO_SAVE).train(1)
+
+
+def test_the_keras_3_optimizer_is_left_as_it_was(two_replicas):
+    trainer = Small(strategy=two_replicas, **NO_SAVE)
+    trainer.train(1)
+    assert "_all_reduce_sum_gradients" not in vars(trainer.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mixed_bfloat16"),
+        (lambda: "adam", r"keras.optimizers.get\('adam'\)"),
+        (object, "expected a Keras optimizer or an object with"),
+    ],
+)
+def test_what_cannot_be_an_optimizer_is_refused_before_any_step(optimizer, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        check_optimizer(optimizer())
+    with pytest.raises(ctl.UsageError, match=r"self\.optimizer"):
+        with_optimizer(optimizer)(strategy="default", **NO_SAVE).train(1)
+
+
+def test_a_loss_that_depends_on_nothing_is_refused():
+    class Outside(Small):
+        def train_step(self, batch):
+            loss = self.average(self.score(batch, training=True)["loss"])
+            with tf.GradientTape() as tape:
+                pass
+            self.minimize(loss, tape)
+
+    with pytest.raises(ctl.UsageError, match="no gradient for any of 4 variables"):
+        Outside(strategy="default", **NO_SAVE).train(1)
+
+
+def test_a_loss_per_example_is_refused_with_the_cure():
+    class Vector(Small):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                scores = self.score(batch, training=True)
+            self.minimize(scores["loss"], tape)
+
+    with pytest.raises(ctl.UsageError, match=r"self\.average\(per_example\)"):
+        Vector(strategy="default", **NO_SAVE).train(1)
+
+
+@pytest.mark.parametrize("options", [
+    {"clip_norm": 0}, {"clip_norm": -1.0}, {"clip_norm": float("nan")}, {"accumulate_steps": 0},
+    {"accumulate_steps": 1.5}, {"accumulate_steps": True}, {"wire_dtype": "int8"},
+])  # fmt: skip
+def test_gradients_refuses_what_cannot_be(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(ctl.UsageError, match=rf"{name} is {value!r}; expected"):
+        ctl.Gradients(**options)
+
+
+def test_the_learning_rate_grows_with_the_replicas_as_asked():
+    assert scale_learning_rate(0.1, 4) == 0.1
+    assert scale_learning_rate(0.1, 4, "linear") == pytest.approx(0.4)
+    assert scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)
+    with pytest.raises(ctl.UsageError, match="linear, none, sqrt"):
+        scale_learning_rate(0.1, 4, "cubic")

@@ -1,0 +1,113 @@
+"""A word becomes a strategy, and what cannot be one is refused with words."""
+
+import json
+import socket
+
+import ctl
+import pytest
+import tensorflow as tf
+from ctl.strategies import WORDS, Placement, placement, word_of
+
+
+@pytest.fixture
+def listening():
+    """The number of a port that somebody listens on."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def set_config(monkeypatch, addresses, kind="worker", index=0, **more):
+    cluster = {"worker": addresses, **more}
+    text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+    monkeypatch.setenv("TF_CONFIG", text)
+
+
+@pytest.mark.parametrize("word", ["default", "one_device", "mirrored"])
+def test_a_word_comes_back_from_its_strategy(word):
+    assert word_of(ctl.make_strategy(word)) == word
+
+
+def test_auto_takes_several_devices_if_there_are_and_one_if_asked():
+    assert ctl.make_strategy("auto").num_replicas_in_sync == 2
+    assert word_of(ctl.make_strategy("auto", devices=["cpu:0"])) == "one_device"
+    assert word_of(ctl.make_strategy("auto", devices=["cpu:0", "cpu:1"])) == "mirrored"
+
+
+@pytest.mark.parametrize("word", ["", "Mirrored", "tpu", "multi-worker"])
+def test_an_unknown_word_is_refused_with_all_that_there_are(word):
+    with pytest.raises(ctl.UsageError, match=rf"strategy is {word!r}; .*{', '.join(WORDS)}"):
+        ctl.make_strategy(word)
+
+
+@pytest.mark.parametrize("text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "])
+def test_a_device_may_be_written_in_many_ways(text):
+    assert ctl.make_strategy("one_device", devices=[text]).extended.worker_devices[0].endswith("CPU:1")
+
+
+@pytest.mark.parametrize("text", ["cpu:7", "gpu:0", "cpu:x", "", "tpu", "cpu:01"])
+@pytest.mark.parametrize("word", ["one_device", "mirrored"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(word, text):
+    with pytest.raises(ctl.UsageError, match=rf"device {text!r} does not exist.*cpu:0, cpu:1"):
+        ctl.make_strategy(word, devices=[text])
+
+
+@pytest.mark.parametrize("word", ["default", "one_device"])
+def test_one_device_with_two_is_refused(word):
+    with pytest.raises(ctl.UsageError, match=rf"'{word}' uses one device and got 2.*'mirrored'"):
+        ctl.make_strategy(word, devices=["cpu:0", "cpu:1"])
+
+
+def test_a_device_twice_is_refused():
+    with pytest.raises(ctl.UsageError, match="one device twice"):
+        ctl.make_strategy("mirrored", devices=["cpu:0", "CPU:0"])
+
+
+def test_virtual_devices_after_the_start_are_refused_unless_they_are_there():
+    assert ctl.make_strategy("mirrored", num_virtual_devices=2).num_replicas_in_sync == 2
+    tf.constant(0)
+    with pytest.raises(ctl.UsageError, match="num_virtual_devices=3 came after"):
+        ctl.make_strategy("mirrored", num_virtual_devices=3)
+    with pytest.raises(ctl.UsageError, match="num_virtual_devices is -1"):
+        ctl.make_strategy("mirrored", num_virtual_devices=-1)
+
+
+@pytest.mark.parametrize("word", ["default", "one_device", "mirrored"])
+def test_several_workers_that_would_train_alone_are_refused(monkeypatch, word):
+    set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"])
+    with pytest.raises(ctl.UsageError, match=rf"'{word}', but TF_CONFIG names 2 workers"):
+        ctl.make_strategy(word)
+
+
+@pytest.mark.parametrize("word", ["auto", "multi_worker"])
+def test_a_port_in_use_is_named(monkeypatch, listening, word):
+    set_config(monkeypatch, [f"127.0.0.1:{listening}", "127.0.0.1:9"])
+    with pytest.raises(ctl.UsageError, match=rf"Port {listening} of .* is in use"):
+        ctl.make_strategy(word)
+
+
+def test_devices_do_not_go_with_multi_worker(monkeypatch):
+    set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"])
+    with pytest.raises(ctl.UsageError, match="got devices cpu:0.*CUDA_VISIBLE_DEVICES"):
+        ctl.make_strategy("multi_worker", devices=["cpu:0"])
+
+
+@pytest.mark.parametrize("kind", ["ps", "evaluator"])
+def test_a_task_that_does_not_train_is_refused(monkeypatch, kind):
+    set_config(monkeypatch, ["127.0.0.1:1"], kind=kind, **{kind: ["127.0.0.1:2"]})
+    with pytest.raises(ctl.UsageError, match=rf"makes this process a '{kind}'"):
+        ctl.make_strategy("auto")
+
+
+def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    for word in WORDS:
+        with pytest.raises(ctl.UsageError, match="TF_CONFIG is not JSON"):
+            ctl.make_strategy(word)
+
+
+def test_placement_counts_the_replicas_of_one_process(two_replicas):
+    assert placement(two_replicas) == Placement(1, 0, 2, 2, True)
+    for word in ("default", "one_device"):
+        assert placement(ctl.make_strategy(word)) == Placement(1, 0, 1, 1, True)

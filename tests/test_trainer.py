@@ -1,0 +1,343 @@
+"""The trainer as a person meets it: what it refuses, what it counts, what it calls and when."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import BATCH, Small, every_step, examples, losses, weights
+
+NO_LOG = every_step(log=ctl.Every())
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    """One strategy for all; a second one in a process needs other collective keys."""
+    tf.distribute.MirroredStrategy._collective_key_base += 1000
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+def make(kind=Small, strategy="default", intervals=NO_LOG, reports=(), **options):
+    return kind(strategy=strategy, intervals=intervals, reports=list(reports), **options)
+
+
+def logged(kind=Small, steps=6, intervals=None, **options):
+    """The logged training losses, and the trainer."""
+    report = ctl.MemoryReport()
+    trainer = make(kind, intervals=intervals or every_step(), reports=[report], **options)
+    trainer.train(steps)
+    return losses(report), trainer
+
+
+def test_missing_methods_are_named_with_an_example():
+    class Nothing(ctl.Trainer):
+        pass
+
+    class Half(Nothing):
+        def build(self):
+            self.model = tf.Module()
+            self.model.v = tf.Variable(0.0)
+
+    for kind, words in (
+        (Nothing, r"Nothing has no build, train_data, train_step.*def build\(self\)"),
+        (Half, r"Half has no train_data, train_step.*def train_data\(self, batch_size\)"),
+    ):
+        with pytest.raises(ctl.UsageError, match=words):
+            make(kind).train(1)
+    with pytest.raises(ctl.UsageError, match=r"Half has no eval_data, eval_step; to evaluate"):
+        make(Half).evaluate()
+
+
+def test_a_model_that_was_made_in_init_is_refused_on_two_replicas(two_replicas):
+    class Early(Small):
+        def __init__(self, **options):
+            super().__init__(**options)
+            super().build()
+
+        def build(self):
+            pass
+
+    with pytest.raises(ctl.UsageError, match=r"outside the strategy's scope.*build\(\)"):
+        make(Early, two_replicas).train(1)
+
+
+def building(function):
+    class Changed(Small):
+        def build(self):
+            function(self)
+
+    return Changed
+
+
+def unbuilt(self):
+    self.model = keras.Sequential([keras.layers.Dense(3)])
+
+
+def empty(self):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(unbuilt, "Sequential, has no variables yet.*keras.Input"), (empty, "made no variables")],
+)
+def test_a_model_without_variables_is_refused(function, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        make(building(function)).prepare()
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_batch_normalization_has_to_be_synchronised_between_replicas(two_replicas, synchronized):
+    def build(self):
+        layer = keras.layers.BatchNormalization(synchronized=synchronized)
+        inner = keras.Sequential([keras.Input((8,)), layer])
+        self.model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(4)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    if synchronized:
+        results = [logged(building(build), 3, strategy=s) for s in ("default", two_replicas)]
+        np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
+        for a, b in zip(*(t.model.get_weights() for _, t in results), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        return
+    with pytest.raises(ctl.UsageError, match=r"BatchNormalization\(synchronized=True\)"):
+        make(building(build), two_replicas).prepare()
+    make(building(build)).prepare()
+
+
+@pytest.mark.parametrize("options", [
+    {"global_batch_size": 0}, {"global_batch_size": 1.5}, {"global_batch_size": "8"}, {"seed": -1},
+    {"global_batch_size": None},
+])  # fmt: skip
+def test_the_constructor_refuses_what_is_not_a_whole_number(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(ctl.UsageError, match=rf"{name} is {value!r}; expected a whole number"):
+        make(**options)
+
+
+def test_a_model_dir_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ctl.UsageError, match=r"model_dir .*file/run' cannot be written"):
+        make(model_dir=str(tmp_path / "file" / "run")).prepare()
+
+
+@pytest.mark.parametrize("how", [{"steps": 0}, {"steps": -3}, {"steps": 1.5}, {"epochs": 0},
+                                 {"steps": 2, "epochs": 1}, {"epochs": -1}, {}])  # fmt: skip
+def test_train_refuses_a_length_that_is_none(how):
+    with pytest.raises(ctl.UsageError, match="steps|epochs"):
+        make().train(**how)
+
+
+class Hooked(Small):
+    def __init__(self, stop_at=None, **options):
+        super().__init__(**options)
+        self.calls, self.stop_at = [], stop_at
+
+    def after_loop(self, step, means):
+        self.calls.append((step, means["loss"]))
+        return step == self.stop_at
+
+
+def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_replicas):
+    expected, _ = logged(steps=11)
+    for strategy in ("default", two_replicas):
+        intervals = every_step(log=ctl.Every(steps=5), steps_per_loop=3)
+        report = ctl.MemoryReport()
+        trainer = make(Hooked, strategy, intervals, [report], stop_at=10)
+        trainer.train(100)
+        assert [s for s, _ in trainer.calls] == [3, 5, 8, 10] and trainer.step == 10
+        for (_, mean), loop in zip(trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True):
+            assert mean == pytest.approx(np.mean([expected[i] for i in loop]), abs=1e-5)
+        assert losses(report) == pytest.approx(
+            [np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5
+        )
+
+
+@pytest.fixture(scope="module")
+def sixty():
+    return logged(steps=60)[0]
+
+
+@pytest.mark.parametrize("steps_per_loop", [1, 7, "auto"])
+def test_the_length_of_loops_does_not_change_the_logged_losses(sixty, steps_per_loop):
+    intervals = every_step(log=ctl.Every(steps=12), steps_per_loop=steps_per_loop)
+    here, trainer = logged(steps=60, intervals=intervals)
+    assert trainer.step == 60
+    assert here == pytest.approx(np.reshape(sixty, [5, 12]).mean(axis=1), abs=1e-6)
+    again = logged(steps=60, intervals=every_step(log=ctl.Every(steps=12), steps_per_loop=12))[0]
+    assert here == again, "to the last bit"
+
+
+def test_training_twice_goes_on_where_it_was(sixty):
+    report = ctl.MemoryReport()
+    trainer = make(intervals=every_step(), reports=[report])
+    for steps in (4, 4, 2, 9):
+        trainer.train(steps)
+    assert trainer.step == 9
+    assert losses(report) == sixty[:9]
+
+
+def test_epochs_count_passes_over_the_data():
+    trainer = make(intervals=every_step(evaluate=ctl.Every(epochs=1)))
+    report = trainer._reports = [ctl.MemoryReport()]
+    trainer.train(epochs=2.5)
+    assert trainer.step == 10, "96 examples in batches of 24"
+    assert [s for run, s, _ in report[0].rows if run == "eval"] == [4, 8, 10]
+
+
+def test_a_schedule_s_learning_rate_is_reported():
+    def build(self):
+        Small.build(self)
+        self.optimizer = keras.optimizers.SGD(
+            keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.5, 0.25, 0.125])
+        )
+
+    report = ctl.MemoryReport()
+    intervals = every_step(log=ctl.Every(steps=2))
+    make(building(build), intervals=intervals, reports=[report]).train(8)
+    assert [v["learning_rate"] for *_, v in report.rows] == [0.5, 0.25, 0.25, 0.125]
+
+
+def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_replicas):
+    x, y = examples(seed=5)
+    x, y = x[:13].astype(np.float64), y[:13]
+    results = []
+    for strategy, size in ((two_replicas, 4), ("default", 5), ("default", 64), (two_replicas, 12)):
+        trainer = make(strategy=strategy, global_batch_size=size)
+        results.append(trainer.evaluate()["loss"])
+    w1, b1, w2, b2 = (w.astype(np.float64) for w in weights(trainer))
+    logits = np.tanh(x @ w1 + b1) @ w2 + b2
+    wanted = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), y]
+    assert results == pytest.approx([wanted.mean()] * 4, abs=1e-6)
+
+
+def test_a_report_that_raises_is_left_out_and_training_goes_on(caplog):
+    class Broken(ctl.NullReport):
+        def write(self, step, values, run="train"):
+            raise OSError("disk full")
+
+    report = ctl.MemoryReport()
+    trainer = make(intervals=every_step(), reports=[Broken(), report])
+    trainer.train(3)
+    assert trainer.step == 3 and len(losses(report)) == 3
+    assert [r.getMessage() for r in caplog.records if "Broken failed" in r.getMessage()] == [
+        "Broken failed and is left out from now on: OSError: disk full"
+    ]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_does_not():
+    runs = [logged(dropout=0.5, tf_data=True, seed=s) for s in (3, 3, 4)]
+    assert runs[0][0] == runs[1][0] != runs[2][0]
+    for a, b in zip(weights(runs[0][1]), weights(runs[1][1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Counted(Small):
+    """Counts how often Python runs its step; its last batch is short."""
+
+    traces = 0
+
+    def train_data(self, batch_size):
+        x, y = examples()
+        return tf.data.Dataset.from_tensor_slices((x[:60], y[:60])).batch(batch_size).repeat()
+
+    def train_step(self, batch):
+        self.traces += 1
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("where", ["default", "two"])
+def test_one_trace_serves_every_batch_and_every_run(two_replicas, where):
+    trainer = make(Counted, two_replicas if where == "two" else where, every_step())
+    trainer.train(4)
+    trainer.evaluate()
+    trainer.train(9)
+    assert trainer.traces == trainer.strategy.num_replicas_in_sync
+
+
+class Branching(Small):
+    """Python's `if`, `while` and `for` on tensors."""
+
+    def train_step(self, batch):
+        scores = super().train_step(batch)
+        total = tf.constant(0.0)
+        if self.step_variable >= 2:
+            for i in tf.range(3):
+                total += tf.cast(i, tf.float32)
+        return {**scores, "total": total}
+
+
+def test_python_s_if_works_on_tensors_in_a_step(two_replicas):
+    for strategy in ("default", two_replicas):
+        report = ctl.MemoryReport()
+        make(Branching, strategy, every_step(), [report]).train(4)
+        assert [v["total"] for *_, v in report.rows] == [0.0, 0.0, 3.0, 3.0]
+
+
+class Mistaken(Small):
+    def train_step(self, batch):
+        return {"x": batch["image"]}
+
+
+def test_an_error_of_the_step_itself_is_shown_with_its_line():
+    with pytest.raises(TypeError, match=r'(?s)test_trainer\.py", line \d+, in train_step'):
+        make(Mistaken).train(1)
+
+
+@pytest.mark.xfail(strict=True, reason="AutoGraph turns a UsageError in a trace into StagingError")
+def test_a_step_that_returns_no_dictionary_is_refused():
+    class Listing(Small):
+        def train_step(self, batch):
+            return [1.0]
+
+    with pytest.raises(ctl.UsageError, match=r"returned list; expected a dictionary"):
+        make(Listing).train(1)
+
+
+class Weighted(Small):
+    """Only class 0 counts: by weights, or by a factor if `by_hand`."""
+
+    by_hand = False
+
+    def train_step(self, batch):
+        x, y = batch
+        weight = tf.cast(y == 0, tf.float32)
+        with tf.GradientTape() as tape:
+            scores = self.score(batch, training=True)
+            if self.by_hand:
+                loss = tf.reduce_sum(scores["loss"] * weight) / BATCH
+            else:
+                loss = self.average(scores["loss"], sample_weight=weight)
+        self.minimize(loss, tape)
+        return scores
+
+
+class ByHand(Weighted):
+    by_hand = True
+
+
+def test_weights_of_examples_are_factors_of_their_losses(two_replicas, sixty):
+    expected = logged(ByHand)[0]
+    assert abs(expected[-1] - sixty[5]) > 1e-2, "without effect"
+    for strategy in ("default", two_replicas):
+        np.testing.assert_allclose(logged(Weighted, strategy=strategy)[0], expected, atol=1e-6)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="Keras 3 repeats its masks")
+def test_dropout_differs_between_replicas(two_replicas):
+    class Masks(Small):
+        def train_data(self, batch_size):
+            return np.ones([BATCH, 1000], np.float32)
+
+        def build(self):
+            self.model = keras.Sequential([keras.Input((1000,)), keras.layers.Dropout(0.5)])
+
+        def train_step(self, batch):
+            mask = self.model(batch, training=True)
+            context = tf.distribute.get_replica_context()
+            both = context.all_gather(mask[:1], axis=0)
+            tf.debugging.assert_equal(tf.shape(both), [2, 1000])
+            return {"same": tf.reduce_mean(tf.cast(both[0] == both[-1], tf.float32))}
+
+    means = make(Masks, two_replicas).train(1)
+    assert means["same"] == pytest.approx(0.5, abs=0.1)
