@@ -196,9 +196,7 @@ def test_a_finite_dataset_of_25_batches_trains_25_steps(two_replicas, where):
 
 @pytest.mark.parametrize("where", ["default", "two"])
 @pytest.mark.parametrize("steps_per_loop", [1, 7])
-def test_data_of_unknown_length_ends_the_run_at_its_last_batch(
-    two_replicas, where, steps_per_loop
-):
+def test_data_of_unknown_length_ends_the_run_at_its_last_batch(two_replicas, where, steps_per_loop):
     strategy = two_replicas if where == "two" else where
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
     data = with_data(lambda b: finite(9, extra=5).filter(lambda x, y: True).batch(b))
@@ -244,7 +242,9 @@ def test_epochs_in_two_runs_see_every_example_as_often_as_in_one():
                 return ctl.from_arrays(x, batch_size)
 
             def train_step(self, batch):
-                self.model.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(batch, tf.int32), 10), 0))
+                self.model.seen.assign_add(
+                    tf.reduce_sum(tf.one_hot(tf.cast(batch, tf.int32), 10), 0)
+                )
                 return {"x": batch}
 
         trainer = Sum(strategy="default", global_batch_size=4, **QUIET)

@@ -41,9 +41,13 @@ def test_an_unknown_word_is_refused_with_all_that_there_are(word):
         ctl.make_strategy(word)
 
 
-@pytest.mark.parametrize("text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "])
+@pytest.mark.parametrize(
+    "text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "]
+)
 def test_a_device_may_be_written_in_many_ways(text):
-    assert ctl.make_strategy("one_device", devices=[text]).extended.worker_devices[0].endswith("CPU:1")
+    assert (
+        ctl.make_strategy("one_device", devices=[text]).extended.worker_devices[0].endswith("CPU:1")
+    )
 
 
 @pytest.mark.parametrize("text", ["cpu:7", "gpu:0", "cpu:x", "", "tpu", "cpu:01"])

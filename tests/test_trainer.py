@@ -124,7 +124,7 @@ def test_a_model_dir_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize("how", [{"steps": 0}, {"steps": -3}, {"steps": 1.5}, {"epochs": 0},
                                  {"steps": 2, "epochs": 1}, {"epochs": -1}, {}])  # fmt: skip
 def test_train_refuses_a_length_that_is_none(how):
-    with pytest.raises(ctl.UsageError, match="steps|epochs"):
+    with pytest.raises(ctl.UsageError, match=r"steps|epochs"):
         make().train(**how)
 
 
@@ -146,7 +146,9 @@ def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_
         trainer = make(Hooked, strategy, intervals, [report], stop_at=10)
         trainer.train(100)
         assert [s for s, _ in trainer.calls] == [3, 5, 8, 10] and trainer.step == 10
-        for (_, mean), loop in zip(trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True):
+        for (_, mean), loop in zip(
+            trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True
+        ):
             assert mean == pytest.approx(np.mean([expected[i] for i in loop]), abs=1e-5)
         assert losses(report) == pytest.approx(
             [np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5
@@ -300,7 +302,7 @@ class Weighted(Small):
     by_hand = False
 
     def train_step(self, batch):
-        x, y = batch
+        _, y = batch
         weight = tf.cast(y == 0, tf.float32)
         with tf.GradientTape() as tape:
             scores = self.score(batch, training=True)

@@ -204,7 +204,7 @@ def test_all_that_the_chief_wrote_is_there_when_the_launcher_ends(job):
 def test_a_slow_console_still_gets_all_that_the_chief_wrote(job):
     job.start("print('pid', os.getpid())\nsys.stdout.write('0123456789abcde\\n' * 6_000)")
     wait_for(lambda: "pid " in job.log(0) and not Path(f"/proc/{pid_in(job.log(0))}").exists())
-    with pytest.raises(subprocess.TimeoutExpired):     # the launcher stays until all is taken
+    with pytest.raises(subprocess.TimeoutExpired):  # the launcher stays until all is taken
         job.process.wait(0.5)
     out, _ = job.process.communicate(timeout=TIMEOUT_SECS)
     assert out.count(b"0123456789abcde\n") == job.log(0).count("0123456789abcde\n") == 6_000
@@ -273,8 +273,10 @@ def test_a_worker_that_fails_after_its_peer_noticed_is_still_the_cause(job):
 
 
 def test_an_inherited_ignored_sigchld_does_not_hide_a_failure(job):
-    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); " \
+    ignore = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
         "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     code, _, _ = job.run("sys.exit(3)", under=(sys.executable, "-c", ignore))
     assert code == 3
 
@@ -370,7 +372,8 @@ def test_a_worker_that_lost_its_port_starts_all_once_more_on_other_ports(job):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)       # as TensorFlow does, waiting for peers
         wait_for(lambda: (here / "start").read_text().count("1") == 2)
         """,
-        "--workers=2", "--grace_secs=1000",
+        "--workers=2",
+        "--grace_secs=1000",
     )
     assert code == 0
     assert re.search(r"worker 1 \(job 1\) could not bind its port \(127.0.0.1:\d+\)", err)
@@ -407,11 +410,18 @@ def set_size(stream, lines, columns):
 def start_on(terminal, job, worker, *options):
     """Starts the launcher as a shell would: it leads the terminal's foreground group."""
     ours, launchers = terminal
-    lead = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " \
+    lead = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     job.start(
-        worker, *options, under=(sys.executable, "-c", lead),
-        stdin=launchers, stdout=launchers, stderr=launchers, start_new_session=True,
+        worker,
+        *options,
+        under=(sys.executable, "-c", lead),
+        stdin=launchers,
+        stdout=launchers,
+        stderr=launchers,
+        start_new_session=True,
     )
     os.close(launchers)
     return ours
@@ -419,7 +429,8 @@ def start_on(terminal, job, worker, *options):
 
 def test_on_a_terminal_the_chief_has_one_too_and_its_log_stays_readable(job, terminal):
     screen = start_on(
-        terminal, job,
+        terminal,
+        job,
         r"""
         size = lambda: "%d lines %d columns" % tuple(reversed(os.get_terminal_size(1)))
         print(sys.stdout.isatty(), sys.stderr.isatty(), size() if job == 0 else "")
@@ -440,8 +451,10 @@ def test_on_a_terminal_the_chief_has_one_too_and_its_log_stays_readable(job, ter
 
 def test_ctrl_c_in_the_terminal_reaches_every_worker_once(job, terminal):
     screen = start_on(
-        terminal, job,
-        TELL_SIGNALS + "wait_for(lambda: got)\ntime.sleep(0.3)\nsys.exit(130)", "--workers=2",
+        terminal,
+        job,
+        TELL_SIGNALS + "wait_for(lambda: got)\ntime.sleep(0.3)\nsys.exit(130)",
+        "--workers=2",
     )
     job.wait_for_logs("ready")
     os.write(screen, b"\x03")

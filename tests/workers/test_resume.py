@@ -74,6 +74,26 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
     ] == []
 
 
+def test_sigterm_to_the_launcher_saves_one_checkpoint_at_the_same_step_on_every_worker(tmp_path):
+    model_dir = tmp_path / "run"
+    with (tmp_path / "log").open("w+b") as log:
+        process = start([*PLACES["two_workers"], "--train_steps=100000"], model_dir, log)
+        deadline = time.monotonic() + TIMEOUT_SECS
+        while len(trace(model_dir)) < 3:
+            assert process.poll() is None and time.monotonic() < deadline, log_text(log)
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process) == 143, log_text(log)
+    stops = [
+        [line for line in (model_dir / "workers" / f"job_{i}.log").read_text().splitlines()
+         if line.startswith("Stopped by SIGTERM at step")]
+        for i in range(2)
+    ]  # fmt: skip
+    assert stops[0] == stops[1] and len(stops[0]) == 1
+    step = int(stops[0][0].split("step ")[1].split(";")[0])
+    assert [p.name for p in (model_dir / "checkpoints").iterdir()] == [f"ckpt-{step}"]
+
+
 def log_text(log):
     log.flush()
     return os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")

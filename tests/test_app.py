@@ -1,0 +1,178 @@
+"""A training binary from outside: exit codes, one line for a bad flag, and what stays on disk."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from absl import flags
+from conftest import ROOT, environment
+from ctl import app
+
+MNIST = [sys.executable, "-m", "models.mnist"]
+BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--log_every_steps=2"]
+
+
+def run(*arguments):
+    """A finished process: code, out, err."""
+    done = subprocess.run(
+        [*MNIST, *arguments], env=environment(), cwd=ROOT, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with a run of 6 steps that kept 2 checkpoints, and what the process said."""
+    directory = tmp_path_factory.mktemp("run") / "m"
+    done = run(*BASE, f"--model_dir={directory}", "--keep=2", "--export=keras")
+    return directory, done
+
+
+@pytest.mark.workers
+def test_a_run_keeps_what_the_flags_say(trained):
+    directory, done = trained
+    assert done.code == 0 and done.err == "", done.err
+    assert {p.name for p in (directory / "checkpoints").iterdir()} == {"ckpt-4", "ckpt-6"}
+    assert [p.name for p in (directory / "export").iterdir()] == ["model.keras"]
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    train = [r["step"] for r in rows if r.get("run") == "train"]
+    assert train == [2, 4, 6] and [r["step"] for r in rows if r.get("run") == "eval"] == [6]
+
+
+@pytest.mark.workers
+def test_a_trained_directory_is_evaluated_and_exported_without_training(trained):
+    directory, _ = trained
+    before = {p: p.stat().st_mtime_ns for p in (directory / "checkpoints").rglob("*")}
+    evaluated = run("--mode=eval", f"--model_dir={directory}")
+    assert evaluated.code == 0 and "accuracy" in evaluated.out, evaluated.err
+    exported = run("--mode=export", "--export=weights", f"--model_dir={directory}")
+    assert exported.code == 0, exported.err
+    path = directory / "export" / "model.weights.h5"
+    assert exported.out.split()[-1] == str(path) and path.is_file()
+    assert before == {p: p.stat().st_mtime_ns for p in (directory / "checkpoints").rglob("*")}
+
+
+@pytest.mark.workers
+def test_a_bad_setting_ends_with_2_and_one_line(tmp_path):
+    for arguments, words in (
+        (["--global_batch_size=7", "--strategy=mirrored", "--num_virtual_devices=2"], "6 or 8"),
+        (["--keep=best"], "keep is 'best'"),
+    ):
+        done = run(*arguments, "--train_steps=1")
+        lines = done.err.splitlines()
+        assert done.code == 2, done.err
+        assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], done.err
+
+
+@pytest.mark.workers
+def test_help_is_grouped_names_every_flag_and_ends_with_0():
+    done = run("--help")
+    assert done.code == 0 and done.err == ""
+    for name in (*app.NAMES, "learning_rate", "data"):
+        assert f"\n  --{name}=" in done.out
+    titles = ["The model:", "What to do:", "Where it runs:", "The loop:", "What stays:"]
+    places = [done.out.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+
+
+def parsed(*arguments):
+    values = flags.FlagValues()
+    app.define_flags(values)
+    app.parse(["program", *arguments], values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("argument", "word"),
+    [
+        ("--trian_steps=5", "trian_steps"),
+        ("--train_steps=many", "train_steps"),
+        ("--train_steps=-1", "train_steps"),
+        ("--global_batch_size=0", "global_batch_size"),
+        ("--strategy=tpu", "strategy"),
+        ("--epochs=-0.5", "epochs"),
+        ("--mode=play", "mode"),
+        ("mirrored", "mirrored"),
+    ],
+)
+def test_a_bad_flag_ends_with_2_and_one_line_that_names_it(capsys, argument, word):
+    with pytest.raises(SystemExit) as caught:
+        parsed(argument)
+    lines = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert len(lines) == 1 and lines[0].startswith("error: ") and word in lines[0]
+    assert lines[0].endswith("See --help.")
+
+
+def worked(monkeypatch, *arguments):
+    """What a trainer would be made with and told; nothing is trained."""
+    told = {}
+
+    class Fake:
+        hparams = {}  # noqa: RUF012
+
+        def __init__(self, **options):
+            told["options"] = options
+
+        def train(self, steps, *, epochs, export):
+            told.update(steps=steps, epochs=epochs, export=export)
+
+    monkeypatch.setattr(flags, "FLAGS", parsed("--strategy=default", *arguments))
+    app._main(Fake, {})
+    return told
+
+
+def refused(monkeypatch, capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        worked(monkeypatch, *arguments)
+    err = capsys.readouterr().err
+    assert caught.value.code == 2 and len(err.splitlines()) == 1 and "Traceback" not in err
+    return err
+
+
+def test_steps_or_epochs_say_how_long(monkeypatch, capsys):
+    def length(*arguments):
+        told = worked(monkeypatch, *arguments)
+        return told["steps"], told["epochs"]
+
+    assert length() == (1000, None)
+    assert length("--train_steps=7") == (7, None)
+    assert length("--epochs=1.5") == (None, 1.5)
+    assert length("--epochs=2", "--train_steps=0") == (None, 2.0)
+    assert length("--train_steps=0") == (None, None)
+    assert "expected one of them" in refused(monkeypatch, capsys, "--epochs=1", "--train_steps=5")
+
+
+def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_path):
+    told = worked(
+        monkeypatch, f"--model_dir={tmp_path}", "--keep=3,best=loss", "--log_every_steps=5",
+        "--eval_every_steps=20", "--save_every_steps=0", "--steps_per_loop=4", "--export=none",
+    )  # fmt: skip
+    options, intervals = told["options"], told["options"]["intervals"]
+    assert (options["checkpoints"].keep.newest, options["checkpoints"].keep.best) == (3, "loss")
+    assert (intervals.log.steps, intervals.evaluate.steps, intervals.save.steps) == (5, 20, 0)
+    assert intervals.steps_per_loop == 4 and told["export"] == ()
+    nothing = worked(monkeypatch)["options"]
+    assert nothing["model_dir"] is None and nothing["checkpoints"] is None
+    assert (
+        worked(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mode=eval"], "--mode=eval needs --model_dir"),
+        (["--mode=export", "--export=none", "--model_dir=/tmp"], "--mode=export got --export=none"),
+        (["--mode=eval", "--model_dir=/nowhere"], "no checkpoint in /nowhere/checkpoints"),
+        (["--export=onnx"], "expected none, or some of keras, saved_model, weights"),
+        (["--steps_per_loop=fast"], "--steps_per_loop is 'fast'"),
+        (["--keep=x"], "keep is 'x'"),
+        (["--devices=cpu:9"], "device 'cpu:9' does not exist"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_any_work(monkeypatch, capsys, arguments, words):
+    assert words in refused(monkeypatch, capsys, *arguments)

@@ -1,0 +1,155 @@
+"""Exported files need no ctl: they load elsewhere and predict the same."""
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from small_models import PlainModel, Small, every_step, examples, weights
+
+QUIET = dict(strategy="default", reports=[], intervals=every_step(log=ctl.Every()))
+
+ELSEWHERE = """
+import json, sys
+import keras, numpy as np, tensorflow as tf
+x = np.load(sys.argv[1] + "/x.npy")
+model = keras.models.load_model(sys.argv[1] + "/model.keras")
+saved = tf.saved_model.load(sys.argv[1] + "/saved_model")
+kept = model.predict(x, verbose=0)
+served = saved.serve(tf.constant(x))
+rebuilt = keras.models.clone_model(model)
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+rebuilt.load_weights(sys.argv[1] + "/model.weights.h5")
+again = rebuilt.predict(x, verbose=0)
+history = model.fit(x, np.zeros(len(x)), epochs=3, verbose=0).history["loss"]
+print(json.dumps({"keras": kept.tolist(), "saved_model": np.asarray(served).tolist(),
+                  "weights": again.tolist(), "losses": history, "ctl": "ctl" in sys.modules}))
+"""
+
+
+def made(kind=Small, **options):
+    trainer = kind(**QUIET, **options)
+    trainer.prepare()
+    return trainer
+
+
+def names(directory):
+    return sorted(p.name for p in directory.iterdir())
+
+
+@pytest.mark.workers
+def test_every_format_predicts_the_same_in_a_process_without_ctl(tmp_path, run_program):
+    trainer = Small(model_dir=str(tmp_path), **QUIET)
+    trainer.train(2, export=("keras", "saved_model", "weights"))
+    x = examples()[0][:5]
+    np.save(tmp_path / "export" / "x.npy", x)
+    assert names(tmp_path / "export") == ["model.keras", "model.weights.h5", "saved_model", "x.npy"]
+    result = run_program(1, ["-c", ELSEWHERE, str(tmp_path / "export")])[0]
+    assert result.code == 0, result.output
+    expected = trainer.model(x).numpy()
+    for word in ("keras", "saved_model", "weights"):
+        np.testing.assert_allclose(result.json[word], expected, atol=1e-6)
+    assert result.json["losses"][-1] < result.json["losses"][0], "it can be trained on"
+    assert not result.json["ctl"]
+
+
+def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_path):
+    trainer = made()
+    paths = trainer.export(directory=str(tmp_path))
+    assert paths == [str(tmp_path / "model.keras"), str(tmp_path / "saved_model")]
+    (tmp_path / "saved_model" / "old").touch()
+    trainer.model.set_weights([w * 0 for w in trainer.model.get_weights()])
+    assert trainer.export("keras", "saved_model", directory=str(tmp_path)) == paths
+    assert names(tmp_path) == ["model.keras", "saved_model"]
+    assert not (tmp_path / "saved_model" / "old").exists()
+    loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
+    assert (loaded.serve(examples()[0][:2]).numpy() == 0).all()
+
+
+def test_an_export_that_fails_leaves_what_was_there(tmp_path):
+    trainer = made()
+    trainer.export("keras", directory=str(tmp_path))
+    before = (tmp_path / "model.keras").read_bytes()
+
+    def fail(path):
+        tf.io.gfile.GFile(path, "w").write("half")
+        raise OSError("disk full")
+
+    trainer.model.save = fail
+    with pytest.raises(OSError, match="disk full"):
+        trainer.export("keras", directory=str(tmp_path))
+    assert names(tmp_path) == ["model.keras"]
+    assert (tmp_path / "model.keras").read_bytes() == before
+
+
+class Callable(Small):
+    """A tf.Module whose call is a tf.function, so that a SavedModel can serve it."""
+
+    def build(self):
+        self.framework, self.word = "module", "sgd"
+        super().build()
+        PlainCallable = type("PlainCallable", (PlainModel,), {
+            "predict": tf.function(
+                lambda self, x: self(x), input_signature=[tf.TensorSpec([None, 8], tf.float32)])
+        })  # fmt: skip
+        self.model = PlainCallable()
+
+
+def test_a_module_becomes_a_saved_model_with_its_functions(tmp_path):
+    trainer = made(Callable)
+    assert trainer.export(directory=str(tmp_path)) == [str(tmp_path / "saved_model")]
+    x = examples()[0][:3]
+    loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
+    np.testing.assert_allclose(loaded.predict(x), trainer.model(x), atol=1e-6)
+
+
+@pytest.mark.xfail(strict=True, reason="nothing is written and nothing is said")
+def test_a_format_that_a_module_cannot_have_is_refused(tmp_path):
+    with pytest.raises(ctl.UsageError, match="keras"):
+        made(Callable).export("keras", directory=str(tmp_path))
+
+
+NO_VERBOSE = pytest.mark.xfail(
+    strict=True, raises=TypeError, reason="export(verbose=) is Keras 3's"
+)
+
+
+@pytest.mark.parametrize(
+    "word", ["keras", "weights", pytest.param("saved_model", marks=NO_VERBOSE)]
+)
+def test_a_tf_keras_model_is_exported_too(tmp_path, word):
+    trainer = made(framework="tf_keras")
+    (path,) = trainer.export(word, directory=str(tmp_path))
+    x = examples()[0][:3]
+    expected = trainer.model(x).numpy()
+    if word == "keras":
+        np.testing.assert_allclose(tf_keras.models.load_model(path)(x), expected, atol=1e-6)
+    elif word == "weights":
+        kept = weights(trainer)
+        trainer.model.set_weights([w * 0 for w in kept])
+        trainer.model.load_weights(path)
+        for a, b in zip(kept, weights(trainer), strict=True):
+            np.testing.assert_array_equal(a, b)
+    else:
+        loaded = tf.saved_model.load(path)
+        np.testing.assert_allclose(loaded.serve(x), expected, atol=1e-6)
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are(tmp_path):
+    with pytest.raises(ctl.UsageError, match="'onnx'.*keras, saved_model, weights"):
+        made().export("onnx", directory=str(tmp_path))
+    assert not (tmp_path / "model.keras").exists()
+
+
+def test_an_export_needs_a_place():
+    with pytest.raises(ctl.UsageError, match=r"directory=\.\.\., or the trainer a model_dir"):
+        made().export("keras")
+
+
+@pytest.mark.xfail(strict=True, reason="formats are looked at after training")
+@pytest.mark.parametrize("formats", [("onnx",), ("keras",)], ids=["unknown", "no place"])
+def test_train_refuses_an_export_that_cannot_be_before_any_work(formats):
+    trainer = Small(**QUIET)
+    with pytest.raises(ctl.UsageError):
+        trainer.train(1, export=formats)
+    assert trainer.step == 0
