@@ -41,6 +41,7 @@ class Session:
     agreement: Agreement
     resumed: Manifest | None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
     loops: dict[str, StepLoop] = field(default_factory=dict)
@@ -79,6 +80,7 @@ def prepare(
     session = Session(state, manager, reports, agreement, resumed)
     if resumed is not None:
         session.loop_state, session.at = resumed.state, resumed.step
+        session.metrics = resumed.metrics
         session.examples = int(
             resumed.data.get("examples", resumed.step * trainer.global_batch_size)
         )
@@ -148,7 +150,7 @@ def _synchronous(
             save_after_evaluation=getattr(keep, "best", None) is not None,
         ),
     )
-    run.restore(session.loop_state)
+    run.restore(session.step, session.loop_state, session.metrics)
     return run
 
 
@@ -223,7 +225,7 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     session.examples += (step - session.at) * trainer.global_batch_size
     if batches.examples is not None:  # the last batch may have been short
         session.examples = min(session.examples, batches.examples)
-    session.at, session.loop_state = step, loop_state
+    session.at, session.loop_state, session.metrics = step, loop_state, metrics
     place = trainer.placement
     manifest = Manifest(
         step=step, created=time.time(), variables=session.state.spec(),

@@ -61,19 +61,22 @@ class Synchronous:
         self.metrics: dict[str, float] = {}  # of the newest evaluation
         self.means: dict[str, float] = {}  # of the newest log
         self._rates: list[tuple[int, float]] = []
+        self._rate = 0.0  # steps per second, the newest known
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the loop state of a checkpoint was taken."""
+    def restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
         self.interval.restore(state.get("interval", {}))
         self._pending = frozenset(state.get("pending", ()))
+        self.metrics = dict(metrics)
+        self._evaluated_at = step if metrics else -1
 
     def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
         """Trains from `step` to `steps` completed steps, or to the end of the data if None."""
         pace = Pace(self._intervals.steps_per_loop)
         timers = Timers(self._intervals, self._clock())
-        agree_at, reason, self._saved_at = step, "done", step
+        agree_at, reason, self._saved_at, first = step, "done", step, step
         self._act(step, self._pending)
         self._pending = frozenset()
         mark = self._intervals.next_mark(step, batches.steps_per_epoch)
@@ -107,7 +110,7 @@ class Synchronous:
                 self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
                 break
             self._act(step, due)
-        self._finish(step, reason)
+        self._finish(step, reason, anything_new=step > first)
         return reason
 
     def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
@@ -124,8 +127,8 @@ class Synchronous:
         """Workers compare notes: anybody's wish to stop counts, the chief's clock and pace hold."""
         names = ("log", "evaluate", "save")
         ready = timers.due(self._clock()) if timers and self._is_chief else frozenset()
-        rate = self.interval.steps_per_sec() or 0.0
-        mine = [pace.proposed, rate * _AGREE_SECS, *(n in ready for n in names)]
+        self._rate = self.interval.steps_per_sec() or self._rate
+        mine = [pace.proposed, self._rate * _AGREE_SECS, *(n in ready for n in names)]
         wish = [float(stop), float(signals.received or 0), float(signals.received is not None)]
         total = self._agreement.sum([*(mine if self._is_chief else [0.0] * len(mine)), *wish])
         pace.length = int(total[0])
@@ -149,10 +152,10 @@ class Synchronous:
         if "save" in due:
             self._save(step)
 
-    def _finish(self, step: int, reason: str) -> None:
+    def _finish(self, step: int, reason: str, *, anything_new: bool) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
         if reason != "signal":
-            if self.interval.steps:
+            if self.interval.steps and anything_new:
                 self._log(step, clear=False)  # a longer run goes on with the same interval
             if self._intervals.evaluate != Every():
                 self._evaluate(step)
