@@ -22,9 +22,12 @@ KEEPING = [n for n in MANAGERS if n != "null"]
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    """One strategy for all; a second one in a process needs other collective keys."""
-    tf.distribute.MirroredStrategy._collective_key_base += 1000
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    """One strategy for all, with keys of its own: two of one process mix up their collectives."""
+
+    class Own(tf.distribute.MirroredStrategy):
+        _collective_key_base = 3000
+
+    return Own(["/cpu:0", "/cpu:1"])
 
 
 class Measured(Small):

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def _read_idx(path: Path) -> np.ndarray:
         if zero or kind != 8:
             raise ValueError("it does not begin as idx of unsigned bytes")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, ValueError, struct.error) as e:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as e:
         raise UsageError(f"{path} cannot be read as an idx file: {e}.") from None
 
 
@@ -91,6 +92,11 @@ def _checked(source: str, images: np.ndarray, labels: np.ndarray) -> dict[str, n
         raise UsageError(
             f"--data={source} has images {images.shape} and labels {labels.shape}; expected "
             "[n, 28, 28] and [n]."
+        )
+    if not (images.dtype == np.uint8 and np.issubdtype(labels.dtype, np.integer)):
+        raise UsageError(
+            f"--data={source} has images of {images.dtype} and labels of {labels.dtype}; expected uint8 "
+            "from 0 to 255 and whole numbers."
         )
     if labels.size and not (labels.min() >= 0 and labels.max() <= 9):
         raise UsageError(f"--data={source} has labels up to {labels.max()}; expected 0 to 9.")
