@@ -144,10 +144,14 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     trainer = make_trainer(**options, **settings)
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
-    if values.mode in ("train", "train_and_eval"):
-        trainer.train(steps, epochs=epochs, export=formats if values.model_dir else ())
-        return
     trainer.prepare()
+    if not values["export"].present:  # what nobody asked for is not an error
+        from ctl.export import possible
+
+        formats = tuple(w for w in formats if values.model_dir and w in possible(trainer.model))
+    if values.mode in ("train", "train_and_eval"):
+        trainer.train(steps, epochs=epochs, export=formats)
+        return
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
     if values.mode == "eval":

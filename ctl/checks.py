@@ -1,9 +1,11 @@
 """What is wrong with a trainer, said before any work starts."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ctl import export as export_lib
 from ctl import gradients, state
 from ctl.errors import UsageError
 
@@ -116,6 +118,13 @@ def _batch_normalization(trainer: Any, owned: dict) -> None:
                     f"{trainer.strategy.num_replicas_in_sync} replicas. Write "
                     "BatchNormalization(synchronized=True), which is the same on one replica."
                 )
+
+
+def export(trainer: Any, formats: Sequence[str]) -> None:
+    """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
+    if formats and trainer.model_dir is None:
+        raise UsageError("export needs a place: give the trainer a model_dir (--model_dir).")
+    export_lib.check(trainer.model, formats)
 
 
 def directory(path: str | None) -> None:

@@ -9,6 +9,7 @@ Marks by steps and epochs depend on the step alone: a resumed run has the marks 
 """
 
 import math
+import numbers
 from dataclasses import dataclass, field
 
 from ctl.errors import UsageError
@@ -27,6 +28,9 @@ class Every:
 
     def __post_init__(self):
         given = {k: v for k, v in vars(self).items() if v}
+        words = {k: v for k, v in vars(self).items() if not isinstance(v, numbers.Real)}
+        if words:
+            raise UsageError(f"Every got {words}; expected numbers, e.g. Every(steps=100).")
         if len(given) > 1:
             raise UsageError(
                 f"Every got {given}; expected one unit. Write Every(steps=...), Every(secs=...) "
@@ -78,7 +82,8 @@ class Intervals:
 
     def __post_init__(self):
         k = self.steps_per_loop
-        if k != "auto" and (isinstance(k, (str, bool)) or int(k) != k or k < 1):
+        whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
+        if k != "auto" and not (whole and int(k) >= 1):
             raise UsageError(
                 f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'."
             )

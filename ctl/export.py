@@ -12,10 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.gradients import is_keras3
 from ctl.strategies import Placement
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}
 FORMATS = tuple(_FILES)
+_METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
@@ -31,6 +33,23 @@ def parse_formats(text: str) -> tuple[str, ...]:
     return words
 
 
+def possible(model: Any) -> tuple[str, ...]:
+    """The formats that `model` can be written in."""
+    keras_like = [w for w, method in _METHODS.items() if hasattr(model, method)]
+    return tuple(keras_like) or (("saved_model",) if isinstance(model, tf.Module) else ())
+
+
+def check(model: Any, formats: Sequence[str]) -> None:
+    """Raises UsageError for a word that is no format, or one that `model` cannot be written in."""
+    can = possible(model)
+    cannot = [w for w in parse_formats(",".join(formats)) if w not in can]
+    if cannot:
+        raise UsageError(
+            f"export of {', '.join(cannot)}: self.model, a {type(model).__name__}, can be written as "
+            f"{', '.join(can) or 'nothing: it is neither a Keras model nor a tf.Module'}."
+        )
+
+
 def export(model: Any, directory, formats: Sequence[str], placement: Placement) -> list[str]:
     """Writes `model` into `directory`; returns the paths, on the chief.
 
@@ -38,15 +57,17 @@ def export(model: Any, directory, formats: Sequence[str], placement: Placement) 
       formats: of "keras" (model.keras), "saved_model" (saved_model/), "weights" (model.weights.h5).
         A tf.Module has only "saved_model".
     """
+    check(model, formats)
     directory = Path(directory)
     own = directory / f"workertemp_{placement.worker_index}"
     shutil.rmtree(own, ignore_errors=True)
     written = []
     try:
         own.mkdir(parents=True)
-        for word in parse_formats(",".join(formats)):
+        for word in formats:
             path = own / _FILES[word]
-            if not _write(model, word, path) or not placement.is_chief:
+            _write(model, word, path)
+            if not placement.is_chief:
                 continue
             final = directory / path.name
             if final.is_dir():
@@ -58,15 +79,10 @@ def export(model: Any, directory, formats: Sequence[str], placement: Placement) 
     return written
 
 
-def _write(model: Any, word: str, path: Path) -> bool:
-    if word == "keras" and hasattr(model, "save"):
-        model.save(str(path))
-    elif word == "weights" and hasattr(model, "save_weights"):
-        model.save_weights(str(path))
-    elif word == "saved_model" and hasattr(model, "export"):
-        model.export(str(path), verbose=False)
-    elif word == "saved_model" and isinstance(model, tf.Module):
+def _write(model: Any, word: str, path: Path) -> None:
+    if not hasattr(model, _METHODS[word]):
         tf.saved_model.save(model, str(path))
+    elif word == "saved_model" and is_keras3(model):
+        model.export(str(path), verbose=False)
     else:
-        return False
-    return True
+        getattr(model, _METHODS[word])(str(path))

@@ -8,6 +8,7 @@ alike), and the optimizer is kept from summing a second time.
 
 import contextlib
 import inspect
+import numbers
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +38,11 @@ class Gradients:
     wire_dtype: str | None = None
 
     def __post_init__(self):
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        number = isinstance(self.clip_norm, numbers.Real)
+        if self.clip_norm is not None and not (number and self.clip_norm > 0):
             raise UsageError(f"clip_norm is {self.clip_norm!r}; expected a number > 0, or None.")
         n = self.accumulate_steps
-        if isinstance(n, bool) or int(n) != n or n < 1:
+        if isinstance(n, bool) or not isinstance(n, numbers.Integral) or int(n) < 1:
             raise UsageError(f"accumulate_steps is {n!r}; expected a whole number >= 1.")
         if self.wire_dtype not in _WIRE_DTYPES:
             raise UsageError(
@@ -91,7 +93,9 @@ def apply(update: Update, how: Gradients) -> tf.Tensor:
         gradients = _all_reduce(context, gradients, how.wire_dtype)
     norm = tf.debugging.check_numerics(_global_norm(gradients), NON_FINITE_MESSAGE)
     if how.clip_norm is not None:
-        gradients, _ = tf.clip_by_global_norm(gradients, how.clip_norm, use_norm=norm)
+        limit = tf.cast(how.clip_norm, norm.dtype)
+        scale = limit / tf.maximum(norm, limit)
+        gradients = [_scaled(g, tf.cast(scale, g.dtype)) for g in gradients]
     with tf.control_dependencies([norm]):
         _apply_without_sum(update.optimizer, gradients, update.variables)
     return norm
@@ -115,6 +119,12 @@ def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
         for i, piece in zip(places, tf.split(total, [_size(g) for g in parts]), strict=True):
             reduced[i] = tf.reshape(piece, tf.shape(gradients[i]))
     return reduced
+
+
+def _scaled(gradient, factor):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def _added_up(gradient):
@@ -147,9 +157,9 @@ def _global_norm(gradients: list) -> tf.Tensor:
         flat = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
         flat = tf.cast(flat, tf.float32) if flat.dtype.size < 4 else flat
         return tf.sqrt(2.0 * tf.nn.l2_loss(flat))
-    return tf.linalg.global_norm(
-        [tf.cast(g, tf.float32) if g.dtype.size < 4 else g for g in gradients]
-    )
+    if not same or gradients[0].dtype.size < 4:
+        gradients = [tf.cast(g, tf.float32) for g in gradients]
+    return tf.linalg.global_norm(gradients)
 
 
 def _apply_without_sum(optimizer, gradients: list, variables: list) -> None:

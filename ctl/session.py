@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from ctl import checks, data, gradients, signals, strategies, telling
+from ctl import checks, data, gradients, randomness, signals, strategies, telling
 from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
@@ -52,6 +52,13 @@ class Session:
         """Completed steps."""
         return int(self.state.step.numpy())
 
+    def advance(self, step: int, global_batch_size: int, limit: int | None = None) -> None:
+        """Counts the examples consumed up to `step`; `limit`, where the last batch was short."""
+        self.examples += (step - self.at) * global_batch_size
+        if limit is not None:
+            self.examples = min(self.examples, limit)
+        self.at = step
+
 
 def prepare(
     trainer: Any, checkpoints: CheckpointManager | None, reports: Sequence | None
@@ -60,13 +67,15 @@ def prepare(
     if not checks.is_written(trainer, "build"):
         checks.methods(trainer, "train")
     checks.directory(trainer.model_dir)
-    tf.keras.utils.set_random_seed(trainer.seed)
+    randomness.seed_everything(trainer.seed)
     with tf.device("/cpu:0"):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     with trainer.strategy.scope():
         trainer.build()
         checks.model(trainer)
         checks.optimizers(trainer)
+    if trainer.placement.num_replicas > 1:
+        randomness.differ_by_replica(collect(trainer))
     state = State(collect(trainer), trainer.step_variable, trainer.placement)
     manager = checkpoints
     if manager is None:
@@ -92,6 +101,7 @@ def train(
 ) -> dict[str, float]:
     """One call of `Trainer.train`."""
     checks.methods(trainer, "train")
+    checks.export(trainer, formats)
     total, batches = _open_train(trainer, session, steps, epochs)
     reports = session.running = telling.reports_of(trainer, session.reports)
     run = _synchronous(trainer, session, batches, reports)
@@ -191,6 +201,7 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
         raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
+    session.advance(session.step, trainer.global_batch_size)
     batches = data.open_train(
         trainer.train_data, trainer.strategy, global_batch_size=trainer.global_batch_size,
         seed=trainer.seed, start_examples=session.examples, epochs=epochs,
@@ -222,10 +233,8 @@ def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
 
 
 def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
-    session.examples += (step - session.at) * trainer.global_batch_size
-    if batches.examples is not None:  # the last batch may have been short
-        session.examples = min(session.examples, batches.examples)
-    session.at, session.loop_state, session.metrics = step, loop_state, metrics
+    session.advance(step, trainer.global_batch_size, batches.examples)
+    session.loop_state, session.metrics = loop_state, metrics
     place = trainer.placement
     manifest = Manifest(
         step=step, created=time.time(), variables=session.state.spec(),

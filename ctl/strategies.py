@@ -9,6 +9,7 @@ auto          multi_worker if TF_CONFIG names several processes, mirrored if the
 """
 
 import errno
+import itertools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,7 +131,18 @@ def _mirrored(names: list[str], num_virtual_devices: int):
         names = [f"/device:CPU:{i}" for i in range(num_virtual_devices)]
     if len(set(names)) != len(names):
         raise UsageError(f"devices names one device twice: {', '.join(names)}.")
-    return tf.distribute.MirroredStrategy(names or None)
+    return _Mirrored(names or None)
+
+
+class _Mirrored(tf.distribute.MirroredStrategy):
+    """With collective keys of its own: two strategies of one process would mix up their sums."""
+
+    def __init__(self, devices):
+        self._collective_key_base = next(_collective_keys)
+        super().__init__(devices)
+
+
+_collective_keys = itertools.count(step=10_000_000)
 
 
 def _split_cpu(count: int) -> None:

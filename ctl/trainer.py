@@ -15,11 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import averaging, checks, gradients, session, strategies
+from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Intervals
-from ctl.export import export
 from ctl.loops.graph import Recorder
 from ctl.reports.protocol import Report
 
@@ -147,12 +147,11 @@ class Trainer:
         All workers must call it. `directory` is `model_dir/export` unless given.
         """
         self.prepare()
-        if directory is None and self.model_dir is None:
-            raise UsageError(
-                "export needs a place: give directory=..., or the trainer a model_dir."
-            )
+        formats = formats or export_lib.possible(self.model)[:2]
+        if directory is None:
+            checks.export(self, formats)
         directory = directory or f"{self.model_dir}/export"
-        paths = export(self.model, directory, formats or ("keras", "saved_model"), self.placement)
+        paths = export_lib.export(self.model, directory, formats, self.placement)
         Agreement(self.strategy).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

@@ -13,7 +13,7 @@ from conftest import ROOT, environment
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1,
     "strategies": 2, "averaging": 2, "gradients": 2, "arrays": 2, "flags_help": 2,
-    "agreement": 3, "data": 3, "state": 3, "export": 3,
+    "randomness": 3, "agreement": 3, "data": 3, "state": 3, "export": 3,
     "reports": 4, "checkpoints": 4,
     "checks": 5, "loops": 5, "telling": 6,
     "session": 7, "trainer": 8, "app": 9,

@@ -267,7 +267,6 @@ def logged(trainer, *runs):
     return losses(report)
 
 
-@pytest.mark.xfail(strict=True, reason="consumed examples are counted at saves only")
 def test_a_run_after_an_error_reads_on_where_the_steps_stopped():
     class Once(Small):
         failed = False

@@ -103,19 +103,13 @@ def test_a_module_becomes_a_saved_model_with_its_functions(tmp_path):
     np.testing.assert_allclose(loaded.predict(x), trainer.model(x), atol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is written and nothing is said")
 def test_a_format_that_a_module_cannot_have_is_refused(tmp_path):
     with pytest.raises(ctl.UsageError, match="keras"):
         made(Callable).export("keras", directory=str(tmp_path))
 
 
-NO_VERBOSE = pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="export(verbose=) is Keras 3's"
-)
-
-
 @pytest.mark.parametrize(
-    "word", ["keras", "weights", pytest.param("saved_model", marks=NO_VERBOSE)]
+    "word", ["keras", "weights", "saved_model"]
 )
 def test_a_tf_keras_model_is_exported_too(tmp_path, word):
     trainer = made(framework="tf_keras")
@@ -146,7 +140,6 @@ def test_an_export_needs_a_place():
         made().export("keras")
 
 
-@pytest.mark.xfail(strict=True, reason="formats are looked at after training")
 @pytest.mark.parametrize("formats", [("onnx",), ("keras",)], ids=["unknown", "no place"])
 def test_train_refuses_an_export_that_cannot_be_before_any_work(formats):
     trainer = Small(**QUIET)

@@ -329,7 +329,6 @@ def test_the_learning_rate_grows_with_the_replicas_as_asked():
         scale_learning_rate(0.1, 4, "cubic")
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="global_norm stacks norms of two dtypes")
 def test_variables_of_two_precisions_are_updated_and_clipped_together():
     class Mixed(Words):
         def build(self):

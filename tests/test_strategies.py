@@ -134,7 +134,6 @@ print(json.dumps({"sums": sums}))
 
 
 @pytest.mark.workers
-@pytest.mark.xfail(strict=True, reason="TensorFlow gives both the same collective keys")
 def test_a_second_mirrored_strategy_of_a_process_does_not_mix_with_the_first(run_program):
     result = run_program(1, ["-c", TWICE])[0]
     assert result.code == 0, result.output[-500:]

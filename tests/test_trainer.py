@@ -329,7 +329,6 @@ def test_weights_of_examples_are_factors_of_their_losses(two_replicas, sixty):
         np.testing.assert_allclose(logged(Weighted, strategy=strategy)[0], expected, atol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="Keras 3 repeats its masks")
 def test_dropout_differs_between_replicas(two_replicas):
     class Masks(Small):
         def train_data(self, batch_size):

@@ -1,6 +1,7 @@
 """Which checkpoints stay: the newest, and the best by a metric of the evaluation."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Keep:
     mode: str = "auto"
 
     def __post_init__(self):
-        if isinstance(self.newest, bool) or int(self.newest) != self.newest or self.newest < 0:
+        whole = isinstance(self.newest, numbers.Integral) and not isinstance(self.newest, bool)
+        if not whole or self.newest < 0:
             raise UsageError(
                 f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to "
                 "keep all."
