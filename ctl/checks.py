@@ -123,7 +123,9 @@ def _batch_normalization(trainer: Any, owned: dict) -> None:
 def export(trainer: Any, formats: Sequence[str]) -> None:
     """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
     if formats and trainer.model_dir is None:
-        raise UsageError("export needs a place: give the trainer a model_dir (--model_dir).")
+        raise UsageError(
+            "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
+        )
     export_lib.check(trainer.model, formats)
 
 

@@ -4,7 +4,7 @@ Functions here take the trainer; what they keep between calls is a `Session`.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,6 @@ class Session:
 
     state: State
     manager: CheckpointManager
-    reports: Sequence | None
     agreement: Agreement
     resumed: Manifest | None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
@@ -60,9 +59,7 @@ class Session:
         self.at = step
 
 
-def prepare(
-    trainer: Any, checkpoints: CheckpointManager | None, reports: Sequence | None
-) -> Session:
+def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
     if not checks.is_written(trainer, "build"):
         checks.methods(trainer, "train")
@@ -86,7 +83,7 @@ def prepare(
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
-    session = Session(state, manager, reports, agreement, resumed)
+    session = Session(state, manager, agreement, resumed)
     if resumed is not None:
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
@@ -103,7 +100,7 @@ def train(
     checks.methods(trainer, "train")
     checks.export(trainer, formats)
     total, batches = _open_train(trainer, session, steps, epochs)
-    reports = session.running = telling.reports_of(trainer, session.reports)
+    reports = session.running = telling.reports_of(trainer)
     run = _synchronous(trainer, session, batches, reports)
     start, started = session.step, time.time()
     telling.write_config(trainer)
@@ -189,7 +186,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
 
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
     """Tells the reports about an evaluation outside a run."""
-    reports = telling.reports_of(trainer, session.reports)
+    reports = telling.reports_of(trainer)
     reports.write(session.step, means, "eval")
     reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 

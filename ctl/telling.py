@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from ctl.state import State, collect
 from ctl.version import __version__
 
 
-def reports_of(trainer: Any, given: Sequence | None) -> ReportGroup:
+def reports_of(trainer: Any) -> ReportGroup:
     """The given reports, or the default ones; none but on the chief."""
     if not trainer.placement.is_chief:
         return ReportGroup([])
-    if given is not None:
-        return ReportGroup(given)
+    if trainer._reports is not None:
+        return ReportGroup(trainer._reports)
     from ctl.reports.console import ConsoleReport
     from ctl.reports.jsonl import JsonlReport
     from ctl.reports.tensorboard import TensorBoardReport

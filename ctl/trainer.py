@@ -116,7 +116,7 @@ class Trainer:
 
     def _prepared(self) -> session.Session:
         if self._session is None:
-            self._session = session.prepare(self, self._checkpoints, self._reports)
+            self._session = session.prepare(self, self._checkpoints)
         return self._session
 
     def train(
