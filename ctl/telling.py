@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,18 @@ def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, paths: l
         summary |= {"export": ", ".join(paths)} if paths else {}
         summary |= {
             "logs": f"{directory}/logs",
-            "TensorBoard": f"tensorboard --logdir {directory}/logs",
+            "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
         }
     return summary
+
+
+def _tensorboard() -> str:
+    """The command as a person would type it here: by name, or by path where it is not on PATH."""
+    if shutil.which("tensorboard"):
+        return "tensorboard"
+    beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
+    return (
+        os.path.relpath(beside)
+        if os.path.exists(beside)
+        else f"{sys.executable} -m tensorboard.main"
+    )
