@@ -142,6 +142,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         raise UsageError(_nothing_saved(values))
     steps, epochs = _length(values)
     trainer = make_trainer(**options, **settings)
+    if not hasattr(trainer, "hparams"):
+        raise UsageError(
+            f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
+            "its first line, and take **options."
+        )
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
     trainer.prepare()

@@ -7,6 +7,7 @@ The order is a permutation of the examples by (seed, epoch), computed and not st
 of workers sees the same global order, and a resumed run goes on with the very next example.
 """
 
+import numbers
 from collections.abc import Callable
 
 import numpy as np
@@ -129,6 +130,14 @@ def from_arrays(
     flat = tf.nest.flatten(arrays)
     if not flat:
         raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
+    if (
+        isinstance(batch_size, bool)
+        or not isinstance(batch_size, numbers.Integral)
+        or batch_size < 1
+    ):
+        raise UsageError(
+            f"from_arrays got batch_size={batch_size!r}; expected examples, at least 1."
+        )
     flat = [a if isinstance(a, tf.Tensor) else np.asarray(a) for a in flat]
     shapes = [tuple(a.shape) for a in flat]
     if any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:

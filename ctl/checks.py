@@ -1,13 +1,16 @@
 """What is wrong with a trainer, said before any work starts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctl import export as export_lib
 from ctl import gradients, state
+from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
+from ctl.every import Every
+from ctl.reports.protocol import Report
 
 _REQUIRED = {
     "train": ("build", "train_data", "train_step"),
@@ -39,6 +42,47 @@ def methods(trainer: Any, purpose: str) -> None:
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; to {purpose} it needs "
             f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
+        )
+
+
+def evaluation(trainer: Any, manager: Any) -> None:
+    """Raises UsageError for half an evaluation, or a best checkpoint that nothing can decide."""
+    written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
+    if len(written) == 1:
+        missing = "eval_step" if written == ["eval_data"] else "eval_data"
+        raise UsageError(
+            f"{type(trainer).__name__} has {written[0]} but no {missing}; expected both, or neither."
+        )
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    if best is not None and (not written or trainer.intervals.evaluate == Every()):
+        raise UsageError(
+            f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
+            "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."
+        )
+
+
+def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
+    """Raises UsageError if the best checkpoint goes by a metric that the evaluation has not."""
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    if best is not None and best not in means:
+        raise UsageError(
+            f"the best checkpoint by {best!r} is to be kept, but eval_step returns "
+            f"{', '.join(sorted(means))}. Write one of these."
+        )
+
+
+def parts(checkpoints: Any, reports: Any) -> None:
+    """Raises UsageError for what cannot be a checkpoint manager or a list of reports."""
+    if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
+        raise UsageError(
+            f"checkpoints is {checkpoints!r}; expected a manager with save and restore, e.g. "
+            "ctl.ChiefOnlyCheckpoints(directory)."
+        )
+    several = isinstance(reports, Sequence) and not isinstance(reports, str)
+    if reports is not None and not (several and all(isinstance(r, Report) for r in reports)):
+        raise UsageError(
+            f"reports is {reports!r}; expected a list of reports with write and note, e.g. "
+            "[ctl.ConsoleReport()]."
         )
 
 

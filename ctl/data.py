@@ -114,18 +114,16 @@ def open_train(
 
 
 def open_eval(
-    make: Callable[[int], Any],
-    strategy: tf.distribute.Strategy,
-    *,
-    global_batch_size: int,
-    seed: int,
+    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int
 ) -> Batches:
-    """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers."""
+    """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers.
+
+    Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
+    """
     place = placement(strategy)
-    tf.random.set_seed(seed)
     source = _as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
-        return _open_arrays(source.in_order(), strategy, place, seed, 0, 1)
+        return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
     _check_dataset(source, "eval_data", None)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(

@@ -3,6 +3,7 @@
 Functions here take the trainer; what they keep between calls is a `Session`.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import NonFiniteError, PeerLostError, Stopped, UsageError
+from ctl.every import Every
 from ctl.loops.graph import ReplicaStep, StepLoop
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
@@ -21,6 +23,7 @@ from ctl.reports.protocol import Ended, Saved, Started
 from ctl.state import State, collect
 from ctl.version import __version__
 
+_log = logging.getLogger("ctl")
 _PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
                 tf.errors.CancelledError)  # fmt: skip
 
@@ -87,6 +90,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     if resumed is not None:
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
+        _warn_of_another_order(trainer, resumed)
         session.examples = int(
             resumed.data.get("examples", resumed.step * trainer.global_batch_size)
         )
@@ -99,6 +103,9 @@ def train(
     """One call of `Trainer.train`."""
     checks.methods(trainer, "train")
     checks.export(trainer, formats)
+    checks.evaluation(trainer, session.manager)
+    if _evaluates(trainer):
+        _open_eval(trainer)  # a mistake in it is to be found now, not after hours
     total, batches = _open_train(trainer, session, steps, epochs)
     reports = session.running = telling.reports_of(trainer)
     run = _synchronous(trainer, session, batches, reports)
@@ -113,12 +120,13 @@ def train(
             reason = run.run(batches, step=start, steps=total, signals=received)
         if reason == "data ended" and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
+        reason = _end(reason, start, session.step, steps)
         if formats and reason != "signal":
             paths = trainer.export(*formats)
         session.agreement.sum([0.0])  # leave together
     except BaseException as e:
         error = _explained(e, trainer, session)
-        reason = f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        reason = f"failed: {type(error).__name__}"
         if error is not e:
             raise error from e
         raise
@@ -141,7 +149,6 @@ def _synchronous(
     trainer: Any, session: Session, batches: data.Batches, reports: ReportGroup
 ) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
-    with_eval = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
     keep = getattr(session.manager, "keep", None)
     run = Synchronous(
         loop=_loop(trainer, session, "train"),
@@ -150,7 +157,8 @@ def _synchronous(
         is_chief=trainer.placement.is_chief,
         reports=reports,
         actions=Actions(
-            evaluate=(lambda: evaluate(trainer, session)) if with_eval else None,
+            evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
+            check_examples=lambda n: _warn_of_small_batches(trainer, batches, n),
             save=lambda *what: _save(trainer, session, batches, *what),
             learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
@@ -165,10 +173,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     """One call of `Trainer.evaluate`; inside a run, the run's reports are told."""
     checks.methods(trainer, "evaluate")
     loop = _loop(trainer, session, "eval")
-    batches = data.open_eval(
-        trainer.eval_data, trainer.strategy,
-        global_batch_size=trainer.global_batch_size, seed=trainer.seed,
-    )  # fmt: skip
+    batches = _open_eval(trainer)
     packed = loop.totals.zeros()
     if batches.steps is not None:
         packed, done = loop.run(batches, batches.steps, packed)
@@ -179,9 +184,43 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
         raise UsageError("eval_data ended before its first batch; expected at least one.")
     packed = session.agreement.sum(loop.totals.full(packed).ravel())
     means = loop.totals.means(packed.reshape(-1, 2))
+    checks.best_is_known(session.manager, means)
     if session.running is not None:
         session.running.write(session.step, means, "eval")
     return means
+
+
+def _evaluates(trainer: Any) -> bool:
+    written = checks.is_written(trainer, "eval_data") and checks.is_written(trainer, "eval_step")
+    return written and trainer.intervals.evaluate != Every()
+
+
+def _open_eval(trainer: Any) -> data.Batches:
+    return data.open_eval(
+        trainer.eval_data, trainer.strategy, global_batch_size=trainer.global_batch_size
+    )
+
+
+def _end(reason: str, start: int, step: int, steps: int | None) -> str:
+    """ "done", or what a person who asked for `steps` should know."""
+    if reason == "done" and steps is not None and step < steps:
+        return f"the data ended, {steps} steps were asked for,"
+    if reason == "done" and step == start:
+        return "nothing left to do: complete"
+    return reason
+
+
+def _warn_of_small_batches(trainer: Any, batches: data.Batches, rows: float) -> None:
+    """Says once that batches are smaller than what `average` divides by."""
+    size = trainer.global_batch_size
+    known = batches.examples is not None or batches.steps is not None
+    if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
+        trainer._warned = True
+        _log.warning(
+            "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
+            "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
+            "train_data is given, after repeat().", rows, size, size,
+        )  # fmt: skip
 
 
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
@@ -247,6 +286,17 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     path = session.manager.save(session.state, manifest)
     if path is not None and session.running is not None:
         session.running.note(Saved(step, path))
+
+
+def _warn_of_another_order(trainer: Any, resumed: Manifest) -> None:
+    """Says that the data will come in another order than in the part of the run that was restored."""
+    before = resumed.data.get("seed"), resumed.world.get("global_batch_size")
+    now = trainer.seed, trainer.global_batch_size
+    if trainer.placement.is_chief and None not in before and before != now:
+        _log.warning(
+            "The checkpoint was made with seed %s and global_batch_size %s, this run has %s and %s: "
+            "examples come in another order than in an unbroken run.", *before, *now,
+        )  # fmt: skip
 
 
 def _same_everywhere(agreement: Agreement, place, step: int) -> None:

@@ -157,7 +157,8 @@ def _split_cpu(count: int) -> None:
         if len(tf.config.list_logical_devices("CPU")) != count:
             raise UsageError(
                 f"num_virtual_devices={count} came after TensorFlow had started. Make the strategy "
-                "before the first tensor."
+                "before the first tensor; move tensors and datasets from the top of the file into "
+                "build() and train_data()."
             ) from None
 
 

@@ -10,6 +10,7 @@ Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class Trainer:
         """
         checks.whole("global_batch_size", global_batch_size, 1)
         checks.whole("seed", seed, 0)
+        checks.parts(checkpoints, reports)
         self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
         self.placement = strategies.placement(self.strategy)
         self.global_batch_size = int(global_batch_size)
@@ -73,6 +75,7 @@ class Trainer:
         self._reports = reports
         self._session: session.Session | None = None
         self._recorder = Recorder()
+        self._warned = False
 
     def build(self) -> None:
         """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
@@ -168,6 +171,7 @@ class Trainer:
 
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
+        self._recorder.averaged = True
         loss = averaging.average(
             per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight
         )
@@ -196,5 +200,12 @@ class Trainer:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
+        if self.placement.num_replicas > 1 and not self._recorder.averaged and not self._warned:
+            self._warned = True
+            logging.getLogger("ctl").warning(
+                "minimize() got a loss that average() did not make. Gradients are added up over %d "
+                "replicas: unless the loss is this replica's share of the mean, they are too large.",
+                self.placement.num_replicas,
+            )
         update = gradients.compute(loss, tape, variables, optimizer)
         self._recorder.minimize(update, self.gradients)

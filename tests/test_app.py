@@ -113,9 +113,13 @@ def worked(monkeypatch, *arguments):
 
     class Fake:
         hparams = {}  # noqa: RUF012
+        model = SimpleNamespace(save=None, export=None, save_weights=None)
 
         def __init__(self, **options):
             told["options"] = options
+
+        def prepare(self):
+            told["prepared"] = True
 
         def train(self, steps, *, epochs, export):
             told.update(steps=steps, epochs=epochs, export=export)

@@ -24,8 +24,9 @@ def two_replicas():
 def opened(make, strategy=DEFAULT, *, size=8, train=False, **how):
     """Open batches of `make(batch_size)`, or of a source itself."""
     source = make if callable(make) else lambda batch_size: make
-    function = open_train if train else open_eval
-    return function(source, strategy, global_batch_size=size, seed=0, **how)
+    if train:
+        return open_train(source, strategy, global_batch_size=size, seed=0, **how)
+    return open_eval(source, strategy, global_batch_size=size, **how)
 
 
 def steps_of(batches, strategy=DEFAULT, limit=1000):

@@ -22,11 +22,12 @@ class Recorder(threading.local):
     def __init__(self):
         self.updates: list[gradient_path.Update] = []  # waiting for the other parts of the batch
         self.norms: list[tf.Tensor] = []  # of the updates that were applied
+        self.averaged = False  # `average` was called in this step
         self.parts = 1  # parts a replica's batch is split into
 
     def begin(self, parts: int) -> None:
         """A step begins, on one of `parts` parts of the batch."""
-        self.updates, self.norms, self.parts = [], [], parts
+        self.updates, self.norms, self.parts, self.averaged = [], [], parts, False
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until all parts were seen."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from ctl.agreement import Agreement
 from ctl.data import Batches
+from ctl.errors import CtlError
 from ctl.every import Every, Intervals, Timers
 from ctl.loops.graph import StepLoop
 from ctl.loops.pace import Interval, Pace
@@ -33,6 +34,7 @@ class Actions:
       evaluate: () -> means of the evaluation, reported already; None if there is none.
       save: (step, metrics, loop state) -> nothing; all workers call it at the same step.
       learning_rate: () -> the current one, or None.
+      check_examples: (examples per step since the last log) -> nothing.
       after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
     """
 
@@ -40,6 +42,7 @@ class Actions:
     save: Callable[[int, Mapping[str, float], Mapping[str, Any]], None]
     learning_rate: Callable[[], float | None]
     after_loop: Callable[[int, dict], Any] | None
+    check_examples: Callable[[float], None]
     save_after_evaluation: bool = False
 
 
@@ -176,14 +179,19 @@ class Synchronous:
                 values["examples_per_sec"] = rate * per_step
                 self._rates.append((self.interval.timed_steps, self.interval.secs))
             self._reports.write(step, values, "train")
+        self._actions.check_examples(self.interval.num_examples() / max(1, self.interval.steps))
         if clear:
             self.interval.clear()
 
     def _evaluate(self, step: int) -> None:
         if self._actions.evaluate is None or self._evaluated_at == step:
             return
+        try:
+            self.metrics = self._actions.evaluate()
+        except CtlError:  # the same on every worker: the steps are not lost
+            self._save(step)
+            raise
         self._evaluated_at = step
-        self.metrics = self._actions.evaluate()
         if self._actions.save_after_evaluation:
             self._save(step)
 

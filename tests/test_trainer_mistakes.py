@@ -1,0 +1,110 @@
+"""Mistakes that would cost a person steps or sleep: said early, or nothing is lost."""
+
+import ctl
+import pytest
+import tensorflow as tf
+from small_models import BATCH, Small, every_step, examples
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
+
+
+def test_half_an_evaluation_is_refused_before_training():
+    class Half(ctl.Trainer):
+        build, train_data, train_step = Small.build, Small.train_data, Small.train_step
+        eval_data = Small.eval_data
+
+    Half.score, Half.framework, Half.word, Half.dropout, Half.tf_data = (
+        Small.score, "keras3", "sgd", 0.0, False)  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="has eval_data but no eval_step"):
+        Half(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+
+
+def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
+    class Endless(Small):
+        def eval_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(([[1.0] * 8], [1])).repeat().batch(batch_size)
+
+    trainer = Endless(
+        strategy="default", reports=[], intervals=every_step(evaluate=ctl.Every(steps=5))
+    )
+    with pytest.raises(ctl.UsageError, match="eval_data is endless"):
+        trainer.train(5)
+    assert trainer.step == 0
+
+
+def test_steps_are_saved_when_the_evaluation_after_them_is_wrong():
+    class Wrong(Small):
+        def eval_step(self, batch):
+            self.score(batch, training=False)
+
+    kept = ctl.MemoryCheckpoints()
+    trainer = Wrong(
+        strategy="default", reports=[], checkpoints=kept,
+        intervals=every_step(evaluate=ctl.Every(steps=50)),
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="returned NoneType"):
+        trainer.train(5)
+    assert kept.steps() == [5]
+
+
+@pytest.mark.parametrize("best", ["accurcy", "loss"])
+def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
+    kept = ctl.MemoryCheckpoints(keep=ctl.Keep(best=best))
+    trainer = Small(
+        strategy="default", reports=[], checkpoints=kept,
+        intervals=every_step(evaluate=ctl.Every(steps=2)),
+    )  # fmt: skip
+    if best == "loss":
+        assert "eval_loss" in trainer.train(2)
+        return
+    with pytest.raises(ctl.UsageError, match="'accurcy' is to be kept, but eval_step returns loss"):
+        trainer.train(2)
+
+
+@pytest.mark.parametrize("how", [
+    {"checkpoints": "directory"}, {"reports": ["console"]}, {"reports": ctl.NullReport()},
+], ids=str)  # fmt: skip
+def test_parts_of_another_kind_are_refused(how):
+    with pytest.raises(ctl.UsageError, match=next(iter(how))):
+        Small(strategy="default", **how)
+
+
+def test_a_loss_that_average_did_not_make_is_warned_of_on_two_replicas(two_replicas, caplog):
+    class Mean(Small):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                scores = self.score(batch, training=True)
+                loss = tf.reduce_mean(scores["loss"])
+            self.minimize(loss, tape)
+            return scores
+
+    for strategy, warned in (("default", False), (two_replicas, True)):
+        caplog.clear()
+        Mean(strategy=strategy, reports=[], intervals=every_step()).train(1)
+        assert ("that average() did not make" in caplog.text) == warned
+
+
+def test_batches_that_are_always_too_small_are_warned_of(caplog):
+    class Small17(Small):
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(examples()).repeat().batch(17)
+
+    Small17(strategy="default", reports=[], intervals=every_step()).train(2)
+    assert "held 17.0 examples on average, global_batch_size is 24" in caplog.text
+
+
+def test_the_end_says_when_the_data_was_shorter_than_asked_or_nothing_was_left():
+    report = ctl.MemoryReport()
+
+    class Finite(Small):
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(examples()).batch(batch_size)
+
+    trainer = Finite(strategy="default", reports=[report], intervals=every_step())
+    trainer.train(10)
+    trainer.train(4)
+    reasons = [e.reason for e in report.events if type(e).__name__ == "Ended"]
+    assert reasons == ["the data ended, 10 steps were asked for,", "nothing left to do: complete"]
