@@ -88,3 +88,15 @@ def run_program(tmp_path_factory):
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A launcher to be started once per test; killed, and its workers with it, at the end."""
+    from launching import Job
+
+    started = Job(tmp_path)
+    yield started
+    if started.process is not None and started.process.poll() is None:
+        started.process.kill()
+        started.process.wait(TIMEOUT_SECS)

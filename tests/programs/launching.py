@@ -1,0 +1,118 @@
+"""The launcher under test: small Python programs stand in for workers.
+
+Each sees `job` (its number) and `wait_for(condition)`, and writes into its log by printing.
+"""
+
+import os
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_SECS = 60
+
+WORKER = """
+import json, os, pathlib, signal, sys, time
+task = json.loads(os.environ["TF_CONFIG"])
+job = task["task"]["index"] + len(task["cluster"].get("chief", [])) * (
+    task["task"]["type"] == "worker")
+here = pathlib.Path(os.environ["TEST_DIR"])
+
+def wait_for(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > until:
+            sys.exit("waited in vain")
+        time.sleep(0.01)
+
+def leave_pid(path):
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+
+def wait_for_end_of(path):
+    "Until the launcher has seen the end of the process that left its pid."
+    def is_gone():
+        try: os.kill(int(path.read_text()), 0)
+        except ProcessLookupError: return True
+    wait_for(path.exists)
+    wait_for(is_gone)
+"""
+TELL_SIGNALS = """
+got = []
+def tell(signum, frame):
+    got.append(signum)
+    print("got", signal.Signals(signum).name)
+signal.signal(signal.SIGTERM, tell)
+signal.signal(signal.SIGINT, tell)
+print("ready")
+"""
+
+
+class Job:
+    def __init__(self, directory):
+        self.dir = directory
+        self.logs = directory / "logs"
+        self.process = None
+
+    def start(self, worker, *options, under=(), **popen):
+        """Starts the launcher for the program `worker`; `under` are words to start it through."""
+        program = self.dir / "worker.py"
+        program.write_text(WORKER + textwrap.dedent(worker))
+        command = [*under, sys.executable, "-m", "ctl", "launch", f"--log_dir={self.logs}"]
+        environ = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        environ |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **popen.pop("env", {})}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+        self.process = subprocess.Popen(
+            [*command, *options, "--", sys.executable, str(program)], env=environ, **streams
+        )
+        return self.process
+
+    def run(self, worker, *options, **popen):
+        """Starts and waits; returns the exit code, stdout as bytes and stderr as text."""
+        out, err = self.start(worker, *options, **popen).communicate(timeout=TIMEOUT_SECS)
+        return self.process.returncode, out, err.decode()
+
+    def end(self):
+        """Waits for the launcher's own end; returns its exit code and what it said."""
+        err = self.process.communicate(timeout=TIMEOUT_SECS)[1]
+        return self.process.returncode, (err or b"").decode()
+
+    def log(self, number):
+        path = self.logs / f"job_{number}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_logs(self, text, workers=2):
+        wait_for(lambda: all(text in self.log(i) for i in range(workers)))
+
+
+def wait_for(condition):
+    until = time.monotonic() + TIMEOUT_SECS
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def read_until(stream, text):
+    """Reads a file descriptor until `text` has come; returns all that came."""
+    seen, until = b"", time.monotonic() + TIMEOUT_SECS
+    while text not in seen:
+        assert time.monotonic() < until, f"{text!r} did not come, only {seen!r}"
+        if select.select([stream], [], [], 0.1)[0]:
+            seen += os.read(stream, 65536)
+    return seen
+
+
+def is_alive(pid):
+    """False for a zombie too: it has ended, only nobody has asked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pid_in(text):
+    return int(re.search(r"pid (\d+)", text)[1])
