@@ -1,5 +1,6 @@
 """What is wrong with a trainer, said before any work starts."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,15 +47,17 @@ def methods(trainer: Any, purpose: str) -> None:
 
 
 def evaluation(trainer: Any, manager: Any) -> None:
-    """Raises UsageError for half an evaluation, or a best checkpoint that nothing can decide."""
+    """Warns of half an evaluation; raises UsageError for a best checkpoint that nothing decides."""
     written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
-    if len(written) == 1:
+    asked = trainer.intervals.evaluate != Every()
+    if len(written) == 1 and asked and trainer.placement.is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
-        raise UsageError(
-            f"{type(trainer).__name__} has {written[0]} but no {missing}; expected both, or neither."
-        )
+        logging.getLogger("ctl").warning(
+            "%s has %s but no %s, so nothing is evaluated; it takes both.",
+            type(trainer).__name__, written[0], missing,
+        )  # fmt: skip
     best = getattr(getattr(manager, "keep", None), "best", None)
-    if best is not None and (not written or trainer.intervals.evaluate == Every()):
+    if best is not None and (len(written) < 2 or not asked):
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
             "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."

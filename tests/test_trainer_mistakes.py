@@ -11,15 +11,19 @@ def two_replicas():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
-def test_half_an_evaluation_is_refused_before_training():
+def test_half_an_evaluation_is_warned_of_if_one_was_asked_for(caplog):
     class Half(ctl.Trainer):
         build, train_data, train_step = Small.build, Small.train_data, Small.train_step
         eval_data = Small.eval_data
 
     Half.score, Half.framework, Half.word, Half.dropout, Half.tf_data = (
         Small.score, "keras3", "sgd", 0.0, False)  # fmt: skip
-    with pytest.raises(ctl.UsageError, match="has eval_data but no eval_step"):
-        Half(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+    for asked in (False, True):
+        caplog.clear()
+        intervals = every_step(evaluate=ctl.Every(steps=1) if asked else ctl.Every())
+        trainer = Half(strategy="default", global_batch_size=BATCH, reports=[], intervals=intervals)
+        trainer.train(1)
+        assert ("has eval_data but no eval_step" in caplog.text) == asked
 
 
 def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
