@@ -123,7 +123,6 @@ def train(
         reason = _end(reason, start, session.step, steps)
         if formats and reason != "signal":
             paths = trainer.export(*formats)
-        session.agreement.sum([0.0])  # leave together
     except BaseException as e:
         error = _explained(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
@@ -136,6 +135,7 @@ def train(
         reports.note(Ended(session.step, how, seen))
         session.running = None
         session.loops["train"].release()
+    session.agreement.sum([0.0])  # leave together, when the chief has closed its reports too
     if reason == "signal" and received.received is not None:
         raise Stopped(
             f"Stopped by {signals.name(received.received)} at step {session.step}"
