@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.shares import bounds
 
 
 class ArrayData:
@@ -62,36 +63,45 @@ class ArrayData:
         size, count = self.batch_size, len(replicas)
         with tf.device("/cpu:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
-        fixed = size % num_replicas == 0 and (total is None or (total - start) % size == 0)
+        fixed = self._is_fixed(start, total, num_replicas)
+        counted = self.counts_shares(start, total, num_replicas)
         seed = seed if self._seed is None else self._seed
 
         @tf.autograph.experimental.do_not_convert
         def batch(i):
             step, r = i // count, replicas[0] + i % count
             first = start + step * size
-            n = size if total is None else tf.minimum(tf.cast(size, tf.int64), total - first)
             if fixed:
                 b = size // num_replicas
                 rows = first + r * b + tf.range(b, dtype=tf.int64)
-            else:
-                rows = tf.range(first + n * r // num_replicas, first + n * (r + 1) // num_replicas)
-            index = self._index(rows, seed) if fixed else self._index_of_any(rows, seed)
-            return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
+                return self._gather(arrays, self._index(rows, seed))
+            n = size if total is None else tf.minimum(tf.cast(size, tf.int64), total - first)
+            low, high, real = bounds(n, r, num_replicas)
+            taken = self._gather(arrays, self._index(tf.range(first + low, first + high), seed))
+            return (taken, real) if counted else taken
 
         dataset = tf.data.Dataset.range(
             _INT64_MAX if total is None else self._turns(start, total) * count
         )
-        dataset = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        for function in self._functions:
+        for function in (batch, *(_of_shares(f) if counted else f for f in self._functions)):
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return dataset
 
+    def counts_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
+        """Whether `replica_batches` yields (share, number of real rows): some share may be empty."""
+        return num_replicas > 1 and not self._is_fixed(start, total, num_replicas)
+
+    def _is_fixed(self, start: int, total: int | None, num_replicas: int) -> bool:
+        """Whether every share has the same number of rows."""
+        size = self.batch_size
+        return size % num_replicas == 0 and (total is None or (total - start) % size == 0)
+
+    @staticmethod
+    def _gather(arrays, index):
+        return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
+
     def _turns(self, start: int, total: int) -> int:
         return max(0, -(-(total - start) // self.batch_size))
-
-    def _index_of_any(self, rows, seed: int):
-        """As `_index`, also for no rows at all, which RandomIndexShuffle refuses."""
-        return self._index(tf.concat([rows, [0]], axis=0), seed)[:-1]
 
     def _index(self, rows, seed: int):
         """Places in the endless order `[b]` -> indices of examples `[b]`."""
@@ -109,6 +119,16 @@ class ArrayData:
 
 
 _INT64_MAX = 2**63 - 1
+
+
+def _of_shares(function: Callable) -> Callable:
+    """A function of batches, for elements (batch, number of real rows)."""
+
+    def mapped(batch, real):
+        spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
+        return (function(*batch) if spread else function(batch)), real
+
+    return mapped
 
 
 def from_arrays(

@@ -8,29 +8,70 @@ replicas.
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.metrics import is_metric
 
 
-def average(per_example, *, global_batch_size: int, sample_weight=None):
+def average(per_example, *, global_batch_size: int, sample_weight=None, mask=None, empty=None):
     """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
     The shares of all replicas add up to the mean, so gradients are to be *summed* over replicas.
     Weights `[b]` multiply the values; the divisor stays the global batch size.
-    As `tf.nn.compute_average_loss`. Raises UsageError for a scalar.
+    With a `mask`, values and mask are `[b, ...]` alike, and the mean is over the entries of the whole
+    global batch where the mask is true: a sum of one number over replicas finds their count.
+    `empty` is true where this replica has no example, and its one row only stands in.
+    As `tf.nn.compute_average_loss`. Raises UsageError for other shapes.
     """
-    per_example = tf.convert_to_tensor(per_example)
-    if per_example.shape.rank == 0:
+    values = tf.convert_to_tensor(per_example)
+    if values.shape.rank == 0:
         raise UsageError(
             "average() got a scalar; expected one number per example, shape [b]. A Keras loss "
             "object averages by itself: make it with reduction=None (tf_keras: "
             "tf_keras.losses.Reduction.NONE), or call the loss function instead."
         )
+    if mask is not None:
+        return _average_of_unmasked(values, mask, sample_weight, empty)
+    if (values.shape.rank or 1) > 1:
+        raise UsageError(
+            f"average() got a loss of shape {values.shape}; expected one number per example, shape "
+            "[b]. Reduce the other axes, e.g. with tf.reduce_mean(loss, axis=-1); for sequences of "
+            "unequal length give mask=..., true where an entry counts."
+        )
+    if empty is not None:
+        values = tf.where(empty, tf.zeros_like(values), values)
     return tf.nn.compute_average_loss(
-        per_example, sample_weight=sample_weight, global_batch_size=global_batch_size
+        values, sample_weight=sample_weight, global_batch_size=global_batch_size
     )
+
+
+def _average_of_unmasked(values, mask, sample_weight, empty):
+    mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
+    if not mask.shape.is_compatible_with(values.shape):
+        raise UsageError(
+            f"average() got values of shape {values.shape} and a mask of shape {mask.shape}; expected "
+            "the same shape, one truth value per value."
+        )
+    if empty is not None:
+        mask &= tf.logical_not(empty)
+    if sample_weight is not None:
+        weight = tf.cast(sample_weight, values.dtype)
+        missing = values.shape.rank - weight.shape.rank
+        values *= tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
+    total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
+    return tf.math.divide_no_nan(total, tf.cast(count_everywhere(mask), values.dtype))
+
+
+def count_everywhere(mask):
+    """How many entries of a mask are true over all replicas, `[]` float32; in replica context."""
+    count = tf.math.count_nonzero(mask, dtype=tf.float32)
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return count
+    return tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, count))
 
 
 class Totals:
@@ -42,34 +83,43 @@ class Totals:
 
     def __init__(self):
         self.names: tuple[str, ...] = ()
+        self.per_example: frozenset[str] = frozenset()  # names that count every example
+        self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
     def pack(
-        self, scores: Mapping[str, tf.Tensor], num_examples, norms: Sequence[tf.Tensor] = ()
+        self, scores: Mapping[str, Any], num_examples, norms: Sequence = (), empty=None
     ) -> tf.Tensor:
         """Called in the trace: one replica's values -> `[m, 2]` float64.
 
         Args:
-          scores: name -> `[b]` or `[]`.
+          scores: name -> `[b]`, `[]`, a pair (parts of a sum, parts of its count) of any shapes, or a
+            Keras metric, which is remembered in `metrics` and not packed.
           num_examples: b, as an int where it is static, else a scalar tensor.
-          norms: scalars to add as gradient_norm, gradient_norm_2, ...
+          norms: scalars to add as gradient_norm, gradient_norm_2, ...; or (sum, count) of one.
+          empty: true where this replica has no example and nothing counts; None: never.
         """
-        names = tuple(sorted(scores))
-        if not all(isinstance(n, str) for n in names):
-            raise UsageError(f"the step returned the names {list(names)}; expected strings.")
+        if not all(isinstance(n, str) for n in scores):
+            raise UsageError(f"the step returned the names {list(scores)}; expected strings.")
+        found = {n: v for n, v in scores.items() if is_metric(v)}
+        self.metrics.update(found)
+        names = tuple(sorted(n for n in scores if n not in found))
+        self.per_example |= {n for n in names if not isinstance(scores[n], tuple)}
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
+        if empty is not None:
+            pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
         extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
-        if set(extra) & set(names):
+        if set(extra) & set(scores):
             raise UsageError(
                 f"the step returned {extra[0]!r}, which ctl reports; choose another name."
             )
         self.names = self._tracing.names = names + extra
         if not self.names:
             return tf.zeros([0, 2], tf.float64)
-        pairs += [(norm, 1.0) for norm in norms]
+        pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
 
-    def append(self, packed: tf.Tensor, norms: Sequence[tf.Tensor]) -> tf.Tensor:
+    def append(self, packed: tf.Tensor, norms: Sequence) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
         names, rows = self._tracing.names, self.pack({}, 0, norms)
         self.names = names + self._tracing.names
@@ -102,6 +152,13 @@ def _stack(values) -> tf.Tensor:
 
 
 def _sum_and_count(name: str, value, num_examples):
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise UsageError(
+                f"the step returned {len(value)} values as {name!r}; expected one, or the pair (parts "
+                "of a sum, parts of its count), e.g. (loss * mask, mask)."
+            )
+        return tuple(tf.reduce_sum(tf.cast(v, tf.float64)) for v in value)
     value = tf.convert_to_tensor(value)
     if value.dtype == tf.bool or value.dtype.is_integer:
         value = tf.cast(value, tf.float64)

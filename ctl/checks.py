@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ctl import export as export_lib
-from ctl import gradients, state
+from ctl import optimizers as optimizers_lib
+from ctl import state
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every
@@ -74,6 +75,20 @@ def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
         )
 
 
+def mask(trainer: Any, recorder: Any) -> None:
+    """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
+    if recorder.parts > 1:
+        raise UsageError(
+            "average(mask=...) needs the whole batch to count its entries, and accumulate_steps is "
+            f"{recorder.parts}. Leave accumulate_steps out, or average per example without a mask."
+        )
+    if recorder.compiled and trainer.placement.num_replicas > 1:
+        raise UsageError(
+            "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "
+            "step. Leave jit_compile out, or average per example without a mask."
+        )
+
+
 def parts(checkpoints: Any, reports: Any) -> None:
     """Raises UsageError for what cannot be a checkpoint manager or a list of reports."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
@@ -112,12 +127,12 @@ def optimizers(trainer: Any) -> None:
     for name, thing in vars(trainer).items():
         keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
         if name == "optimizer" and thing is not None:
-            gradients.check_optimizer(thing, name, trainer.placement.num_replicas)
+            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if trainer.model is not None:
-                gradients.build_slots(thing, trainer.model.trainable_variables)
+                optimizers_lib.build_slots(thing, trainer.model.trainable_variables)
         elif keras_like:
-            gradients.check_optimizer(thing, name, trainer.placement.num_replicas)
+            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if not getattr(thing, "built", True):
                 raise UsageError(
@@ -129,7 +144,7 @@ def optimizers(trainer: Any) -> None:
 def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
     if (
-        gradients.is_keras3(optimizer)
+        optimizers_lib.is_keras3(optimizer)
         and made_under is not None
         and (made_under is not trainer.strategy)
     ):
@@ -158,7 +173,7 @@ def _batch_normalization(trainer: Any, owned: dict) -> None:
     for thing in owned.values():
         layers = thing._flatten_layers() if hasattr(thing, "_flatten_layers") else ()
         for layer in layers:
-            drifts = gradients.is_keras3(layer) and not getattr(layer, "synchronized", True)
+            drifts = optimizers_lib.is_keras3(layer) and not getattr(layer, "synchronized", True)
             if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
                 raise UsageError(
                     f"The layer {layer.name!r} would keep other moving statistics on each of "

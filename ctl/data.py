@@ -1,9 +1,9 @@
 """A `tf.data.Dataset` of global batches becomes each replica's batches, with an exact position.
 
-Every worker builds the same pipeline of global batches and keeps its own rows of each: replica r of
-R gets rows n*r//R to n*(r+1)//R of a batch of n. So all workers see the same number of batches
-(no agreement per step), a short batch is spread evenly, and the global batches are those of one
-device. `shard(dataset, "file")` and "off" hand the work to TensorFlow's auto-sharding instead.
+Every worker builds the same pipeline of global batches and keeps its own rows of each (shares.py).
+So all workers see the same number of batches (no agreement per step), a short batch is spread
+evenly, and the global batches are those of one device. `shard(dataset, "file")` and "off" hand the
+work to TensorFlow's auto-sharding instead.
 
 The position is the number of examples consumed: `arrays.ArrayData` jumps there, any other dataset
 is rebuilt from its seed and skipped.
@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.arrays import ArrayData, from_arrays
 from ctl.errors import UsageError
+from ctl.shares import may_be_empty, num_rows, share
 from ctl.strategies import Placement, placement, word_of
 
 TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
@@ -57,6 +58,7 @@ class Batches:
       steps_per_epoch: None if unknown; not always whole.
       mode: "indexed", "skip": how a position is found again.
       description: one line for people.
+      counted: an element is (share, number of its real rows), as a share may be without any.
     """
 
     iterator: Any
@@ -66,6 +68,7 @@ class Batches:
     mode: str
     description: str
     examples: int | None = None
+    counted: bool = False
 
 
 def open_train(
@@ -110,6 +113,7 @@ def open_train(
         steps_per_epoch=count,
         mode="skip",
         description=_describe(source, count, global_batch_size),
+        counted=_counted(source, place),
     )
 
 
@@ -134,6 +138,7 @@ def open_eval(
     return Batches(
         iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
         steps_per_epoch=count, mode="skip", description=_describe(source, count, global_batch_size),
+        counted=_counted(source, place),
     )  # fmt: skip
 
 
@@ -155,25 +160,31 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
+        counted=data.counts_shares(start, total, place.num_replicas),
     )
 
 
 def _iterator(dataset, strategy, place: Placement):
     if _sharded_by_tensorflow(dataset, place):
         return iter(strategy.experimental_distribute_dataset(dataset))
+    counted = _counted(dataset, place)
 
     def replica_batches(first_replica: int, count: int):
         if place.num_replicas == 1:
             return dataset
-        replicas = range(first_replica, first_replica + count)
-        if count == 1:
-            return dataset.map(lambda *b: _rows(_one(b), first_replica, place.num_replicas))
 
         def split(*batch):
-            parts = [_rows(_one(batch), r, place.num_replicas) for r in replicas]
+            parts = [
+                share(_one(batch), r, place.num_replicas, counted=counted)
+                for r in range(first_replica, first_replica + count)
+            ]
             pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
             return functools.reduce(lambda a, b: a.concatenate(b), pieces)
 
+        if count == 1:
+            return dataset.map(
+                lambda *b: share(_one(b), first_replica, place.num_replicas, counted=counted)
+            )
         return dataset.flat_map(split)
 
     return _from_replica_batches(replica_batches, strategy, place)
@@ -206,37 +217,6 @@ def _prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _one(batch: tuple):
     """`Dataset.map` spreads tuples over arguments; this undoes it."""
     return batch[0] if len(batch) == 1 else batch
-
-
-def num_rows(batch):
-    """Examples in a batch: an int where static, else a scalar tensor (None for a mere spec)."""
-    first = tf.nest.flatten(batch)[0]
-    static = first.shape[0] if first.shape.rank else None
-    if static is not None or isinstance(first, tf.TypeSpec):
-        return static
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows()
-    if isinstance(first, tf.SparseTensor):
-        return first.dense_shape[0]
-    return tf.shape(first)[0]
-
-
-def take_rows(batch, low, high):
-    """Rows `low` to `high` (exclusive) of every component of a batch; dense, ragged or sparse."""
-
-    def take(component):
-        if isinstance(component, tf.SparseTensor):
-            start = tf.concat([[tf.cast(low, tf.int64)], component.dense_shape[1:] * 0], 0)
-            size = tf.concat([[tf.cast(high - low, tf.int64)], component.dense_shape[1:]], 0)
-            return tf.sparse.slice(component, start, size)
-        return component[low:high]
-
-    return tf.nest.map_structure(take, batch)
-
-
-def _rows(batch, replica: int, num_replicas: int):
-    n = num_rows(batch)
-    return take_rows(batch, n * replica // num_replicas, n * (replica + 1) // num_replicas)
 
 
 def _as_source(source, name: str, batch_size: int, shuffle: bool):
@@ -313,6 +293,11 @@ def tuple_of(spec) -> str:
 def _cardinality(dataset: tf.data.Dataset) -> int | None:
     n = int(dataset.cardinality())
     return n if n >= 0 else None
+
+
+def _counted(dataset, place: Placement) -> bool:
+    rows = num_rows(dataset.element_spec)
+    return not _sharded_by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
 
 
 def _sharded_by_tensorflow(dataset, place: Placement) -> bool:

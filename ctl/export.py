@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
-from ctl.gradients import is_keras3
+from ctl.optimizers import is_keras3
 from ctl.strategies import Placement
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}

@@ -6,19 +6,18 @@ check needs no extra communication (the sum of anything not finite is not finite
 alike), and the optimizer is kept from summing a second time.
 """
 
-import contextlib
-import inspect
 import numbers
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl import optimizers
 from ctl.errors import UsageError
 
 NON_FINITE_MESSAGE = "gradient norm is not finite"
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
+_LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
 _WIRE_DTYPES = (None, "bfloat16", "float16")
 
 
@@ -59,8 +58,10 @@ class Update:
     optimizer: Any
 
 
-def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer) -> Update:
-    """This replica's gradients; variables without one are left out.
+def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=None) -> Update:
+    """This replica's gradients, scaled as the optimizer wants them; variables without one are left out.
+
+    `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros.
 
     Raises UsageError if no variable has a gradient, or the loss is not a scalar.
     """
@@ -71,18 +72,34 @@ def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer) -> Upda
             "loss = self.average(per_example) inside the tape."
         )
     variables = list(variables)
-    gradients = tape.gradient(loss, variables)
+    scale = optimizers.scale_of(optimizer)
+    seed = None if scale is None else tf.cast(scale, loss.dtype)
+    gradients = tape.gradient(loss, variables, output_gradients=seed)
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         raise UsageError(
             f"minimize() found no gradient for any of {len(variables)} variables; expected the "
             "loss to depend on them. Compute the loss inside `with tf.GradientTape() as tape:`."
         )
-    return Update([g for g, _ in pairs], [v for _, v in pairs], optimizer)
+    kept = [g for g, _ in pairs]
+    if empty is not None:
+        kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
+    return Update(kept, [v for _, v in pairs], optimizer)
 
 
-def apply(update: Update, how: Gradients) -> tf.Tensor:
+def _zeros(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape
+        )
+    return tf.zeros_like(gradient)
+
+
+def apply(update: Update, how: Gradients) -> Any:
     """Sums over replicas, checks, clips and applies; returns the global norm `[]` before clipping.
+
+    Under loss scaling the norm comes with its count: (0, 0) for a step that was not finite, in which
+    every replica lowers the scale and changes nothing else.
 
     Called in replica context. A gradient that is not finite raises InvalidArgumentError with
     NON_FINITE_MESSAGE when the graph runs, on every replica at the same step, before the update.
@@ -91,14 +108,30 @@ def apply(update: Update, how: Gradients) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > 1:
         gradients = _all_reduce(context, gradients, how.wire_dtype)
-    norm = tf.debugging.check_numerics(_global_norm(gradients), NON_FINITE_MESSAGE)
+    norm, scale = _global_norm(gradients), optimizers.scale_of(update.optimizer)
+    if scale is not None:
+        norm /= tf.cast(scale, norm.dtype)
+    skips = optimizers.skips_what_is_not_finite(update.optimizer)
+    checked = tf.debugging.check_numerics(
+        tf.where(scale < _LOWEST_SCALE, norm, 0.0) if skips else norm, NON_FINITE_MESSAGE
+    )
+    if not skips:
+        norm = checked
     if how.clip_norm is not None:
         limit = tf.cast(how.clip_norm, norm.dtype)
-        scale = limit / tf.maximum(norm, limit)
-        gradients = [_scaled(g, tf.cast(scale, g.dtype)) for g in gradients]
-    with tf.control_dependencies([norm]):
-        _apply_without_sum(update.optimizer, gradients, update.variables)
-    return norm
+        factor = limit / tf.maximum(norm, limit)
+        if skips:  # of an infinite norm it would be 0, and the step would count as a finite one
+            factor = tf.where(tf.math.is_finite(norm), factor, float("nan"))
+        gradients = [_scaled(g, tf.cast(factor, g.dtype)) for g in gradients]
+    with tf.control_dependencies([checked]):
+        optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
+    return _of_applied(norm) if skips else norm
+
+
+def _of_applied(norm):
+    """A norm and its count, both zero for a step that was skipped."""
+    finite = tf.math.is_finite(norm)
+    return tf.where(finite, norm, tf.zeros_like(norm)), tf.cast(finite, tf.float64)
 
 
 def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
@@ -160,90 +193,6 @@ def _global_norm(gradients: list) -> tf.Tensor:
     if not same or gradients[0].dtype.size < 4:
         gradients = [tf.cast(g, tf.float32) for g in gradients]
     return tf.linalg.global_norm(gradients)
-
-
-def _apply_without_sum(optimizer, gradients: list, variables: list) -> None:
-    if is_keras3(optimizer):
-        with _keras3_summed_already(optimizer):
-            optimizer.apply(gradients, variables)
-        return
-    call = getattr(optimizer, "apply_gradients", None)
-    if call is None:
-        optimizer.apply(gradients, variables)
-        return
-    accepted = inspect.signature(call).parameters
-    pairs = list(zip(gradients, variables, strict=True))
-    if "skip_gradients_aggregation" in accepted or "kwargs" in accepted:
-        call(pairs, skip_gradients_aggregation=True)
-    elif "experimental_aggregate_gradients" in accepted:
-        call(pairs, experimental_aggregate_gradients=False)
-    else:
-        call(pairs)
-
-
-_patch_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _keras3_summed_already(optimizer):
-    """Keras 3 has no argument for gradients that were summed; its hook is set aside while tracing.
-
-    The traces of several replicas interleave in threads, so entering and leaving may nest.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    with _patch_lock:
-        object.__setattr__(inner, "_all_reduce_sum_gradients", list)
-    try:
-        yield
-    finally:
-        with _patch_lock:
-            inner.__dict__.pop("_all_reduce_sum_gradients", None)
-
-
-def is_keras3(thing) -> bool:
-    """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a person's own classes)."""
-    return any(
-        c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__
-    )
-
-
-def check_optimizer(optimizer, name: str = "optimizer", num_replicas: int = 1) -> None:
-    """Raises UsageError for what cannot be an optimizer here, before anything is traced."""
-    if type(optimizer).__name__ == "LossScaleOptimizer":
-        raise UsageError(
-            f"self.{name} is a LossScaleOptimizer; scaled losses are not supported yet. Train with "
-            "the precision policy 'mixed_bfloat16', which needs no scaling, or float32."
-        )
-    if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
-        raise UsageError(
-            f"self.{name} accumulates gradients itself, which Keras cannot do on {num_replicas} "
-            "replicas. Write self.gradients = ctl.Gradients(accumulate_steps=...) in build() instead."
-        )
-    if num_replicas > 1 and getattr(optimizer, "ema_overwrite_frequency", None):
-        raise UsageError(
-            f"self.{name} has ema_overwrite_frequency={optimizer.ema_overwrite_frequency}, which "
-            f"Keras cannot do on {num_replicas} replicas. Leave it out, and call "
-            "self.optimizer.finalize_variable_values(...) when training is over."
-        )
-    if isinstance(optimizer, str):
-        raise UsageError(
-            f"self.{name} is the word {optimizer!r}; expected an optimizer, e.g. "
-            f"keras.optimizers.get({optimizer!r})."
-        )
-    if not (hasattr(optimizer, "apply_gradients") or hasattr(optimizer, "apply")):
-        raise UsageError(
-            f"self.{name} is a {type(optimizer).__name__}; expected a Keras optimizer or an object "
-            "with apply_gradients(grads_and_vars) or apply(gradients, variables)."
-        )
-
-
-def build_slots(optimizer, variables: Sequence) -> None:
-    """Creates the optimizer's variables now; called inside the strategy's scope, before tracing."""
-    build = getattr(optimizer, "build", None)
-    if callable(build) and not getattr(optimizer, "built", False):
-        build(list(variables))
-    elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-        optimizer._create_all_weights(list(variables))
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = "none") -> float:

@@ -7,7 +7,7 @@ Here the drawn seed is shifted by the number of the replica; the state stays equ
 from typing import Any
 
 import tensorflow as tf
-from ctl.gradients import is_keras3
+from ctl.optimizers import is_keras3
 
 _SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pattern in common
 

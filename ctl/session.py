@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from ctl import checks, data, gradients, randomness, signals, strategies, telling
+from ctl import causes, checks, data, gradients, metrics, randomness, signals, strategies, telling
 from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
-from ctl.errors import NonFiniteError, PeerLostError, Stopped, UsageError
+from ctl.errors import Stopped, UsageError
 from ctl.every import Every
-from ctl.loops.graph import ReplicaStep, StepLoop
+from ctl.loops.graph import StepLoop
+from ctl.loops.step import ReplicaStep
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, Saved, Started
@@ -24,8 +25,6 @@ from ctl.state import State, collect
 from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
-_PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
-                tf.errors.CancelledError)  # fmt: skip
 
 
 @dataclass
@@ -124,7 +123,10 @@ def train(
         if formats and reason != "signal":
             paths = trainer.export(*formats)
     except BaseException as e:
-        error = _explained(e, trainer, session)
+        error = causes.explained(
+            e, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
+            workers=trainer.placement.num_workers,
+        )  # fmt: skip
         reason = f"failed: {type(error).__name__}"
         if error is not e:
             raise error from e
@@ -175,15 +177,15 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     loop = _loop(trainer, session, "eval")
     batches = _open_eval(trainer)
     packed = loop.totals.zeros()
-    if batches.steps is not None:
-        packed, done = loop.run(batches, batches.steps, packed)
-    else:
-        packed, done = loop.run(batches, 2**62, packed)
-    loop.release()
-    if not done:
-        raise UsageError("eval_data ended before its first batch; expected at least one.")
-    packed = session.agreement.sum(loop.totals.full(packed).ravel())
-    means = loop.totals.means(packed.reshape(-1, 2))
+    with metrics.SetAside(metrics.found_in(vars(trainer))):
+        steps = 2**62 if batches.steps is None else batches.steps
+        packed, done = loop.run(batches, steps, packed)
+        loop.release()
+        if not done:
+            raise UsageError("eval_data ended before its first batch; expected at least one.")
+        packed = session.agreement.sum(loop.totals.full(packed).ravel())
+        means = loop.totals.means(packed.reshape(-1, 2))
+        means |= metrics.results(loop.totals.metrics)
     checks.best_is_known(session.manager, means)
     if session.running is not None:
         session.running.write(session.step, means, "eval")
@@ -260,6 +262,9 @@ def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
         step = ReplicaStep(
             trainer.train_step if train_kind else trainer.eval_step, recorder=trainer._recorder,
             how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
+            num_replicas=trainer.placement.num_replicas,
+            jit_compile=lambda: train_kind and trainer.jit_compile,
+            metrics=metrics.found_in(vars(trainer)),
         )  # fmt: skip
         session.loops[kind] = StepLoop(
             trainer.strategy, step, counter=session.state.step if train_kind else None,
@@ -306,44 +311,3 @@ def _same_everywhere(agreement: Agreement, place, step: int) -> None:
             f"Worker {place.worker_index} found the newest checkpoint at step {step}, the chief at "
             f"step {int(total[1])}. All workers must see the same model_dir: put it on shared storage."
         )
-
-
-def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
-    """TensorFlow's error as one of ours where we know better."""
-    text = str(error)
-    if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
-        kept: list[int] = getattr(session.manager, "steps", list)()
-        newest = (
-            f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
-        )
-        return NonFiniteError(
-            f"Step {session.step + 1}: the gradient norm is NaN or infinite. The step was not "
-            f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
-            "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
-        )
-    if isinstance(error, tf.errors.InvalidArgumentError) and data.TOO_MANY_ROWS in text:
-        return UsageError(
-            f"Step {session.step + 1}: {data.TOO_MANY_ROWS}, {trainer.global_batch_size}. Write "
-            "dataset.batch(batch_size) with the batch_size that train_data is given."
-        )
-    if trainer.placement.num_workers > 1 and isinstance(error, _PEER_ERRORS):
-        return PeerLostError(
-            f"Step {session.step}: another worker is gone or cannot be reached "
-            f"({_first_telling_line(text)}). Its own log tells why."
-        )
-    return error
-
-
-def _first_telling_line(text: str) -> str:
-    """The first line of a TensorFlow error that is more than a heading."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling_words = (
-        "aborted",
-        "reset by peer",
-        "closed",
-        "unhealthy",
-        "timed out",
-        "failed to connect",
-    )
-    known = [line for line in lines if any(word in line for word in telling_words)]
-    return (known or lines or [""])[0][:200]

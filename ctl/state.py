@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import CheckpointError
-from ctl.gradients import is_keras3
+from ctl.optimizers import is_keras3
 from ctl.strategies import Placement
 
 

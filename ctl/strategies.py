@@ -142,7 +142,7 @@ class _Mirrored(tf.distribute.MirroredStrategy):
         super().__init__(devices)
 
 
-_collective_keys = itertools.count(step=10_000_000)
+_collective_keys = itertools.count(10_000_000, 10_000_000)
 
 
 def _split_cpu(count: int) -> None:

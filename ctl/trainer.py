@@ -21,7 +21,7 @@ from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Intervals
-from ctl.loops.graph import Recorder
+from ctl.loops.step import Recorder
 from ctl.reports.protocol import Report
 
 
@@ -38,11 +38,13 @@ class Trainer:
       hparams: what TensorBoard's HParams lists, name -> bool, number or string.
       strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
+      jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
+    jit_compile: bool = False
 
     def __init__(
         self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",
@@ -90,7 +92,11 @@ class Trainer:
         raise NotImplementedError
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Yours, traced: updates the model on one replica's batch; returns name -> `[b]` or `[]`."""
+        """Yours, traced: updates the model on one replica's batch.
+
+        Returns name -> `[b]`, one number per example; or `[]`; or a pair (parts of a sum, parts of its
+        count), e.g. (token_loss * mask, mask); or a Keras metric that the step has updated.
+        """
         raise NotImplementedError
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
@@ -160,21 +166,27 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def average(
-        self, per_example: Any, *, sample_weight: Any = None, regularization: Any = None
-    ) -> Any:
+        self, per_example: Any, *, sample_weight: Any = None, mask: Any = None,
+        regularization: Any = None,
+    ) -> Any:  # fmt: skip
         """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
         Args:
           per_example: one loss per example of this replica's batch.
           sample_weight: `[b]`, multiplies the losses; the divisor stays the global batch size.
+          mask: `[b, ...]` like `per_example` then; the mean is over the entries of the whole global
+            batch where it is true, such as the tokens of sentences of unequal length.
           regularization: losses that hold once per step, such as `self.model.losses`.
 
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
         self._recorder.averaged = True
+        if mask is not None:
+            checks.mask(self, self._recorder)
         loss = averaging.average(
-            per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight
-        )
+            per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight,
+            mask=mask, empty=self._recorder.empty,
+        )  # fmt: skip
         if regularization is None:
             return loss
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
@@ -207,5 +219,5 @@ class Trainer:
                 "replicas: unless the loss is this replica's share of the mean, they are too large.",
                 self.placement.num_replicas,
             )
-        update = gradients.compute(loss, tape, variables, optimizer)
+        update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
         self._recorder.minimize(update, self.gradients)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import ctl  # noqa: F401  hides TensorFlow's start-up lines
+import ctl  # hides TensorFlow's start-up lines
 import pytest
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ tf.config.set_logical_device_configuration(
 @pytest.fixture
 def two_replicas():
     """A MirroredStrategy over two logical CPUs."""
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
 @dataclass

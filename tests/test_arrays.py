@@ -11,9 +11,9 @@ def batches(data, *, replicas=1, start=0, total=None, steps=None, seed=3):
     dataset = data.replica_batches(
         seed=seed, start=start, total=total, replicas=range(replicas), num_replicas=replicas
     )
-    parts = [
-        b.tolist() for b in dataset.take(steps * replicas if steps else -1).as_numpy_iterator()
-    ]
+    counted = data.counts_shares(start, total, replicas)
+    taken = dataset.take(steps * replicas if steps else -1).as_numpy_iterator()
+    parts = [b[0][: b[1]].tolist() if counted else b.tolist() for b in taken]
     turns = [parts[i : i + replicas] for i in range(0, len(parts), replicas)]
     return [sum(turn, []) for turn in turns], turns
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.data import open_eval, open_train
+from ctl.shares import take_rows
 from small_models import BATCH, Small, every_step, examples, losses
 
 DEFAULT = tf.distribute.get_strategy()
@@ -30,10 +31,11 @@ def opened(make, strategy=DEFAULT, *, size=8, train=False, **how):
 
 
 def steps_of(batches, strategy=DEFAULT, limit=1000):
-    """A list of steps, each a list of what the replicas got."""
+    """A list of steps, each a list of the rows that the replicas got, without those that are lent."""
     steps = []
     for element, _ in zip(batches.iterator, range(limit), strict=False):
-        steps.append(list(strategy.experimental_local_results(element)))
+        parts = strategy.experimental_local_results(element)
+        steps.append([take_rows(p[0], 0, p[1]) if batches.counted else p for p in parts])
     return steps
 
 
@@ -57,9 +59,12 @@ def test_two_replicas_share_the_rows_of_each_global_batch(two_replicas, train):
     assert sizes(two) == [[4, 4], [4, 4], [2, 3]]
 
 
-def test_a_batch_smaller_than_the_replicas_leaves_some_empty(two_replicas):
-    steps = steps_of(opened(tf.data.Dataset.range(9).batch(8), two_replicas), two_replicas)
-    assert sizes(steps) == [[4, 4], [0, 1]]
+def test_a_replica_without_rows_is_lent_one_that_does_not_count(two_replicas):
+    for source in (tf.data.Dataset.range(9).batch(8), np.arange(9)):
+        batches = opened(source, two_replicas)
+        last = [two_replicas.experimental_local_results(e) for e in batches.iterator][-1]
+        assert [(rows(part), int(real)) for part, real in last] == [([8], 0), ([8], 1)]
+        assert sizes(steps_of(opened(source, two_replicas), two_replicas)) == [[4, 4], [0, 1]]
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from ctl import metrics
 from ctl.averaging import Totals
 
 _TARGET_SECS = 0.5  # of one loop: long enough to hide Python, short enough to stop soon
@@ -65,24 +66,27 @@ class Interval:
         self.packed = self._totals.zeros()
 
     def means(self) -> dict[str, float]:
-        """Means over the interval, after `fetch`."""
-        return self._totals.means(self._fetched) if self._fetched is not None else {}
+        """Means over the interval, after `fetch`; on all workers alike, as metrics are summed."""
+        means = self._totals.means(self._fetched) if self._fetched is not None else {}
+        return means | metrics.results(self._totals.metrics)
 
     def sums(self) -> np.ndarray | None:
         """What was fetched so far, to be handed to `means_since`."""
         return self._fetched
 
     def means_since(self, before: np.ndarray | None) -> dict[str, float]:
-        """Means over what came after `before = sums()`, after `fetch`."""
+        """Means over what came after `before = sums()`, after `fetch`; metrics over the interval."""
         if self._fetched is None:
             return {}
-        return self._totals.means(self._fetched if before is None else self._fetched - before)
+        means = self._totals.means(self._fetched if before is None else self._fetched - before)
+        return means | metrics.results(self._totals.metrics)
 
     def num_examples(self) -> float:
         """The largest count of any value, after `fetch`: examples, if a value is per example."""
-        if self._fetched is None or not len(self._fetched):
+        if self._fetched is None:
             return 0.0
-        return float(self._fetched[:, 1].max())
+        known = zip(self._totals.names, self._fetched[:, 1], strict=True)
+        return max((float(c) for n, c in known if n in self._totals.per_example), default=0.0)
 
     def steps_per_sec(self) -> float | None:
         """None while nothing was timed."""
@@ -90,6 +94,7 @@ class Interval:
 
     def clear(self) -> None:
         """Starts the next interval."""
+        metrics.reset(self._totals.metrics.values())
         self._fetched = None
         self.packed = self._totals.zeros()
         self.steps = self.timed_steps = 0

@@ -1,0 +1,54 @@
+"""TensorFlow's errors as ours, where we know better what they mean."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl import data, gradients
+from ctl.errors import NonFiniteError, PeerLostError, UsageError
+
+_PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
+                tf.errors.CancelledError)  # fmt: skip
+_XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
+
+
+def explained(
+    error: BaseException, *, step: int, manager: Any, batch_size: int, workers: int
+) -> BaseException:
+    """The error to raise for `error`, which came after `step` completed steps; often the same."""
+    text = str(error)
+    if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
+        kept: list[int] = getattr(manager, "steps", list)()
+        newest = (
+            f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+        )
+        return NonFiniteError(
+            f"Step {step + 1}: the gradient norm is NaN or infinite. The step was not "
+            f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
+            "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and data.TOO_MANY_ROWS in text:
+        return UsageError(
+            f"Step {step + 1}: {data.TOO_MANY_ROWS}, {batch_size}. Write "
+            "dataset.batch(batch_size) with the batch_size that train_data is given."
+        )
+    if isinstance(error, tf.errors.OpError) and _XLA[0] in text:
+        return UsageError(
+            f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
+            "--jit_compile out, or write the step without that operation."
+        )
+    if workers > 1 and isinstance(error, _PEER_ERRORS):
+        return PeerLostError(
+            f"Step {step}: another worker is gone or cannot be reached "
+            f"({_first_line(text, _PEER_WORDS)}). Its own log tells why."
+        )
+    return error
+
+
+_PEER_WORDS = ("aborted", "reset by peer", "closed", "unhealthy", "timed out", "failed to connect")
+
+
+def _first_line(text: str, words: tuple[str, ...]) -> str:
+    """The first line of a TensorFlow error with one of `words`; it is more than a heading."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    known = [line for line in lines if any(word in line for word in words)]
+    return (known or lines or [""])[0][:200]

@@ -1,0 +1,169 @@
+"""Trainers whose numbers go wrong easily on several replicas; as a program, a worker that trains them."""
+
+import json
+import sys
+
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from small_models import digest, every_step, losses
+
+BATCH, WORDS, LENGTH, CLASSES = 8, 11, 6, 4
+
+
+class Tokens(ctl.Trainer):
+    """Tags for the words of sentences `[b, 6]` of 1 to 6 words; lengths grow with the example."""
+
+    def build(self):
+        keras.utils.set_random_seed(0)
+        self.model = keras.Sequential([
+            keras.Input((LENGTH,)), keras.layers.Embedding(WORDS, 5), keras.layers.Dense(CLASSES),
+        ])  # fmt: skip
+        self.optimizer = keras.optimizers.SGD(0.5)
+
+    def train_data(self, batch_size):
+        generator = np.random.default_rng(3)
+        words = generator.integers(1, WORDS, (40, LENGTH))
+        lengths = np.sort(generator.integers(1, LENGTH + 1, (5, BATCH)), axis=1).ravel()
+        words[np.arange(LENGTH) >= lengths[:, None]] = 0
+        return ctl.from_arrays((words, words % CLASSES), batch_size, shuffle=False)
+
+    eval_data = train_data
+
+    def score(self, batch):
+        words, tags = batch
+        mask = words > 0
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags, self.model(words))
+        return loss, mask, {"loss": (tf.where(mask, loss, 0.0), mask)}
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss, mask, scores = self.score(batch)
+            loss = self.average(loss, mask=mask)
+        self.minimize(loss, tape)
+        return scores
+
+    def eval_step(self, batch):
+        return self.score(batch)[2]
+
+
+class Linear(ctl.Trainer):
+    """Least squares on `[b, 3]`; subclasses say which optimizer, data and extras."""
+
+    optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05))
+    library = keras
+
+    def build(self):
+        lib = self.library
+        self.model = lib.Sequential([lib.Input((3,)), lib.layers.Dense(1)])
+        self.model.set_weights([np.full([3, 1], 0.3, np.float32), np.zeros([1], np.float32)])
+        self.optimizer = self.optimizer_of()
+
+    def arrays(self):
+        x = np.random.default_rng(2).normal(size=(48, 3)).astype(np.float32)
+        return x, x @ np.array([1.0, -2.0, 0.5], np.float32)
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays(self.arrays(), batch_size, shuffle=False)
+
+    def errors(self, batch, training=True):
+        x, y = batch
+        return tf.square(tf.cast(self.model(x, training=training), tf.float32)[:, 0] - y)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            error = self.errors(batch)
+            loss = self.average(error)
+        self.minimize(loss, tape)
+        return {"loss": error}
+
+
+class Scaled(Linear):
+    """Steps 2, 5 and 8 overflow at one example of the second half: only the last replica is bad."""
+
+    optimizer_of = staticmethod(
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05), initial_scale=1024.0, dynamic_growth_steps=2
+        )
+    )
+
+    def arrays(self):
+        x, y = super().arrays()
+        x[[1 * BATCH + 6, 4 * BATCH + 7]] = np.inf
+        return x, y
+
+    def scale(self):
+        return float(self.optimizer.dynamic_scale.numpy())
+
+
+class ScaledTfKeras(Scaled):
+    library = tf_keras
+    optimizer_of = staticmethod(
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(0.05), initial_scale=1024.0, dynamic_growth_steps=2
+        )
+    )
+
+    def scale(self):
+        return float(self.optimizer.loss_scale.numpy())
+
+
+class Short(Linear):
+    """Batches of 8 and a last one of a single row: one replica of two is left without examples."""
+
+    def build(self):
+        self.model = keras.Sequential([
+            keras.Input((3,)), keras.layers.BatchNormalization(synchronized=True, momentum=0.5),
+            keras.layers.Dense(1),
+        ])  # fmt: skip
+        self.model.set_weights([np.ones(3), np.zeros(3), np.zeros(3), np.ones(3),
+                                np.full([3, 1], 0.3), np.zeros([1])])  # fmt: skip
+        self.optimizer = keras.optimizers.SGD(0.05)
+        self.largest = keras.metrics.MeanSquaredError(name="mse")
+
+    def train_data(self, batch_size):
+        x, y = self.arrays()
+        return tf.data.Dataset.from_tensor_slices((x[:17], y[:17])).batch(batch_size)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            predicted = self.model(batch[0], training=True)[:, 0]
+            error = tf.square(predicted - batch[1])
+            loss = self.average(error)
+        self.minimize(loss, tape)
+        self.largest.update_state(batch[1], predicted)
+        return {"loss": error, "mse": self.largest, "naive": tf.reduce_mean(error)}
+
+
+CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "short": Short}
+
+
+def outcome(name: str, strategy, steps: int = 9) -> dict:
+    """Trains one case and tells what came of it."""
+    report = ctl.MemoryReport()
+    trainer = CASES[name](
+        strategy=strategy, global_batch_size=BATCH, intervals=every_step(), reports=[report]
+    )
+    trainer.train(steps)
+    rows = [values for run, _, values in report.rows if run == "train"]
+    found = {
+        "losses": losses(report), "digest": digest(trainer), "step": trainer.step,
+        "iterations": int(trainer.optimizer.iterations.numpy()),
+        "weights": [w.tolist() for w in trainer.model.get_weights()],
+    }  # fmt: skip
+    if hasattr(trainer, "scale"):
+        found["scale"] = trainer.scale()
+        found["norms"] = [row["gradient_norm"] for row in rows]
+    if name == "short":
+        found["mse"] = [row["mse"] for row in rows]
+        found["naive"] = [row["naive"] for row in rows]
+    if name == "tokens":
+        found["eval"] = trainer.evaluate()["loss"]
+    return found
+
+
+if __name__ == "__main__":
+    made = ctl.make_strategy(sys.argv[1])
+    print(json.dumps({name: outcome(name, made) for name in CASES}))

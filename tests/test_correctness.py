@@ -1,0 +1,206 @@
+"""What goes wrong silently elsewhere: masks, loss scaling, empty replicas, Keras metrics and losses."""
+
+import correctness
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from correctness import BATCH, Linear, Short, Tokens, outcome
+from small_models import every_step
+
+NO_REPORTS = dict(global_batch_size=BATCH, reports=[], intervals=every_step(log=ctl.Every()))
+
+
+@pytest.fixture(scope="module")
+def one():
+    return {name: outcome(name, "default") for name in correctness.CASES}
+
+
+@pytest.fixture(scope="module")
+def two():
+    strategy = ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
+    return {name: outcome(name, strategy) for name in correctness.CASES}
+
+
+def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(one, two):
+    words, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
+    assert (words[:BATCH // 2] > 0).sum() != (words[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
+    assert one["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
+    np.testing.assert_allclose(one["tokens"]["losses"], two["tokens"]["losses"], atol=1e-6)
+    for a, b in zip(one["tokens"]["weights"], two["tokens"]["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert one["tokens"]["eval"] == pytest.approx(two["tokens"]["eval"], abs=1e-6)
+
+
+def test_the_gradient_of_a_masked_mean_is_that_of_numpy():
+    class Means(ctl.Trainer):
+        def build(self):
+            self.model = tf.Module()
+            self.model.w = tf.Variable([0.0])
+            self.optimizer = keras.optimizers.SGD(1.0)
+
+        def train_data(self, batch_size):
+            values = np.array([[1.0, 2.0, 3.0], [10.0, 0.0, 0.0]], np.float32)
+            return ctl.from_arrays((values, values > 0), batch_size, shuffle=False)
+
+        def train_step(self, batch):
+            values, mask = batch
+            with tf.GradientTape() as tape:
+                loss = self.average(values * self.model.w, mask=mask, sample_weight=[1.0, 0.5][:len(values)]
+                                    if self.weighted else None)  # fmt: skip
+            self.minimize(loss, tape, self.model.trainable_variables)
+            return {"loss": loss}
+
+    for weighted, expected in ((False, 16 / 4), (True, (6 + 5) / 4)):
+        trainer = Means(**{**NO_REPORTS, "global_batch_size": 2}, strategy="default")
+        trainer.weighted = weighted
+        trainer.train(1)
+        assert -float(trainer.model.w.numpy()[0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("case", ["scaled", "scaled_tf_keras"])
+def test_one_bad_replica_skips_the_step_everywhere_and_halves_the_scale(one, two, case):
+    for found in (one[case], two[case]):
+        assert found["step"] == 9
+        # steps 2, 5 and 8 are skipped, and the scale halves; after two good steps it doubles again
+        assert found["scale"] == 1024.0 / 2 * 2 / 2 * 2 / 2
+        assert [not np.isnan(n) for n in found["norms"]] == [i % 3 != 1 for i in range(9)]
+        assert np.isfinite(np.concatenate([np.ravel(w) for w in found["weights"]])).all()
+    if case == "scaled":
+        assert one[case]["iterations"] == two[case]["iterations"] == 6
+    for a, b in zip(one[case]["weights"], two[case]["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_scaling_leaves_the_update_as_it_is(one):
+    class Clean(correctness.Scaled):
+        arrays = Linear.arrays
+
+    plain, scaled, clipped, clipped_plain = (
+        cls(**NO_REPORTS, strategy="default") for cls in (Linear, Clean, Clean, Linear)
+    )
+    for trainer in (clipped, clipped_plain):
+        trainer.gradients = ctl.Gradients(clip_norm=0.5)
+    for trainer in (plain, scaled, clipped, clipped_plain):
+        trainer.train(5)
+    for a, b in zip(plain.model.get_weights(), scaled.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for a, b in zip(clipped.model.get_weights(), clipped_plain.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_fixed_scale_factor_of_keras_is_taken_into_account():
+    class Fixed(Linear):
+        optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05, loss_scale_factor=64.0))
+
+    plain, fixed = (cls(**NO_REPORTS, strategy="default") for cls in (Linear, Fixed))
+    for trainer in (plain, fixed):
+        trainer.train(4)
+    np.testing.assert_allclose(*(t.model.get_weights()[0] for t in (plain, fixed)), atol=1e-6)
+
+
+def test_numbers_that_overflow_at_any_scale_stop_the_run():
+    class Broken(correctness.Scaled):
+        def arrays(self):
+            x, y = Linear.arrays(self)
+            return x * np.inf, y
+
+    with pytest.raises(ctl.NonFiniteError):
+        Broken(**NO_REPORTS, strategy="default").train(60)
+
+
+def test_a_replica_without_examples_changes_nothing(one, two):
+    assert one["short"]["step"] == two["short"]["step"] == 3
+    np.testing.assert_allclose(one["short"]["losses"], two["short"]["losses"], atol=1e-6)
+    np.testing.assert_allclose(one["short"]["mse"], two["short"]["mse"], atol=1e-6)
+    np.testing.assert_allclose(one["short"]["mse"], one["short"]["losses"], atol=1e-6)
+    assert np.isfinite(two["short"]["naive"]).all()
+    trained = [w for w in range(len(one["short"]["weights"])) if w not in (2, 3)]  # not statistics
+    for i in trained:
+        np.testing.assert_allclose(one["short"]["weights"][i], two["short"]["weights"][i], atol=1e-6)
+
+
+def test_a_metric_is_reset_with_the_log_and_set_aside_for_an_evaluation():
+    class Both(Short):
+        def eval_data(self, batch_size):
+            x, y = self.arrays()
+            return x, y + 100.0
+
+        def eval_step(self, batch):
+            self.largest.update_state(batch[1], self.model(batch[0])[:, 0])
+            return {"mse": self.largest}
+
+    def train_mse(**more):
+        report = ctl.MemoryReport()
+        intervals = every_step(log=ctl.Every(steps=3), **more)
+        Both(strategy="default", global_batch_size=BATCH, reports=[report], intervals=intervals).train()
+        rows = {run: values for run, _, values in report.rows}
+        return rows["train"]["mse"], rows.get("eval", {}).get("mse")
+
+    without, _ = train_mse()
+    with_evaluation, evaluated = train_mse(evaluate=ctl.Every(steps=1))
+    assert evaluated > 5000
+    assert with_evaluation == without
+
+
+def test_a_keras_loss_object_that_divides_by_replicas_is_refused(two_replicas):
+    class Divides(Linear):
+        loss_of = staticmethod(keras.losses.MeanSquaredError)
+
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                values = self.loss_of()(batch[1][:, None], self.model(batch[0]))
+                loss = self.average(values) if len(values.shape) else values
+            self.minimize(loss, tape)
+            return {"loss": values}
+
+    class PerExample(Divides):
+        loss_of = staticmethod(lambda: keras.losses.MeanSquaredError(reduction=None))
+
+    with pytest.raises(ctl.UsageError, match="reduction=None"):
+        Divides(strategy=two_replicas, **NO_REPORTS).train(1)
+    PerExample(strategy=two_replicas, **NO_REPORTS).train(1)
+    Divides(strategy="default", **NO_REPORTS).train(1)  # one replica: nothing is divided
+    assert float(keras.losses.MeanSquaredError()([[1.0]], [[3.0]])) == 4.0
+
+
+def test_a_loss_per_token_without_a_mask_is_refused():
+    class NoMask(Tokens):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss = self.average(self.score(batch)[0])
+            self.minimize(loss, tape)
+            return {"loss": loss}
+
+    with pytest.raises(ctl.UsageError, match="mask="):
+        NoMask(strategy="default", **NO_REPORTS).train(1)
+
+
+def test_a_mask_and_parts_of_a_batch_are_refused():
+    trainer = Tokens(strategy="default", **NO_REPORTS)
+    trainer.gradients = ctl.Gradients(accumulate_steps=2)
+    with pytest.raises(ctl.UsageError, match="accumulate_steps"):
+        trainer.train(1)
+
+
+def test_a_compiled_step_gives_the_same_numbers(two_replicas):
+    for strategy in ("default", two_replicas):
+        plain, compiled = (Linear(strategy=strategy, **NO_REPORTS) for _ in range(2))
+        compiled.jit_compile = True
+        for trainer in (plain, compiled):
+            trainer.train(5)
+        for a, b in zip(plain.model.get_weights(), compiled.model.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_step_that_xla_cannot_compile_says_so():
+    class Strings(Linear):
+        def train_step(self, batch):
+            tf.strings.as_string(batch[1])
+            return super().train_step((tf.strings.to_number(tf.strings.as_string(batch[0])), batch[1]))
+
+    trainer = Strings(strategy="default", **NO_REPORTS)
+    trainer.jit_compile = True
+    with pytest.raises(ctl.UsageError, match="jit_compile"):
+        trainer.train(1)

@@ -1,0 +1,32 @@
+"""Masks, loss scaling, lent rows and metrics: two workers give the numbers of one device."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.workers
+CASES = ("tokens", "scaled", "scaled_tf_keras", "short")
+
+
+@pytest.fixture(scope="module")
+def found(run_program):
+    """Outcomes of all cases: {"one": ..., 0: ..., 1: ...}."""
+    program = "tests/programs/correctness.py"
+    one = run_program(1, [program, "default"])[0]
+    first, second = run_program(2, [program, "multi_worker"])
+    return {"one": one.json, 0: first.json, 1: second.json}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_train_as_one_device_does(found, case):
+    one, first, second = (found[where][case] for where in ("one", 0, 1))
+    assert first["digest"] == second["digest"]
+    assert first["step"] == one["step"]
+    for key in ("losses", "mse", "norms", "eval", "scale", "iterations"):
+        if key in one:
+            np.testing.assert_allclose(first[key], one[key], atol=1e-5, err_msg=key)
+
+
+def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(found):
+    for where in ("one", 0, 1):
+        case = found[where]["scaled"]
+        assert (case["step"], case["iterations"], case["scale"]) == (9, 6, 512.0)
