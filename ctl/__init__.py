@@ -13,12 +13,16 @@ _NAMES = {
     "Agreement": "ctl.agreement",
     "CheckpointError": "ctl.errors",
     "CheckpointManager": "ctl.checkpoints.protocol",
+    "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
     "ConsoleReport": "ctl.reports.console",
     "CtlError": "ctl.errors",
+    "EarlyStopping": "ctl.watchers",
     "Every": "ctl.every",
     "Gradients": "ctl.gradients",
     "Intervals": "ctl.every",
+    "KerasTrainer": "ctl.keras_training",
+    "History": "ctl.fit",
     "JsonlReport": "ctl.reports.jsonl",
     "Keep": "ctl.checkpoints.retention",
     "Manifest": "ctl.checkpoints.protocol",
@@ -28,16 +32,21 @@ _NAMES = {
     "NullCheckpoints": "ctl.checkpoints.protocol",
     "NullReport": "ctl.reports.protocol",
     "PeerLostError": "ctl.errors",
+    "ReduceOnPlateau": "ctl.watchers",
     "Report": "ctl.reports.protocol",
+    "SaveBest": "ctl.watchers",
     "Stopped": "ctl.errors",
     "TensorBoardReport": "ctl.reports.tensorboard",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
+    "evaluate": "ctl.fit",
+    "example_numbers": "ctl.arrays",
+    "fit": "ctl.fit",
     "from_arrays": "ctl.arrays",
     "make_strategy": "ctl.strategies",
     "run": "ctl.app",
     "scale_learning_rate": "ctl.gradients",
-    "shard": "ctl.data",
+    "shard": "ctl.sharding",
 }
 _OTHER_NAME = {"make_strategy": "make"}
 
@@ -61,12 +70,12 @@ def __dir__():
 if TYPE_CHECKING:
     from ctl.agreement import Agreement
     from ctl.app import run
-    from ctl.arrays import from_arrays
+    from ctl.arrays import example_numbers, from_arrays
+    from ctl.checkpoints.backup import BackupCheckpoints
     from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
     from ctl.checkpoints.memory import MemoryCheckpoints
     from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
     from ctl.checkpoints.retention import Keep
-    from ctl.data import shard
     from ctl.errors import (
         CheckpointError,
         CtlError,
@@ -76,11 +85,15 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ctl.every import Every, Intervals
+    from ctl.fit import History, evaluate, fit
     from ctl.gradients import Gradients, scale_learning_rate
+    from ctl.keras_training import KerasTrainer
     from ctl.reports.console import ConsoleReport
     from ctl.reports.jsonl import JsonlReport
     from ctl.reports.memory import MemoryReport
     from ctl.reports.protocol import NullReport, Report
     from ctl.reports.tensorboard import TensorBoardReport
+    from ctl.sharding import shard
     from ctl.strategies import make as make_strategy
     from ctl.trainer import Trainer
+    from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest

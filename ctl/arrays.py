@@ -7,6 +7,7 @@ The order is a permutation of the examples by (seed, epoch), computed and not st
 of workers sees the same global order, and a resumed run goes on with the very next example.
 """
 
+import math
 import numbers
 from collections.abc import Callable
 
@@ -23,13 +24,18 @@ class ArrayData:
       num_examples: length of the first axis.
       batch_size: global batch size, examples.
       shuffle: a new order every epoch when training; evaluation keeps the order.
+      epochs_apart: no batch holds the end of one epoch and the start of the next.
     """
 
-    def __init__(self, arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None):
+    def __init__(
+        self, arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None,
+        epochs_apart: bool = False,
+    ):  # fmt: skip
         self._arrays = arrays
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batch_size = batch_size
         self.shuffle = shuffle
+        self.epochs_apart = epochs_apart
         self._seed = seed
         self._functions: tuple[Callable, ...] = ()
 
@@ -43,7 +49,7 @@ class ArrayData:
 
     def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
         new = ArrayData(
-            self._arrays, self.batch_size, seed=self._seed,
+            self._arrays, self.batch_size, seed=self._seed, epochs_apart=self.epochs_apart,
             shuffle=self.shuffle if shuffle is None else shuffle,
         )  # fmt: skip
         new._functions = self._functions if functions is None else functions
@@ -75,7 +81,7 @@ class ArrayData:
                 b = size // num_replicas
                 rows = first + r * b + tf.range(b, dtype=tf.int64)
                 return self._gather(arrays, self._index(rows, seed))
-            n = size if total is None else tf.minimum(tf.cast(size, tf.int64), total - first)
+            first, n = self._batch(first, total)
             low, high, real = bounds(n, r, num_replicas)
             taken = self._gather(arrays, self._index(tf.range(first + low, first + high), seed))
             return (taken, real) if counted else taken
@@ -87,6 +93,28 @@ class ArrayData:
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return dataset
 
+    @property
+    def steps_per_epoch(self) -> float:
+        """Batches in an epoch; whole only if epochs are apart or the batches fit."""
+        batches = self.num_examples / self.batch_size
+        return float(-(-self.num_examples // self.batch_size)) if self.epochs_apart else batches
+
+    def examples_of(self, epochs: float) -> int:
+        """Where so many epochs end, in examples; with epochs apart, short batches count as whole."""
+        per_epoch = self.steps_per_epoch * self.batch_size if self.epochs_apart else self.num_examples
+        return math.ceil(epochs * per_epoch)
+
+    def _batch(self, first, total: int | None):
+        """The batch at position `first`: its first place in the endless order, and its examples."""
+        size = tf.cast(self.batch_size, tf.int64)
+        if not self.epochs_apart:
+            return first, size if total is None else tf.minimum(size, total - first)
+        step, per_epoch = first // size, int(self.steps_per_epoch)
+        place = step % per_epoch * size
+        return step // per_epoch * self.num_examples + place, tf.minimum(
+            size, self.num_examples - place
+        )
+
     def counts_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
         """Whether `replica_batches` yields (share, number of real rows): some share may be empty."""
         return num_replicas > 1 and not self._is_fixed(start, total, num_replicas)
@@ -94,7 +122,8 @@ class ArrayData:
     def _is_fixed(self, start: int, total: int | None, num_replicas: int) -> bool:
         """Whether every share has the same number of rows."""
         size = self.batch_size
-        return size % num_replicas == 0 and (total is None or (total - start) % size == 0)
+        whole = self.num_examples if self.epochs_apart else (0 if total is None else total - start)
+        return size % num_replicas == 0 and whole % size == 0
 
     @staticmethod
     def _gather(arrays, index):
@@ -118,6 +147,32 @@ class ArrayData:
         )  # fmt: skip
 
 
+class ExampleNumbers:
+    """Endless global batches of the numbers 0, 1, 2, ...; made by `example_numbers`."""
+
+    def __init__(self, batch_size: int):
+        self.batch_size = batch_size
+
+    def replica_batches(self, start: int, replicas: range, num_replicas: int) -> tf.data.Dataset:
+        """Batches of the given replicas in turn, from the number `start` on."""
+        rows, count = self.batch_size // num_replicas, len(replicas)
+
+        def batch(i):
+            first = start + i // count * self.batch_size + (replicas[0] + i % count) * rows
+            return first + tf.range(rows, dtype=tf.int64)
+
+        return tf.data.Dataset.range(2**62).map(batch)
+
+
+def example_numbers(batch_size: int) -> ExampleNumbers:
+    """What `train_data` returns for a step that makes its own data: a batch is its examples' numbers.
+
+    Each is an int64 that never comes twice, the same for any number of replicas and after a resume:
+    a seed for `tf.random.stateless_uniform`, the number of a game to be played.
+    """
+    return ExampleNumbers(batch_size)
+
+
 _INT64_MAX = 2**63 - 1
 
 
@@ -132,8 +187,9 @@ def _of_shares(function: Callable) -> Callable:
 
 
 def from_arrays(
-    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None
-) -> ArrayData:
+    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None,
+    epochs_apart: bool = False,
+) -> ArrayData:  # fmt: skip
     """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
 
     Args:
@@ -141,6 +197,7 @@ def from_arrays(
       batch_size: global batch size, examples; pass on what `train_data` is given.
       shuffle: another order every epoch; evaluation never shuffles.
       seed: for the order; the trainer's if None.
+      epochs_apart: every epoch ends with a batch of its own, which may be short, as in Keras.
 
     An epoch is n examples. While training goes on for a number of steps, batches are always full:
     one may hold the end of an epoch and the start of the next. A run of whole epochs ends with a
@@ -172,7 +229,10 @@ def from_arrays(
             "from_arrays got an array of Python objects; expected numbers or strings of one dtype. "
             "For lists of unequal length write tf.data.Dataset.from_tensor_slices(tf.ragged.constant(...))."
         )
-    return ArrayData(tf.nest.pack_sequence_as(arrays, flat), batch_size, shuffle=shuffle, seed=seed)
+    return ArrayData(
+        tf.nest.pack_sequence_as(arrays, flat), batch_size, shuffle=shuffle, seed=seed,
+        epochs_apart=epochs_apart,
+    )  # fmt: skip
 
 
 def _without_lists(arrays):

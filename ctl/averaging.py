@@ -74,6 +74,9 @@ def count_everywhere(mask):
     return tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, count))
 
 
+_ROWS = ""  # the row that counts examples; no value of a step has this name
+
+
 class Totals:
     """Sums and counts of a step's values, as one float64 matrix `[m, 2]` for m names.
 
@@ -83,7 +86,6 @@ class Totals:
 
     def __init__(self):
         self.names: tuple[str, ...] = ()
-        self.per_example: frozenset[str] = frozenset()  # names that count every example
         self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
@@ -104,8 +106,8 @@ class Totals:
         found = {n: v for n, v in scores.items() if is_metric(v)}
         self.metrics.update(found)
         names = tuple(sorted(n for n in scores if n not in found))
-        self.per_example |= {n for n in names if not isinstance(scores[n], tuple)}
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
+        names, pairs = (*names, _ROWS), [*pairs, (0.0, num_examples)]
         if empty is not None:
             pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
         extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
@@ -114,15 +116,13 @@ class Totals:
                 f"the step returned {extra[0]!r}, which ctl reports; choose another name."
             )
         self.names = self._tracing.names = names + extra
-        if not self.names:
-            return tf.zeros([0, 2], tf.float64)
         pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
 
     def append(self, packed: tf.Tensor, norms: Sequence) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
-        names, rows = self._tracing.names, self.pack({}, 0, norms)
-        self.names = names + self._tracing.names
+        names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
+        self.names = names + self._tracing.names[1:]
         return tf.concat([packed, rows], axis=0)
 
     @staticmethod
@@ -135,7 +135,12 @@ class Totals:
         sums, counts = self.full(packed).T
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.float32(sums / counts)
-        return {n: float(m) for n, m in zip(self.names, means, strict=True)}
+        known = zip(self.names, means, strict=True)
+        return {name: float(mean) for name, mean in known if name != _ROWS}
+
+    def num_rows(self, packed: np.ndarray) -> float:
+        """Examples that a summed matrix was made of."""
+        return float(packed[self.names.index(_ROWS), 1]) if _ROWS in self.names else 0.0
 
     def full(self, packed) -> np.ndarray:
         """The matrix at its full length; a start that nothing was added to becomes zeros."""

@@ -13,6 +13,7 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every
 from ctl.reports.protocol import Report
+from ctl.watchers import Watcher
 
 _REQUIRED = {
     "train": ("build", "train_data", "train_step"),
@@ -38,12 +39,22 @@ def is_written(trainer: Any, method: str) -> bool:
 def methods(trainer: Any, purpose: str) -> None:
     """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
     missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
+    if "train_data" in missing and hasattr(trainer, "train_data_fn"):
+        missing.remove("train_data")
     if missing:
         example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
         example = "(self)" if missing[0] == "build" else example
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; to {purpose} it needs "
             f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
+        )
+
+
+def data(trainer: Any) -> None:
+    """Raises UsageError for two sources of training data."""
+    if hasattr(trainer, "train_data_fn") and is_written(trainer, "train_data"):
+        raise UsageError(
+            f"{type(trainer).__name__} has train_data and train_data_fn; expected one of them."
         )
 
 
@@ -87,6 +98,37 @@ def mask(trainer: Any, recorder: Any) -> None:
             "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "
             "step. Leave jit_compile out, or average per example without a mask."
         )
+
+
+def watchers(trainer: Any, given: Mapping[str, Any]) -> None:
+    """Raises UsageError for watchers that would never be told anything, or could not act."""
+    for name, watcher in given.items():
+        if not isinstance(watcher, Watcher):
+            raise UsageError(
+                f"self.{name} is {watcher!r}; expected e.g. ctl.EarlyStopping('loss', patience=3)."
+            )
+    evaluates = all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
+    told = evaluates and trainer.intervals.evaluate != Every()
+    waiting = [n for n, w in given.items() if getattr(getattr(w, "_best", None), "run", "") == "eval"]
+    if waiting and not told:
+        raise UsageError(
+            f"self.{waiting[0]} watches the evaluation, but nothing is evaluated. Write eval_data and "
+            "eval_step, and Intervals(evaluate=...); or watch the training with run='train'."
+        )
+    if "plateau" in given and not _settable(getattr(trainer.optimizer, "learning_rate", None)):
+        raise UsageError(
+            "self.plateau lowers the learning rate, which self.optimizer has as a schedule or not at "
+            "all. Give the optimizer a number."
+        )
+    save_best = given.get("save_best")
+    if save_best is not None:
+        if save_best.directory is None and trainer.model_dir is None:
+            raise UsageError("self.save_best needs a place: SaveBest(directory=...), or a model_dir.")
+        export_lib.check(trainer.model, save_best.formats)
+
+
+def _settable(rate: Any) -> bool:
+    return rate is not None and not callable(rate) and hasattr(state.plain(rate), "numpy")
 
 
 def parts(checkpoints: Any, reports: Any) -> None:

@@ -12,63 +12,18 @@ is rebuilt from its seed and skipped.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.arrays import ArrayData, from_arrays
+from ctl import sharding
+from ctl.arrays import ArrayData, ExampleNumbers, from_arrays
+from ctl.batches import Batches, from_replica_batches, on_cpu, prefetched
 from ctl.errors import UsageError
 from ctl.shares import may_be_empty, num_rows, share
-from ctl.strategies import Placement, placement, word_of
+from ctl.strategies import Placement, placement
 
 TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
-_POLICIES = {
-    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
-    "data": tf.data.experimental.AutoShardPolicy.DATA,
-    "file": tf.data.experimental.AutoShardPolicy.FILE,
-    "off": tf.data.experimental.AutoShardPolicy.OFF,
-}
-
-
-def shard(dataset: tf.data.Dataset, policy: str) -> tf.data.Dataset:
-    """Says how several workers share `dataset`.
-
-    Args:
-      policy: "auto" and "data": every worker reads everything and keeps its rows of each global
-        batch; "file": every worker reads files of its own (global batches differ from those of one
-        device); "off": every worker uses all the data (it shards or repeats on purpose).
-    """
-    if policy not in _POLICIES:
-        raise UsageError(f"shard policy is {policy!r}; expected one of {', '.join(_POLICIES)}.")
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = _POLICIES[policy]
-    return dataset.with_options(options)
-
-
-@dataclass(frozen=True)
-class Batches:
-    """An open source of replica batches.
-
-    Attributes:
-      iterator: what the graph loop takes; its type is the same for every opening of one source.
-      steps: global batches from here to the end of the data; None: endless or unknown.
-      examples: from the start of the data to its end, where that is not a matter of whole batches.
-      ends_unknown: the data ends, nobody knows when: the loop asks before every step.
-      steps_per_epoch: None if unknown; not always whole.
-      mode: "indexed", "skip": how a position is found again.
-      description: one line for people.
-      counted: an element is (share, number of its real rows), as a share may be without any.
-    """
-
-    iterator: Any
-    steps: int | None
-    ends_unknown: bool
-    steps_per_epoch: float | None
-    mode: str
-    description: str
-    examples: int | None = None
-    counted: bool = False
 
 
 def open_train(
@@ -86,7 +41,9 @@ def open_train(
     source = _as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
-    _check_dataset(source, "train_data", global_batch_size)
+    if isinstance(source, ExampleNumbers):
+        return _open_numbers(source, strategy, place, start_examples)
+    _check_dataset(source, "train_data", global_batch_size, place)
     count = _cardinality(source)
     steps: int | None
     if epochs is not None:
@@ -107,14 +64,62 @@ def open_train(
         steps = max(0, steps - skipped)
     return Batches(
         iterator=_iterator(dataset, strategy, place),
-        steps=None if _sharded_by_tensorflow(source, place) else steps,
+        steps=None if sharding.by_tensorflow(source, place) else steps,
         ends_unknown=(not endless and steps is None)
-        or (_sharded_by_tensorflow(source, place) and not endless),
+        or (sharding.by_tensorflow(source, place) and not endless),
         steps_per_epoch=count,
         mode="skip",
         description=_describe(source, count, global_batch_size),
         counted=_counted(source, place),
     )
+
+
+def open_parts(
+    make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+    strategy: tf.distribute.Strategy, *, global_batch_size: int, seed: int, step: int,
+    total: Callable,
+) -> Batches:  # fmt: skip
+    """Opens `train_data_fn` at `step`: each worker's own part of the data, in replica batches.
+
+    `total` adds a vector up over workers, to see that the parts do not overlap. Raises UsageError for
+    other than batches of `global_batch_size` / replicas.
+    """
+    place = placement(strategy)
+    _check_batch_size(global_batch_size, place)
+    rows = global_batch_size // place.num_replicas
+
+    def for_worker(context):
+        tf.random.set_seed(seed)
+        source = make(context)
+        if not isinstance(source, tf.data.Dataset):
+            raise UsageError(
+                f"train_data_fn returned a {type(source).__name__}; expected a tf.data.Dataset of "
+                "replica batches. Is there a `return`?"
+            )
+        found = num_rows(source.element_spec)
+        if found not in (None, rows):
+            raise UsageError(
+                f"train_data_fn yields {found} rows at a time; expected {rows}, the batch of one "
+                f"replica. Write dataset.batch(input_context.get_per_replica_batch_size("
+                f"{global_batch_size}))."
+            )
+        return source
+
+    context = tf.distribute.InputContext(place.num_workers, place.worker_index, place.num_replicas)
+    source = for_worker(context)
+    sharding.check_parts(source, place, total)
+    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    local = place.num_local_replicas
+    if local == 1 and on_cpu(strategy):
+        iterator = iter(prefetched(source.skip(step)))
+    else:
+        iterator = iter(
+            strategy.distribute_datasets_from_function(lambda c: for_worker(c).skip(step * local))
+        )
+    return Batches(
+        iterator=iterator, steps=None, ends_unknown=not endless, steps_per_epoch=None, mode="skip",
+        description=f"each worker's own batches of {rows}",
+    )  # fmt: skip
 
 
 def open_eval(
@@ -128,13 +133,13 @@ def open_eval(
     source = _as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
-    _check_dataset(source, "eval_data", None)
+    _check_dataset(source, "eval_data", None, place)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
-    count = None if _sharded_by_tensorflow(source, place) else _cardinality(source)
+    count = None if sharding.by_tensorflow(source, place) else _cardinality(source)
     return Batches(
         iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
         steps_per_epoch=count, mode="skip", description=_describe(source, count, global_batch_size),
@@ -142,8 +147,19 @@ def open_eval(
     )  # fmt: skip
 
 
+def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) -> Batches:
+    def replica_batches(first: int, count: int):
+        return data.replica_batches(start, range(first, first + count), place.num_replicas)
+
+    return Batches(
+        iterator=from_replica_batches(replica_batches, strategy, place), steps=None,
+        ends_unknown=False, steps_per_epoch=None, mode="indexed",
+        description=f"no data: the numbers of {data.batch_size} examples a step",
+    )  # fmt: skip
+
+
 def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epochs) -> Batches:
-    total = None if epochs is None else math.ceil(epochs * data.num_examples)
+    total = None if epochs is None else data.examples_of(epochs)
 
     def replica_batches(first_replica: int, count: int):
         return data.replica_batches(
@@ -153,10 +169,10 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
 
     order = "shuffled" if data.shuffle else "in order"
     return Batches(
-        iterator=_from_replica_batches(replica_batches, strategy, place),
+        iterator=from_replica_batches(replica_batches, strategy, place),
         steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
         ends_unknown=False,
-        steps_per_epoch=data.num_examples / data.batch_size,
+        steps_per_epoch=data.steps_per_epoch,
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
@@ -165,7 +181,7 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
 
 
 def _iterator(dataset, strategy, place: Placement):
-    if _sharded_by_tensorflow(dataset, place):
+    if sharding.by_tensorflow(dataset, place):
         return iter(strategy.experimental_distribute_dataset(dataset))
     counted = _counted(dataset, place)
 
@@ -187,31 +203,7 @@ def _iterator(dataset, strategy, place: Placement):
             )
         return dataset.flat_map(split)
 
-    return _from_replica_batches(replica_batches, strategy, place)
-
-
-def _from_replica_batches(replica_batches, strategy, place: Placement):
-    """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
-    if place.num_local_replicas == 1 and _on_cpu(strategy):
-        return iter(_prefetched(replica_batches(place.worker_index, 1)))
-
-    def for_worker(context):
-        n = place.num_local_replicas
-        return _prefetched(replica_batches(context.input_pipeline_id * n, n))
-
-    return iter(strategy.distribute_datasets_from_function(for_worker))
-
-
-def _on_cpu(strategy) -> bool:
-    """Whether batches are needed in host memory; the default strategy copies by itself."""
-    if word_of(strategy) == "default":
-        return True
-    return "CPU" in strategy.extended.worker_devices[0].upper()
-
-
-def _prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    already = "Prefetch" in type(dataset).__name__
-    return dataset if already else dataset.prefetch(tf.data.AUTOTUNE)
+    return from_replica_batches(replica_batches, strategy, place)
 
 
 def _one(batch: tuple):
@@ -220,7 +212,7 @@ def _one(batch: tuple):
 
 
 def _as_source(source, name: str, batch_size: int, shuffle: bool):
-    if isinstance(source, (tf.data.Dataset, ArrayData)):
+    if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
         return source
     if source is None:
         raise UsageError(
@@ -262,7 +254,10 @@ def _check_batch_size(global_batch_size: int, place: Placement) -> None:
         )
 
 
-def _check_dataset(dataset: tf.data.Dataset, name: str, global_batch_size: int | None) -> None:
+def _check_dataset(
+    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, place: Placement
+) -> None:
+    sharding.check(dataset, name, place)
     if dataset.cardinality() == 0:
         raise UsageError(
             f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
@@ -297,12 +292,7 @@ def _cardinality(dataset: tf.data.Dataset) -> int | None:
 
 def _counted(dataset, place: Placement) -> bool:
     rows = num_rows(dataset.element_spec)
-    return not _sharded_by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
-
-
-def _sharded_by_tensorflow(dataset, place: Placement) -> bool:
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    return place.num_workers > 1 and policy in (_POLICIES["file"], _POLICIES["off"])
+    return not sharding.by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
 
 
 def _describe(dataset, count: int | None, batch_size: int) -> str:

@@ -34,12 +34,15 @@ class NonFiniteError(CtlError, ArithmeticError):
     """A loss or a gradient became NaN or infinite; the weights of that step were not applied."""
 
 
-class Stopped(CtlError):
-    """A signal asked the run to end; a checkpoint was saved first."""
+class Stopped(CtlError, SystemExit):
+    """A signal asked the run to end; a checkpoint was saved first.
+
+    Not caught, it ends the process with its exit code and without a traceback.
+    """
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = self.code = exit_code
 
 
 class PeerLostError(CtlError):

@@ -1,7 +1,9 @@
-"""Keras 3 loss objects divide by the number of replicas, and say nothing: in a step that is an error.
+"""Keras 3 loss objects under several replicas: a mean over the global batch, or an error.
 
-A loss object with its default reduction gives a scalar that is this replica's mean, divided by the
-number of replicas: half of the loss on two. Here such a call is refused while a step is traced.
+By itself a loss object gives the mean over one replica's examples, divided by the number of
+replicas, and says nothing of it: wrong for short batches and masks, and half of the loss on two.
+In a person's step such a call is refused (`refuse_division`). For compiled models, whose losses are
+called by Keras, `GlobalMeans` makes of it the replica's share of the mean over the global batch.
 """
 
 import functools
@@ -9,39 +11,160 @@ import sys
 import threading
 from typing import Any
 
+import tensorflow as tf
 from ctl.errors import UsageError
 
 _MODULE = "keras.src.losses.loss"
-_tracing = threading.local()  # .replicas: how many, while a step is traced in this thread
+
+
+class _InThisThread(threading.local):
+    replicas = 1  # how many, while a step is traced that must not call a loss object
+    means: "GlobalMeans | None" = None
+
+
+_state = _InThisThread()
 
 
 def refuse_division(num_replicas: int) -> None:
     """From here on in this thread; with one replica there is nothing to divide by."""
     _install()
-    _tracing.replicas = num_replicas
+    _state.replicas = num_replicas
 
 
 def allow_division() -> None:
     """Ends `refuse_division`."""
-    _tracing.replicas = 1
+    _state.replicas = 1
+
+
+class GlobalMeans:
+    """Inside its `with` block, in replica context, losses are shares of means over the global batch.
+
+    Args:
+      rows: of this replica's batch, an int where static, else a scalar tensor.
+      num_replicas: over all workers.
+      empty: true where the rows only stand in; None: never.
+    """
+
+    def __init__(self, rows, num_replicas: int, empty=None):
+        self._num_replicas = num_replicas
+        self._empty = empty
+        self._rows = rows if isinstance(rows, int) else tf.cast(rows, tf.float32)
+        self._all_rows: Any = None
+
+    def __enter__(self) -> "GlobalMeans":
+        _install()
+        self._before, _state.means = _state.means, self
+        return self
+
+    def __exit__(self, *_) -> None:
+        _state.means = self._before
+
+    def share_of_rows(self, value):
+        """A mean over this replica's rows -> its share of the mean over all rows."""
+        return self._times(value, self._counted(self._rows), self._rows_everywhere())
+
+    def mean_of_share(self, share):
+        """What, averaged over replicas by their rows, gives the sum of the shares."""
+        return self._times(share, self._rows_everywhere(), self._rows)
+
+    def _rows_everywhere(self):
+        if self._all_rows is None:
+            (self._all_rows,) = self.everywhere(self._counted(self._rows))
+        return self._all_rows
+
+    @staticmethod
+    def _times(value, numerator, denominator):
+        ratio = tf.math.divide_no_nan(*_floats(numerator, denominator))
+        return value * tf.cast(ratio, value.dtype)
+
+    def everywhere(self, *counts) -> list:
+        """Sums of counts over replicas; free of charge where they are static."""
+        if self._num_replicas == 1:
+            return list(counts)
+        if all(isinstance(c, (int, float)) for c in counts):
+            return [c * self._num_replicas for c in counts]
+        context = tf.distribute.get_replica_context()
+        here = tf.stack([tf.cast(c, tf.float32) for c in counts])
+        total = tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+        return tf.unstack(total, num=len(counts))
+
+    def reduce(self, values, sample_weight, mask, reduction, same_rank):
+        """What `reduce_weighted_values` of Keras gives for the global batch: this replica's share."""
+        if values.shape.rank == 0:
+            return self.share_of_rows(values)
+        weight = None
+        if mask is not None:
+            weight = mask = tf.cast(mask, values.dtype)
+        if sample_weight is not None:
+            weight = tf.cast(sample_weight, values.dtype)
+            if mask is not None:
+                expanded, weight = same_rank(mask, weight)
+                weight = weight * expanded
+        if weight is not None:
+            values, weight = same_rank(values, weight)
+        weighted = values if weight is None else values * weight
+        if self._empty is not None:
+            weighted = tf.where(self._empty, tf.zeros_like(weighted), weighted)
+        total = tf.reduce_sum(weighted)
+        if reduction == "sum":
+            return total
+        if reduction == "mean_with_sample_weight" and weight is not None:
+            (divisor,) = self.everywhere(self._counted(tf.reduce_sum(weight)))
+        elif mask is not None:
+            size, entries, valid = self.everywhere(
+                *(self._counted(c) for c in (_size(values), _size(mask), tf.reduce_sum(mask)))
+            )
+            divisor = size * tf.math.divide_no_nan(*_floats(valid, entries))
+        else:
+            (divisor,) = self.everywhere(self._counted(_size(values)))
+        return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
+
+    def _counted(self, count):
+        return count if self._empty is None else tf.where(self._empty, 0.0, tf.cast(count, tf.float32))
+
+
+def _size(tensor):
+    static = tensor.shape.num_elements()
+    return tf.size(tensor, out_type=tf.int32) if static is None else static
+
+
+def _floats(*values):
+    return [tf.cast(v, tf.float32) for v in values]
 
 
 def _install() -> None:
+    """Puts our functions before those of Keras, once; they do nothing outside a step of ours."""
     module: Any = sys.modules.get(_MODULE)
-    original = getattr(module, "scale_loss_for_distribution", None)
-    if original is None or hasattr(original, "__wrapped__"):
+    if module is None or hasattr(module.reduce_weighted_values, "__wrapped__"):
         return
+    reduce = module.reduce_weighted_values
 
-    @functools.wraps(original)
-    def checked(value):
-        replicas = getattr(_tracing, "replicas", 1)
-        if replicas > 1:
-            raise UsageError(
-                "The step called a Keras loss object that averages by itself: it would give the mean "
-                f"of one replica's examples, divided by {replicas} replicas. Make the loss with "
-                "reduction=None, e.g. keras.losses.SparseCategoricalCrossentropy(reduction=None), and "
-                "give what it returns, one number per example, to self.average()."
-            )
-        return original(value)
+    @functools.wraps(reduce)
+    def reduce_weighted_values(
+        values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
+    ):
+        whole = reduction not in (None, "none")
+        if _state.means is None or not whole:
+            if _state.replicas > 1 and whole and reduction != "sum" and values.shape.rank != 0:
+                _refuse()
+            return reduce(values, sample_weight, mask, reduction, dtype)
+        values = tf.cast(values, dtype or values.dtype)
+        return _state.means.reduce(
+            values, sample_weight, mask, reduction, module.squeeze_or_expand_to_same_rank
+        )
 
-    module.scale_loss_for_distribution = checked
+    module.reduce_weighted_values = reduce_weighted_values
+    unscale = getattr(module, "unscale_loss_for_distribution", None)
+    if unscale is not None:
+        module.unscale_loss_for_distribution = lambda value: (
+            unscale(value) if _state.means is None else _state.means.mean_of_share(value)
+        )
+
+
+def _refuse() -> None:
+    raise UsageError(
+        "The step called a Keras loss object that averages by itself: it would give the mean of one "
+        f"replica's examples, divided by {_state.replicas} replicas. Make the loss with "
+        "reduction=None, e.g. keras.losses.SparseCategoricalCrossentropy(reduction=None), and give "
+        "what it returns, one number per example, to self.average()."
+    )

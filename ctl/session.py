@@ -23,6 +23,7 @@ from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, Saved, Started
 from ctl.state import State, collect
 from ctl.version import __version__
+from ctl.watching import Watching
 
 _log = logging.getLogger("ctl")
 
@@ -34,12 +35,13 @@ class Session:
     Attributes:
       state: its variables; manager: where they are saved; resumed: what was restored, or None.
       examples: consumed since the start of the data, up to the newest save.
-      agreement: sums over workers.
+      agreement: sums over workers; watching: early stopping and the like.
     """
 
     state: State
     manager: CheckpointManager
     agreement: Agreement
+    watching: Watching
     resumed: Manifest | None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
@@ -85,8 +87,9 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
-    session = Session(state, manager, agreement, resumed)
+    session = Session(state, manager, agreement, Watching(trainer, agreement), resumed)
     if resumed is not None:
+        session.watching.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
         _warn_of_another_order(trainer, resumed)
@@ -102,6 +105,7 @@ def train(
     """One call of `Trainer.train`."""
     checks.methods(trainer, "train")
     checks.export(trainer, formats)
+    checks.data(trainer)
     checks.evaluation(trainer, session.manager)
     if _evaluates(trainer):
         _open_eval(trainer)  # a mistake in it is to be found now, not after hours
@@ -116,17 +120,18 @@ def train(
     reason, paths = "failed", []
     try:
         with signals.Signals() as received:
+            if session.watching.stopped:
+                total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)
+            if reason != "signal":
+                session.watching.end()
         if reason == "data ended" and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         reason = _end(reason, start, session.step, steps)
         if formats and reason != "signal":
             paths = trainer.export(*formats)
     except BaseException as e:
-        error = causes.explained(
-            e, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
-            workers=trainer.placement.num_workers,
-        )  # fmt: skip
+        error = _explained(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
         if error is not e:
             raise error from e
@@ -137,14 +142,26 @@ def train(
         reports.note(Ended(session.step, how, seen))
         session.running = None
         session.loops["train"].release()
+    if reason != "signal" and hasattr(session.manager, "succeeded"):
+        session.manager.succeeded(session.state)
     session.agreement.sum([0.0])  # leave together, when the chief has closed its reports too
     if reason == "signal" and received.received is not None:
-        raise Stopped(
-            f"Stopped by {signals.name(received.received)} at step {session.step}"
-            + ("; the same command goes on from there." if trainer.model_dir else "."),
-            signals.exit_code(received.received),
-        )
+        raise _stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+
+
+def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
+    after = "; the same command goes on from there." if trainer.model_dir else "."
+    return Stopped(
+        f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal)
+    )
+
+
+def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
+    return causes.explained(
+        error, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
+        workers=trainer.placement.num_workers,
+    )  # fmt: skip
 
 
 def _synchronous(
@@ -165,6 +182,7 @@ def _synchronous(
             learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
             save_after_evaluation=getattr(keep, "best", None) is not None,
+            watch=session.watching.saw, watchers=session.watching.state,
         ),
     )
     run.restore(session.step, session.loop_state, session.metrics)
@@ -240,10 +258,7 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
-    batches = data.open_train(
-        trainer.train_data, trainer.strategy, global_batch_size=trainer.global_batch_size,
-        seed=trainer.seed, start_examples=session.examples, epochs=epochs,
-    )  # fmt: skip
+    batches = _open_batches(trainer, session, epochs)
     if batches.steps is None:
         if steps is None and not batches.ends_unknown:
             raise UsageError(
@@ -253,6 +268,18 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
         return steps, batches
     end = session.step + batches.steps
     return (end if steps is None else min(steps, end)), batches
+
+
+def _open_batches(trainer: Any, session: Session, epochs: float | None) -> data.Batches:
+    where = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
+    parts = getattr(trainer, "train_data_fn", None)
+    if parts is not None:
+        return data.open_parts(
+            parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
+        )
+    return data.open_train(
+        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs, **where
+    )
 
 
 def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:

@@ -20,9 +20,10 @@ from ctl.version import __version__
 
 
 def reports_of(trainer: Any) -> ReportGroup:
-    """The given reports, or the default ones; none but on the chief."""
+    """The given reports, or the default ones; on the chief, or where one says `everywhere = True`."""
     if not trainer.placement.is_chief:
-        return ReportGroup([])
+        given = trainer._reports or ()
+        return ReportGroup([r for r in given if getattr(r, "everywhere", False)])
     if trainer._reports is not None:
         return ReportGroup(trainer._reports)
     from ctl.reports.console import ConsoleReport

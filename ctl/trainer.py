@@ -23,6 +23,7 @@ from ctl.errors import UsageError
 from ctl.every import Intervals
 from ctl.loops.step import Recorder
 from ctl.reports.protocol import Report
+from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
 
 
 class Trainer:
@@ -38,6 +39,7 @@ class Trainer:
       hparams: what TensorBoard's HParams lists, name -> bool, number or string.
       strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
+      early_stopping, plateau, save_best: what watches the run's numbers; set them in `build`.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
@@ -45,6 +47,9 @@ class Trainer:
     optimizer: Any = None
     step_variable: Any = None
     jit_compile: bool = False
+    early_stopping: EarlyStopping | None = None
+    plateau: ReduceOnPlateau | None = None
+    save_best: SaveBest | None = None
 
     def __init__(
         self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",
@@ -84,7 +89,12 @@ class Trainer:
         raise NotImplementedError
 
     def train_data(self, batch_size: int) -> Any:
-        """Yours: a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays."""
+        """Yours: a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays.
+
+        `ctl.example_numbers(batch_size)` is for a step that makes its own data. Instead of this
+        method, `train_data_fn(self, input_context)` may give each worker's own part of the data, in
+        batches of one replica.
+        """
         raise NotImplementedError
 
     def eval_data(self, batch_size: int) -> Any:

@@ -11,20 +11,26 @@ from conftest import ROOT, environment
 
 # A module imports strictly lower levels. Everything in a folder has the folder's level, unless named.
 LEVELS = {
-    "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1,
-    "strategies": 2, "optimizers": 1, "keras_losses": 1, "shares": 1, "metrics": 2, "gradients": 2,
-    "arrays": 2, "flags_help": 2,
-    "averaging": 3, "randomness": 3, "agreement": 3, "data": 3, "state": 3, "export": 3,
-    "reports": 4, "checkpoints": 4,
-    "causes": 4, "checks": 5, "loops": 5, "telling": 6,
-    "session": 7, "trainer": 8, "app": 9,
-    "launch": 2, "cli": 3, "__main__": 4, "__init__": 10,
+    "version": 0, "errors": 0, "quiet": 0,
+    "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
+    "watchers": 1,
+    "strategies": 2, "metrics": 2, "gradients": 2, "arrays": 2, "flags_help": 2, "launch": 2,
+    "averaging": 3, "randomness": 3, "agreement": 3, "sharding": 3, "batches": 3, "state": 3,
+    "export": 3, "cli": 3,
+    "data": 4, "reports": 4, "checkpoints": 4, "__main__": 4,
+    "causes": 5, "checks": 5, "loops": 5,
+    "telling": 6, "watching": 6,
+    "session": 7,
+    "trainer": 8,
+    "keras_training": 9,
+    "fit": 10, "app": 10,
+    "__init__": 11,
 }  # fmt: skip
 WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
-    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only"],
+    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup"],
     "loops": ["pace", "step", "graph", "synchronous"],
     "launch": ["ports", "logs", "gang", "supervisor", "command"],
 }  # fmt: skip
@@ -116,11 +122,13 @@ def test_models_use_only_the_public_names():
 
 def test_the_public_names_are_a_promise():
     assert sorted(ctl.__all__) == sorted([
-        "Agreement", "CheckpointError", "CheckpointManager", "ChiefOnlyCheckpoints", "ConsoleReport",
-        "CtlError", "Every", "Gradients", "Intervals", "JsonlReport", "Keep", "Manifest",
+        "Agreement", "BackupCheckpoints", "CheckpointError", "CheckpointManager",
+        "ChiefOnlyCheckpoints", "ConsoleReport", "CtlError", "EarlyStopping", "Every",
+        "Gradients", "History", "Intervals", "JsonlReport", "Keep", "KerasTrainer", "Manifest",
         "MemoryCheckpoints", "MemoryReport", "NonFiniteError", "NullCheckpoints", "NullReport",
-        "PeerLostError", "Report", "Stopped", "TensorBoardReport", "Trainer", "UsageError",
-        "__version__", "from_arrays", "make_strategy", "run", "scale_learning_rate", "shard",
+        "PeerLostError", "ReduceOnPlateau", "Report", "SaveBest", "Stopped", "TensorBoardReport",
+        "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
+        "from_arrays", "make_strategy", "run", "scale_learning_rate", "shard",
     ])  # fmt: skip
     for name in ctl.__all__:
         assert getattr(ctl, name) is not None

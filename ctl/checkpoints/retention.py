@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import UsageError
-
-_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+from ctl.watchers import smaller_is_better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +58,7 @@ class Keep:
         if name is None:
             return None
         candidates = [m for m in manifests if not math.isnan(m.metrics.get(name, math.nan))]
-        smaller = self.mode == "min" or (
-            self.mode == "auto" and any(word in name.lower() for word in _SMALLER_IS_BETTER)
-        )
-        sign = -1.0 if smaller else 1.0
+        sign = -1.0 if smaller_is_better(name, self.mode) else 1.0
         return max(candidates, key=lambda m: (sign * m.metrics[name], m.step), default=None)
 
     def surplus(self, manifests: Sequence[Manifest]) -> list[Manifest]:

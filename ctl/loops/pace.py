@@ -82,11 +82,8 @@ class Interval:
         return means | metrics.results(self._totals.metrics)
 
     def num_examples(self) -> float:
-        """The largest count of any value, after `fetch`: examples, if a value is per example."""
-        if self._fetched is None:
-            return 0.0
-        known = zip(self._totals.names, self._fetched[:, 1], strict=True)
-        return max((float(c) for n, c in known if n in self._totals.per_example), default=0.0)
+        """Examples that were seen, after `fetch`."""
+        return 0.0 if self._fetched is None else self._totals.num_rows(self._fetched)
 
     def steps_per_sec(self) -> float | None:
         """None while nothing was timed."""

@@ -36,6 +36,8 @@ class Actions:
       learning_rate: () -> the current one, or None.
       check_examples: (examples per step since the last log) -> nothing.
       after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
+      watch: (step, values, "train" or "eval") -> whether to stop, the same on every worker.
+      watchers: () -> the JSON-able state of what `watch` tells.
     """
 
     evaluate: Callable[[], dict] | None
@@ -43,6 +45,8 @@ class Actions:
     learning_rate: Callable[[], float | None]
     after_loop: Callable[[int, dict], Any] | None
     check_examples: Callable[[float], None]
+    watch: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
+    watchers: Callable[[], Mapping[str, Any]] = dict
     save_after_evaluation: bool = False
 
 
@@ -67,6 +71,7 @@ class Synchronous:
         self._rate = 0.0  # steps per second, the newest known
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
+        self._enough = False  # a watcher wants to stop
 
     def restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
@@ -113,6 +118,9 @@ class Synchronous:
                 self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
                 break
             self._act(step, due)
+            if self._enough:
+                reason = "stopped"
+                break
         self._finish(step, reason, anything_new=step > first)
         return reason
 
@@ -168,7 +176,7 @@ class Synchronous:
         self.interval.fetch(self._agreement.sum)
         self.means = self.interval.means()
         values = dict(self.means)
-        if self._is_chief:
+        if self._reports:
             rate = self.interval.steps_per_sec()
             learning_rate = self._actions.learning_rate()
             if learning_rate is not None:
@@ -179,6 +187,7 @@ class Synchronous:
                 values["examples_per_sec"] = rate * per_step
                 self._rates.append((self.interval.timed_steps, self.interval.secs))
             self._reports.write(step, values, "train")
+        self._enough |= self._actions.watch(step, self.means, "train")
         self._actions.check_examples(self.interval.num_examples() / max(1, self.interval.steps))
         if clear:
             self.interval.clear()
@@ -192,6 +201,7 @@ class Synchronous:
             self._save(step)
             raise
         self._evaluated_at = step
+        self._enough |= self._actions.watch(step, self.metrics, "eval")
         if self._actions.save_after_evaluation:
             self._save(step)
 
@@ -203,6 +213,7 @@ class Synchronous:
             self.interval.fetch(self._agreement.sum)
         metrics = self.metrics if self._evaluated_at == step else {}
         state = {"interval": self.interval.state(), "pending": sorted(self._pending)}
+        state["watchers"] = self._actions.watchers()
         self._actions.save(step, metrics, state)
 
     def steps_per_sec(self) -> float | None:

@@ -9,10 +9,13 @@ _log = logging.getLogger("ctl")
 
 
 class ReportGroup:
-    """Reports as one; empty on every process but the chief."""
+    """Reports as one; on processes other than the chief, those that want to hear everywhere."""
 
     def __init__(self, reports: Iterable[Report]):
         self._reports = list(reports)
+
+    def __bool__(self) -> bool:
+        return bool(self._reports)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         self._each(lambda report: report.write(step, values, run))

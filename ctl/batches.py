@@ -1,0 +1,56 @@
+"""An open source of replica batches, and the cheapest iterator that feeds `strategy.run`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.strategies import Placement, word_of
+
+
+@dataclass(frozen=True)
+class Batches:
+    """An open source of replica batches.
+
+    Attributes:
+      iterator: what the graph loop takes; its type is the same for every opening of one source.
+      steps: global batches from here to the end of the data; None: endless or unknown.
+      examples: from the start of the data to its end, where that is not a matter of whole batches.
+      ends_unknown: the data ends, nobody knows when: the loop asks before every step.
+      steps_per_epoch: None if unknown; not always whole.
+      mode: "indexed", "skip": how a position is found again.
+      description: one line for people.
+      counted: an element is (share, number of its real rows), as a share may be without any.
+    """
+
+    iterator: Any
+    steps: int | None
+    ends_unknown: bool
+    steps_per_epoch: float | None
+    mode: str
+    description: str
+    examples: int | None = None
+    counted: bool = False
+
+
+def from_replica_batches(replica_batches, strategy, place: Placement):
+    """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
+    if place.num_local_replicas == 1 and on_cpu(strategy):
+        return iter(prefetched(replica_batches(place.worker_index, 1)))
+
+    def for_worker(context):
+        n = place.num_local_replicas
+        return prefetched(replica_batches(context.input_pipeline_id * n, n))
+
+    return iter(strategy.distribute_datasets_from_function(for_worker))
+
+
+def on_cpu(strategy) -> bool:
+    """Whether batches are needed in host memory; the default strategy copies by itself."""
+    if word_of(strategy) == "default":
+        return True
+    return "CPU" in strategy.extended.worker_devices[0].upper()
+
+
+def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    already = "Prefetch" in type(dataset).__name__
+    return dataset if already else dataset.prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,29 @@
+"""A backup against interruption: one checkpoint, deleted when the run is complete."""
+
+import shutil
+
+from ctl.checkpoints import commit
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.checkpoints.retention import Keep
+from ctl.state import State
+
+
+class BackupCheckpoints(ChiefOnlyCheckpoints):
+    """Keeps the newest state until the run has succeeded; the same command goes on from there.
+
+    >>> ctl.fit(model, data, epochs=3, checkpoints=ctl.BackupCheckpoints("/tmp/backup"))
+
+    Modelled on `keras.callbacks.BackupAndRestore`; when to save is an `Every`.
+    """
+
+    def __init__(self, directory):
+        super().__init__(directory, keep=Keep(newest=1))
+
+    def succeeded(self, state: State) -> None:
+        """Deletes the backup, and its directory if nothing else is in it."""
+        if not state.placement.is_chief:
+            return
+        for path, _ in commit.scan(self.directory):
+            shutil.rmtree(path, ignore_errors=True)
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
