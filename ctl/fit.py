@@ -15,6 +15,7 @@ from ctl.reports.console import ConsoleReport
 from ctl.reports.jsonl import JsonlReport
 from ctl.reports.protocol import Event, Report
 from ctl.reports.tensorboard import TensorBoardReport
+from ctl.sharding import made_of
 
 _NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "loss_scale", "learning_rate"}
 _COUNTERPARTS = {
@@ -194,6 +195,10 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
     for spec in tf.nest.flatten(source.element_spec):
         if spec.shape.rank and spec.shape[0] is not None:
             return int(spec.shape[0])
+    for part in made_of(source):  # to read a batch would disturb the order of a shuffle
+        size = getattr(part, "_batch_size", None)
+        if size is not None and "Batch" in type(part).__name__:
+            return int(size)
     for batch in source.take(1):
         first = tf.nest.flatten(batch)[0]
         if first.shape.rank:

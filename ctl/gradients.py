@@ -30,11 +30,14 @@ class Gradients:
       accumulate_steps: parts into which a replica's batch is split; their gradients are added up
         before the one update, so a large batch fits into little memory.
       wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is.
+      merge_rows: rows that come several times in a sparse gradient are added up before the optimizer
+        sees them, as if it were dense. Keras 3's Adam by itself squares each of them alone.
     """
 
     clip_norm: float | None = None
     accumulate_steps: int = 1
     wire_dtype: str | None = None
+    merge_rows: bool = True
 
     def __post_init__(self):
         number = isinstance(self.clip_norm, numbers.Real)
@@ -104,11 +107,13 @@ def apply(update: Update, how: Gradients) -> Any:
     Called in replica context. A gradient that is not finite raises InvalidArgumentError with
     NON_FINITE_MESSAGE when the graph runs, on every replica at the same step, before the update.
     """
-    gradients = [_added_up(g) for g in update.gradients]
+    gradients = update.gradients
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > 1:
-        gradients = _all_reduce(context, gradients, how.wire_dtype)
-    norm, scale = _global_norm(gradients), optimizers.scale_of(update.optimizer)
+        gradients = _all_reduce(context, [_of_one_size(g) for g in gradients], how.wire_dtype)
+    merged = [_added_up(g) for g in gradients]
+    gradients = merged if how.merge_rows else gradients
+    norm, scale = _global_norm(merged), optimizers.scale_of(update.optimizer)
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
     skips = optimizers.skips_what_is_not_finite(update.optimizer)
@@ -140,7 +145,7 @@ def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
     dense: dict[tf.DType, list[int]] = {}
     for i, g in enumerate(gradients):
         if isinstance(g, tf.IndexedSlices):
-            reduced[i] = _added_up(context.all_reduce(tf.distribute.ReduceOp.SUM, g))
+            reduced[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, g)
         else:
             dense.setdefault(g.dtype, []).append(i)
     for dtype, places in dense.items():
@@ -158,6 +163,16 @@ def _scaled(gradient, factor):
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def _of_one_size(gradient):
+    """A dense gradient for a sparse one whose number of rows is not static.
+
+    Within one graph call TensorFlow's collectives must keep their shape from step to step.
+    """
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is None:
+        return tf.convert_to_tensor(gradient)
+    return gradient
 
 
 def _added_up(gradient):

@@ -114,7 +114,8 @@ class GlobalMeans:
             size, entries, valid = self.everywhere(
                 *(self._counted(c) for c in (_size(values), _size(mask), tf.reduce_sum(mask)))
             )
-            divisor = size * tf.math.divide_no_nan(*_floats(valid, entries))
+            size, entries, valid = _floats(size, entries, valid)
+            divisor = size * tf.math.divide_no_nan(valid, entries)
         else:
             (divisor,) = self.everywhere(self._counted(_size(values)))
         return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.gradients import Gradients
 from ctl.keras_losses import GlobalMeans
 from ctl.optimizers import is_keras3
 from ctl.shares import num_rows
@@ -61,6 +62,7 @@ class KerasTrainer(Trainer):
         if self.placement.num_replicas > 1:
             _check_several_replicas(self.model, self.placement.num_replicas)
         self.optimizer = self.model.optimizer
+        self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
         self.metrics = list(self.model.metrics)
         self.jit_compile = self.model.get_compile_config().get("jit_compile") is True
 
@@ -108,8 +110,14 @@ class KerasTrainer(Trainer):
         return {m.name: m for m in self.metrics}
 
     def _first_batch(self) -> Any:
+        """Something of the shapes of a batch."""
         source = self.train_data(self.global_batch_size)
         if isinstance(source, tf.data.Dataset):
+            specs = tf.nest.flatten(source.element_spec)
+            if all(s.shape.rank and None not in s.shape[1:] for s in specs):
+                return tf.nest.map_structure(
+                    lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), source.element_spec
+                )
             for batch in source.take(1):
                 return batch
             raise UsageError("the training data is empty; expected at least one batch.")

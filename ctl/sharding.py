@@ -50,7 +50,7 @@ def check(dataset: tf.data.Dataset, name: str, place: Placement) -> None:
         return
     if _policy(dataset) == "file":
         _check_files(dataset, name, place.num_workers)
-    elif _policy(dataset) != "off" and any(_is_unseeded_shuffle(d) for d in _chain(dataset)):
+    elif _policy(dataset) != "off" and any(_is_unseeded_shuffle(d) for d in made_of(dataset)):
         raise UsageError(
             f"{name} is shuffled without a seed and was made before training began, so each of "
             f"{place.num_workers} workers has another order and their parts of a batch would overlap. "
@@ -106,11 +106,11 @@ def _check_files(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
         ) from None
 
 
-def _chain(dataset: Any) -> Iterator[Any]:
+def made_of(dataset: Any) -> Iterator[Any]:
     """A dataset and all that it is made of."""
     yield dataset
     for part in dataset._inputs():
-        yield from _chain(part)
+        yield from made_of(part)
 
 
 def _is_unseeded_shuffle(dataset: Any) -> bool:

@@ -104,6 +104,8 @@ def _multi_worker(cluster: cluster_lib.Cluster, devices: Sequence[str]):
         )
     cluster_lib.normalise(cluster)
     _check_own_port(cluster)
+    if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
+        tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 

@@ -281,6 +281,36 @@ def test_what_cannot_be_an_optimizer_is_refused_before_any_step(optimizer, words
         with_optimizer(optimizer)(strategy="default", **NO_SAVE).train(1)
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+def test_sparse_gradients_are_summed_in_long_loops_too(two_replicas, fixed):
+    words = np.random.default_rng(0).integers(0, 50, (42, 6))
+    words[:20] %= 5  # rows that come often: another number of different ones in every batch
+
+    class Words(Small):
+        def build(self):
+            keras.utils.set_random_seed(3)
+            self.model = keras.Sequential([
+                keras.Input((6,)), keras.layers.Embedding(50, 4), keras.layers.Flatten(),
+                keras.layers.Dense(4),
+            ])  # fmt: skip
+            self.optimizer = keras.optimizers.SGD(0.5)
+
+        def train_data(self, batch_size):
+            arrays = words, words[:, 0] % 4
+            if fixed:
+                return ctl.from_arrays(arrays, batch_size)
+            return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size).repeat()
+
+    found = []
+    for strategy in ("default", two_replicas):
+        trainer = Words(strategy=strategy, global_batch_size=8, reports=[],
+                        intervals=ctl.Intervals(steps_per_loop=12, save=ctl.Every()))  # fmt: skip
+        trainer.train(24)
+        found.append(weights(trainer))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_a_loss_that_depends_on_nothing_is_refused():
     class Outside(Small):
         def train_step(self, batch):

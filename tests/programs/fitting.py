@@ -1,0 +1,164 @@
+"""Compiled Keras models of many kinds, trained by `Model.fit` or by `ctl.fit`; as a program, a worker."""
+
+import json
+import sys
+
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+
+EXAMPLES, BATCH, EPOCHS = 52, 8, 8  # 7 steps an epoch, the last of them with 4 rows: 56 steps
+layers = keras.layers
+
+
+def numbers(seed=0, n=EXAMPLES):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(n, 6)).astype(np.float32)
+    return x, generator.integers(0, 3, n), generator.uniform(0.2, 2, n).astype(np.float32)
+
+
+def classifier(optimizer=None, **compiled):
+    model = keras.Sequential([
+        keras.Input((6,)), layers.Dense(12, activation="tanh", kernel_regularizer="l2"), layers.Dense(3),
+    ])  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": optimizer or "adam", "loss": loss, "metrics": ["accuracy"], **compiled})
+    return model
+
+
+def two_outputs():
+    x = keras.Input((6,), name="x")
+    hidden = layers.Dense(8, activation="tanh")(x)
+    outputs = {"kind": layers.Dense(3, name="kind")(hidden), "size": layers.Dense(1, name="size")(hidden)}
+    model = keras.Model(x, outputs)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )  # fmt: skip
+    return model
+
+
+def tagger():
+    """Masked sentences: the mean is over the words of a batch."""
+    model = keras.Sequential([
+        keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
+        layers.LSTM(6, return_sequences=True), layers.Dense(3, activation="softmax"),
+    ])  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Subclassed(keras.Model):
+    """Without variables until it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8, activation="relu"), layers.Dense(1, activation="sigmoid")
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+def subclassed():
+    model = Subclassed()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1), "binary_crossentropy",
+                  metrics=["accuracy", keras.metrics.AUC(num_thresholds=20, name="auc")])  # fmt: skip
+    return model
+
+
+def normalised():
+    model = keras.Sequential([
+        keras.Input((6,)), layers.Dense(8, use_bias=False), layers.BatchNormalization(synchronized=True), layers.Dense(3),
+    ])  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.003), loss)
+    return model
+
+
+def half_precision():
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        return classifier(keras.optimizers.SGD(0.01))
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+
+
+def words():
+    generator = np.random.default_rng(4)
+    x = generator.integers(1, 9, (EXAMPLES, 5))
+    x[np.arange(5) >= generator.integers(1, 6, EXAMPLES)[:, None]] = 0
+    return x, x % 3
+
+
+def sized():
+    x, y, _ = numbers()
+    return x, {"kind": y, "size": x[:, :1] * 2}
+
+
+def dataset():
+    x, y, w = numbers()
+    return (tf.data.Dataset.from_tensor_slices((x, y, w)).batch(BATCH),)
+
+
+def endless():
+    x, y, _ = numbers()
+    return (tf.data.Dataset.from_tensor_slices((x, y)).shuffle(52, seed=3).repeat().batch(BATCH),)
+
+
+def plain():
+    return numbers()[:2]
+
+
+def optimized(make):
+    return lambda: classifier(make())
+
+
+VALIDATION = {"validation_data": numbers(7, 21)[:2]}
+# name -> (model, positional arguments, keyword arguments)
+CASES = {
+    "adam": (classifier, plain, VALIDATION),
+    "global clip": (optimized(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.2)), plain, {}),
+    "weight decay": (optimized(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)), plain, {}),
+    "average": (optimized(lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8)), plain, {}),
+    "average every 5": (optimized(lambda: keras.optimizers.SGD(
+        0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=5)), plain, {}),
+    "weights of classes": (lambda: classifier(weighted_metrics=["accuracy"]), plain,
+                           {"class_weight": {0: 0.5, 2: 3.0}}),
+    "weights of examples": (classifier, plain, {"sample_weight": numbers()[2], "validation_split": 0.25}),
+    "weighted dataset": (lambda: classifier(weighted_metrics=["accuracy"]), dataset, {}),
+    "endless dataset": (classifier, endless, {"steps_per_epoch": 7}),
+    "two outputs": (two_outputs, sized, {}),
+    "masks": (tagger, words, {}),
+    "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in words()), {}),
+    "subclassed": (subclassed, lambda: (numbers()[0], (numbers()[1] == 1).astype(np.float32)), {}),
+    "normalised": (normalised, plain, VALIDATION),
+    "half precision": (half_precision, plain, {}),
+    "sum": (lambda: classifier(keras.optimizers.SGD(0.001), loss=keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="sum")), plain, {}),
+}  # fmt: skip
+
+
+def fitted(name, strategy=None):
+    """History and weights of one case, by `ctl.fit` under a strategy, else by `Model.fit`."""
+    make, arguments, how = CASES[name]
+    keras.utils.set_random_seed(1)
+    how = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **how}
+    arguments = arguments()
+    if not isinstance(arguments[0], tf.data.Dataset):
+        how["batch_size"] = BATCH
+    if strategy is None:
+        model = make()
+        history = model.fit(*arguments, **how)
+    else:
+        with strategy.scope():
+            model = make()
+        history = ctl.fit(model, *arguments, **how)
+    return {"history": {k: list(map(float, v)) for k, v in history.history.items()},
+            "epoch": list(history.epoch), "weights": [w.tolist() for w in model.get_weights()]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    made = ctl.make_strategy(sys.argv[1])
+    print(json.dumps({name: fitted(name, made) for name in sys.argv[2].split(",")}))

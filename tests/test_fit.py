@@ -1,0 +1,174 @@
+"""`ctl.fit` is `Model.fit`, number for number, on one device and on two replicas."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from fitting import BATCH, CASES, EPOCHS, classifier, fitted, numbers
+
+# float16 rounds coarsely, and synchronised normalisation takes E[x²]-E[x]², in float32
+LOOSE = {"half precision": 2e-3, "normalised": 2e-4}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
+
+
+def assert_same(name, found, expected):
+    atol = LOOSE.get(name, 1e-5)
+    assert found["history"].keys() == expected["history"].keys()
+    assert found["epoch"] == expected["epoch"] == list(range(EPOCHS))
+    for key, values in expected["history"].items():
+        np.testing.assert_allclose(found["history"][key], values, atol=atol, err_msg=key)
+    for a, b in zip(found["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_steps_are_those_of_model_fit(name, pair):
+    expected = fitted(name)
+    assert_same(name, fitted(name, tf.distribute.get_strategy()), expected)
+    if name != "masks":  # with short batches, rows of words are merged on several replicas
+        assert_same(name, fitted(name, pair), expected)
+    else:
+        other = fitted(name, pair)["history"]["loss"]
+        np.testing.assert_allclose(other, expected["history"]["loss"], atol=2e-2)
+
+
+def test_arrays_are_shuffled_anew_every_epoch_and_each_example_comes_once():
+    x = np.arange(20, dtype=np.float32)[:, None]
+    seen = []
+
+    class Spy(keras.layers.Layer):
+        def call(self, inputs, training=False):
+            if training:
+                tf.py_function(lambda v: seen.append(v.numpy()[:, 0].tolist()), [inputs], [])
+            return inputs
+
+    model = keras.Sequential([keras.Input((1,)), Spy(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ctl.fit(model, x, x, batch_size=8, epochs=2, verbose=0)
+    assert [len(b) for b in seen] == [8, 8, 4] * 2
+    epochs = [sum(seen[:3], []), sum(seen[3:], [])]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
+
+
+def test_evaluate_counts_every_example_once(pair):
+    x, y, w = numbers(3, 21)
+    expected = (model := classifier()).evaluate(x, y, sample_weight=w, return_dict=True, verbose=0)
+    with pair.scope():
+        other = classifier()
+    other.set_weights(model.get_weights())
+    for found in (ctl.evaluate(model, x, y, sample_weight=w), ctl.evaluate(other, x, y, sample_weight=w)):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_function_that_makes_the_model_is_called_in_the_scope():
+    trainer = ctl.KerasTrainer(
+        classifier, train=numbers()[:2], strategy="default", global_batch_size=BATCH, reports=[]
+    )
+    trainer.train(3)
+    assert trainer.step == 3 and trainer.model.optimizer.iterations.numpy() == 3
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    class Interrupts(ctl.MemoryReport):
+        def __init__(self, at):
+            super().__init__()
+            self.at = at
+
+    def run(directory, epochs, **more):
+        keras.utils.set_random_seed(1)
+        model = classifier()
+        x, y, _ = numbers()
+        history = ctl.fit(model, x, y, batch_size=BATCH, epochs=epochs, verbose=0,
+                          model_dir=directory, **more)  # fmt: skip
+        return model.get_weights(), history.history["loss"]
+
+    whole, losses = run(None, 5)
+    run(tmp_path / "a", 2)
+    resumed, later = run(tmp_path / "a", 5)
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert later == losses[2:]
+
+
+def test_a_backup_is_restored_and_removed_after_success(tmp_path):
+    class Stops(ctl.KerasTrainer):
+        def after_loop(self, step, means):
+            if step == 9:
+                raise RuntimeError("the machine goes down")
+
+    def run(cls=ctl.KerasTrainer):
+        x, y, _ = numbers()
+        trainer = cls(
+            classifier, train=(x, y), strategy="default", global_batch_size=BATCH, reports=[],
+            checkpoints=ctl.BackupCheckpoints(tmp_path / "backup"),
+            intervals=ctl.Intervals(steps_per_loop=1, save=ctl.Every(steps=4)),
+        )  # fmt: skip
+        trainer.prepare()
+        start = trainer.step
+        trainer.train(12)
+        return start
+
+    with pytest.raises(RuntimeError):
+        run(Stops)
+    assert [p.name for p in (tmp_path / "backup").iterdir()] == ["ckpt-8"]
+    assert run() == 8
+    assert not (tmp_path / "backup").exists()
+    assert run() == 0
+
+
+def uncompiled():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+
+
+def of_tf_keras():
+    model = tf_keras.Sequential([tf_keras.layers.InputLayer((6,)), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def with_its_own_step():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    inputs = keras.Input((6,))
+    model = Own(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+X, Y, W = numbers()
+DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+REFUSED = {
+    "not compiled": (uncompiled, (X, Y), {}, "not compiled"),
+    "tf_keras": (of_tf_keras, (X, Y), {}, "expected a Keras 3 model"),
+    "own train_step": (with_its_own_step, (X, Y), {}, "train_step of its own.*ctl.Trainer"),
+    "callbacks": (classifier, (X, Y), {"callbacks": [keras.callbacks.EarlyStopping()]},
+                  r"early_stopping=ctl\.EarlyStopping"),
+    "backup": (classifier, (X, Y), {"callbacks": keras.callbacks.BackupAndRestore("/tmp/b")},
+               r"checkpoints=ctl\.BackupCheckpoints"),
+    "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays or a tf.data.Dataset"),
+    "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
+    "a batch size beside a dataset": (classifier, (DATA,), {"batch_size": 4}, "leave batch_size out"),
+    "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),
+    "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
+    "no evaluation to watch": (classifier, (X, Y), {"early_stopping": ctl.EarlyStopping("loss")},
+                               "nothing is evaluated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_with_a_sentence(case):
+    make, arguments, how, words = REFUSED[case]
+    with pytest.raises(ctl.UsageError, match=words):
+        ctl.fit(make(), *arguments, verbose=0, **how)
