@@ -115,7 +115,7 @@ def watchers(trainer: Any, given: Mapping[str, Any]) -> None:
             f"self.{waiting[0]} watches the evaluation, but nothing is evaluated. Write eval_data and "
             "eval_step, and Intervals(evaluate=...); or watch the training with run='train'."
         )
-    if "plateau" in given and not _settable(getattr(trainer.optimizer, "learning_rate", None)):
+    if "plateau" in given and not _has_a_number(trainer.optimizer):
         raise UsageError(
             "self.plateau lowers the learning rate, which self.optimizer has as a schedule or not at "
             "all. Give the optimizer a number."
@@ -127,8 +127,12 @@ def watchers(trainer: Any, given: Mapping[str, Any]) -> None:
         export_lib.check(trainer.model, save_best.formats)
 
 
-def _settable(rate: Any) -> bool:
-    return rate is not None and not callable(rate) and hasattr(state.plain(rate), "numpy")
+def _has_a_number(optimizer: Any) -> bool:
+    """Whether the learning rate is a number that can be changed, no schedule."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
+    schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
+    return rate is not None and not schedule and hasattr(state.plain(rate), "numpy")
 
 
 def parts(checkpoints: Any, reports: Any) -> None:

@@ -6,25 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from fitting import BATCH, CASES, EPOCHS, classifier, fitted, numbers
-
-# float16 rounds coarsely, and synchronised normalisation takes E[x²]-E[x]², in float32
-LOOSE = {"half precision": 2e-3, "normalised": 2e-4}
+from fitting import BATCH, CASES, assert_same, classifier, fitted, numbers
 
 
 @pytest.fixture(scope="module")
 def pair():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
-
-
-def assert_same(name, found, expected):
-    atol = LOOSE.get(name, 1e-5)
-    assert found["history"].keys() == expected["history"].keys()
-    assert found["epoch"] == expected["epoch"] == list(range(EPOCHS))
-    for key, values in expected["history"].items():
-        np.testing.assert_allclose(found["history"][key], values, atol=atol, err_msg=key)
-    for a, b in zip(found["weights"], expected["weights"], strict=True):
-        np.testing.assert_allclose(a, b, atol=atol)
 
 
 @pytest.mark.parametrize("name", CASES)

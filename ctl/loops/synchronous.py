@@ -121,7 +121,7 @@ class Synchronous:
             if self._enough:
                 reason = "stopped"
                 break
-        self._finish(step, reason, anything_new=step > first)
+        self._finish(step, reason, batches.steps_per_epoch, anything_new=step > first)
         return reason
 
     def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
@@ -163,16 +163,22 @@ class Synchronous:
         if "save" in due:
             self._save(step)
 
-    def _finish(self, step: int, reason: str, *, anything_new: bool) -> None:
+    def _finish(
+        self, step: int, reason: str, steps_per_epoch: float | None, *, anything_new: bool
+    ) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
         if reason != "signal":
+            marks = self._due_by_steps(step, steps_per_epoch)
             if self.interval.steps and anything_new:
-                self._log(step, clear=False)  # a longer run goes on with the same interval
+                # a longer run goes on with the same interval
+                self._log(step, clear=False, watched="log" in marks)
             if self._intervals.evaluate != Every():
-                self._evaluate(step)
+                first = self._intervals.evaluate.next_mark(0, steps_per_epoch)
+                only = first is not None and first > step  # evaluated at the end only
+                self._evaluate(step, watched=only or "evaluate" in marks)
         self._save(step)
 
-    def _log(self, step: int, clear: bool = True) -> None:
+    def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         self.interval.fetch(self._agreement.sum)
         self.means = self.interval.means()
         values = dict(self.means)
@@ -187,12 +193,13 @@ class Synchronous:
                 values["examples_per_sec"] = rate * per_step
                 self._rates.append((self.interval.timed_steps, self.interval.secs))
             self._reports.write(step, values, "train")
-        self._enough |= self._actions.watch(step, self.means, "train")
+        if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
+            self._enough |= self._actions.watch(step, self.means, "train")
         self._actions.check_examples(self.interval.num_examples() / max(1, self.interval.steps))
         if clear:
             self.interval.clear()
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, watched: bool = True) -> None:
         if self._actions.evaluate is None or self._evaluated_at == step:
             return
         try:
@@ -201,7 +208,8 @@ class Synchronous:
             self._save(step)
             raise
         self._evaluated_at = step
-        self._enough |= self._actions.watch(step, self.metrics, "eval")
+        if watched:
+            self._enough |= self._actions.watch(step, self.metrics, "eval")
         if self._actions.save_after_evaluation:
             self._save(step)
 

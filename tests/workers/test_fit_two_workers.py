@@ -1,0 +1,45 @@
+"""`ctl.fit` on two workers, where `Model.fit` fails: the numbers of `Model.fit` on one device."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import ROOT
+from fitting import assert_same, fitted
+
+from models.data import digits
+
+pytestmark = pytest.mark.workers
+CASES = ("adam", "average every 5", "weights of examples", "two outputs", "subclassed", "normalised",
+         "endless dataset", "half precision")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workers(run_program):
+    return run_program(2, ["tests/programs/fitting.py", "multi_worker", ",".join(CASES)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_steps_on_two_workers_are_those_of_model_fit_on_one_device(workers, name):
+    first, second = (w.json[name] for w in workers)
+    assert first == second
+    assert_same(name, first, fitted(name))
+
+
+def test_the_tutorial_s_script_runs_with_three_changed_lines(run_program, tmp_path):
+    for result in run_program(2, ["tests/programs/keras_tutorial.py", str(tmp_path), "20"]):
+        assert result.code == 0, result.output[-2000:]
+        assert result.json["loss"][2] < 0.7 * result.json["loss"][0]
+    assert [p.name for p in tmp_path.iterdir()] == ["keras-model.keras"]
+    test = digits.load("shipped")["test"]
+    model = keras.models.load_model(tmp_path / "keras-model.keras")
+    _, accuracy = model.evaluate(test["image"] / np.float32(255), test["label"], verbose=0)
+    assert accuracy > 0.6
+
+
+def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
+    text = (ROOT / "tests/programs/keras_tutorial.py").read_text()
+    script = tmp_path / "tutorial.py"
+    script.write_text(text.replace("ctl.make_strategy()", "tf.distribute.MultiWorkerMirroredStrategy()"))
+    for result in run_program(2, [str(script), str(tmp_path), "5"]):
+        assert result.code == 1
+        assert "is shuffled without a seed" in result.output
