@@ -31,12 +31,22 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("real", "epochs", 0.0, "Passes over the training data in all, instead of --train_steps. 0 turns "
      "it off."),
     ("positive", "global_batch_size", 128, "Examples in one step, over all replicas of all workers."),
-    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker"),
+    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker",
+                          "central_storage", "tpu"),
      "How to distribute; auto looks at TF_CONFIG and the devices."),
     ("list", "devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the "
      "strategy's own choice."),
     ("number", "num_virtual_devices", 0, "Logical devices to split the CPU into, to try several "
      "replicas. 0 turns it off."),
+    ("word", "cross_device_ops", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
+     "How mirrored adds gradients up."),
+    ("word", "communication", ("auto", "ring", "nccl"), "How multi_worker adds gradients up."),
+    ("real", "collective_timeout_secs", 0.0, "Seconds that multi_worker waits in one sum over workers. "
+     "0 turns it off: as long as the others live."),
+    ("real", "heartbeat_secs", 0.0, "Seconds of silence after which multi_worker gives a worker up. 0 "
+     "leaves it to TensorFlow."),
+    ("text", "tpu", "", "Name or address of the TPU for --strategy=tpu. Empty: the one of this "
+     "environment."),
     ("text", "steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 "
      "means auto."),
     ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
@@ -45,6 +55,7 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("number", "save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end."),
     ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 "
      "turns deletion off: keep all."),
+    ("bool", "jit_compile", False, "Compile forward and backward of the step with XLA."),
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
     ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
     ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
@@ -61,6 +72,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             flags.DEFINE_enum(name, default[0], default, text, **where)
         elif kind == "text":
             flags.DEFINE_string(name, default, text, **where)
+        elif kind == "bool":
+            flags.DEFINE_bool(name, default, text, **where)
         elif kind == "list":
             flags.DEFINE_list(name, default, text, **where)
         elif kind == "real":
@@ -149,6 +162,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
+    trainer.jit_compile = trainer.jit_compile or values.jit_compile
     trainer.prepare()
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible
@@ -201,8 +215,11 @@ def _options(values: flags.FlagValues) -> dict:
     from ctl import strategies
 
     strategy = strategies.make(
-        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices
-    )
+        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices,
+        cross_device_ops=values.cross_device_ops, communication=values.communication,
+        timeout_secs=values.collective_timeout_secs, heartbeat_secs=values.heartbeat_secs,
+        tpu=values.tpu,
+    )  # fmt: skip
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 

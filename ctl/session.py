@@ -71,7 +71,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     randomness.seed_everything(trainer.seed)
     with tf.device("/cpu:0"):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-    with trainer.strategy.scope():
+    with strategies.scope(trainer.strategy):
         trainer.build()
         checks.model(trainer)
         checks.optimizers(trainer)

@@ -1,30 +1,39 @@
 """A word becomes a `tf.distribute` strategy.
 
-default       no distribution: one device, the least overhead
-one_device    the same through OneDeviceStrategy, on a device of choice
-mirrored      all (or the given) devices of this machine, in step
-multi_worker  all processes of TF_CONFIG, in step
-auto          multi_worker if TF_CONFIG names several processes, mirrored if there are several
-              devices, else default
+default          no distribution: one device, the least overhead
+one_device       the same through OneDeviceStrategy, on a device of choice
+mirrored         all (or the given) devices of this machine, in step
+multi_worker     all processes of TF_CONFIG, in step
+central_storage  several devices of this machine, the variables on one of them
+tpu              the cores of a TPU, in step
+auto             multi_worker if TF_CONFIG names several processes, tpu if the environment names one,
+                 mirrored if there are several devices, else default
 """
 
+import contextlib
 import errno
+import glob
 import itertools
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
+from ctl import communication as communication_lib
 from ctl import quiet
 from ctl.errors import UsageError
 
-WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker")
+WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker", "central_storage", "tpu")
 
 
 def make(
-    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0
-) -> tf.distribute.Strategy:
+    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0,
+    cross_device_ops: str = "auto", communication: str = "auto", timeout_secs: float = 0.0,
+    heartbeat_secs: float = 0.0, tpu: str = "",
+) -> tf.distribute.Strategy:  # fmt: skip
     """The strategy for `word`; under several workers this waits for the others.
 
     Args:
@@ -32,6 +41,12 @@ def make(
       devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
       num_virtual_devices: splits the CPU into so many logical devices, to try several replicas
         without several GPUs; 0 leaves it whole. Must come before TensorFlow has started.
+      cross_device_ops: for mirrored: auto, nccl, hierarchical_copy or reduction_to_one_device.
+      communication: for multi_worker: auto, ring or nccl.
+      timeout_secs: for multi_worker: of one collective; 0 waits as long as the peers live.
+      heartbeat_secs: for multi_worker: a peer that is silent for so long is given up; 0 leaves it to
+        TensorFlow.
+      tpu: name or address of a TPU; empty for the one of this environment.
 
     Raises UsageError for an unknown word, a device that does not exist or cannot go with the
     strategy, or a bad TF_CONFIG.
@@ -46,19 +61,21 @@ def make(
     if word == "auto":
         word = _suggest(cluster, devices)
     _check_cluster(word, cluster)
+    _check_fitting(word, "mirrored", cross_device_ops=(cross_device_ops, "auto"))
+    _check_fitting(word, "multi_worker", communication=(communication, "auto"),
+                   timeout_secs=(timeout_secs, 0), heartbeat_secs=(heartbeat_secs, 0))  # fmt: skip
+    _check_fitting(word, "tpu", tpu=(tpu, ""))
+    if word == "tpu":
+        return tpu_strategy(tpu)
     if word == "multi_worker":
-        return _multi_worker(cluster, devices)
+        how = communication_lib.options(communication, timeout_secs)
+        return _multi_worker(cluster, devices, num_virtual_devices, how, heartbeat_secs)
     names = [_device(d) for d in devices]
     if word == "mirrored":
-        return _mirrored(names, num_virtual_devices)
-    if len(names) > 1:
-        raise UsageError(
-            f"strategy {word!r} uses one device and got {len(names)}: {', '.join(devices)}. "
-            "Give one, or write strategy 'mirrored'."
-        )
-    if word == "default" and not names:
-        return tf.distribute.get_strategy()
-    return tf.distribute.OneDeviceStrategy(names[0] if names else _best_device())
+        return _mirrored(names, num_virtual_devices, cross_device_ops)
+    if word == "central_storage":
+        return _central_storage(names, num_virtual_devices)
+    return _single(word, names)
 
 
 def word_of(strategy: tf.distribute.Strategy) -> str:
@@ -69,6 +86,10 @@ def word_of(strategy: tf.distribute.Strategy) -> str:
         return "mirrored"
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
         return "one_device"
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return "central_storage"
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return "tpu"
     return (
         "default"
         if type(strategy).__name__ == "_DefaultDistributionStrategy"
@@ -79,6 +100,8 @@ def word_of(strategy: tf.distribute.Strategy) -> str:
 def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
     if cluster.num_workers > 1:
         return "multi_worker"
+    if os.environ.get("TPU_NAME") and not devices:
+        return "tpu"
     gpus = tf.config.list_logical_devices("GPU")
     count = len(devices) or len(gpus) or len(tf.config.list_logical_devices("CPU"))
     return "mirrored" if count > 1 else "default"
@@ -96,17 +119,77 @@ def _check_cluster(word: str, cluster: cluster_lib.Cluster) -> None:
         )
 
 
-def _multi_worker(cluster: cluster_lib.Cluster, devices: Sequence[str]):
-    if devices:
+def _check_fitting(word: str, belongs_to: str, **given: tuple) -> None:
+    """Raises UsageError for arguments, name -> (value, default), of another strategy."""
+    for name, (value, default) in given.items():
+        if value != default and word != belongs_to:
+            raise UsageError(
+                f"{name}={value!r} belongs to strategy {belongs_to!r}, and the strategy is {word!r}. "
+                "Leave it out."
+            )
+
+
+def _multi_worker(cluster, devices, num_virtual_devices: int, how, heartbeat_secs: float):
+    if devices or num_virtual_devices > 1:
+        came = f"devices {', '.join(devices)}" if devices else f"{num_virtual_devices} virtual CPUs"
         raise UsageError(
-            f"strategy 'multi_worker' uses every device of a worker and got devices "
-            f"{', '.join(devices)}. Leave devices out; choose GPUs with CUDA_VISIBLE_DEVICES."
+            f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
+            "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
     cluster_lib.normalise(cluster)
     _check_own_port(cluster)
+    communication_lib.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
         tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+
+
+def tpu_strategy(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
+    """Connects to a TPU, initialises it, and makes the strategy over its cores.
+
+    Raises UsageError where none is named or none answers; asking without a name can take minutes.
+    """
+    here = name or os.environ.get("TPU_NAME", "")
+    if resolver is None and not here and not glob.glob("/dev/accel*"):
+        raise UsageError(
+            "strategy 'tpu' found no TPU: none is attached to this machine, and neither tpu=... "
+            "(--tpu) nor the environment variable TPU_NAME names one. Write its name, 'local', or "
+            "another strategy."
+        )
+    try:
+        resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=here or "local")
+        if resolver.master() not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as e:  # every layer below has errors of its own
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
+            "Is the TPU running, and is this TensorFlow built for TPUs?"
+        ) from e
+
+
+@contextlib.contextmanager
+def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """`strategy.scope()`, where plain variables can be updated by a step under any strategy.
+
+    Central storage refuses an update from replicas without an aggregation; ours are equal on all, so
+    that of the first replica is as good as any.
+    """
+    with strategy.scope():
+        if word_of(strategy) != "central_storage":
+            yield
+            return
+
+        def creator(next_creator, **how):
+            none = tf.VariableAggregation.NONE
+            if how.get("aggregation") in (None, none):
+                how["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            return next_creator(**how)
+
+        with tf.variable_creator_scope(creator):
+            yield
 
 
 def _check_own_port(cluster: cluster_lib.Cluster) -> None:
@@ -128,20 +211,46 @@ def _check_own_port(cluster: cluster_lib.Cluster) -> None:
             ) from None
 
 
-def _mirrored(names: list[str], num_virtual_devices: int):
+def _single(word: str, names: list[str]) -> tf.distribute.Strategy:
+    if len(names) > 1:
+        raise UsageError(
+            f"strategy {word!r} uses one device and got {len(names)}: {', '.join(names)}. "
+            "Give one, or write strategy 'mirrored'."
+        )
+    if word == "default" and not names:
+        return tf.distribute.get_strategy()
+    return tf.distribute.OneDeviceStrategy(names[0] if names else _best_device())
+
+
+def _virtual(names: list[str], num_virtual_devices: int) -> list[str]:
     if not names and num_virtual_devices > 1:
         names = [f"/device:CPU:{i}" for i in range(num_virtual_devices)]
     if len(set(names)) != len(names):
         raise UsageError(f"devices names one device twice: {', '.join(names)}.")
-    return _Mirrored(names or None)
+    return names
+
+
+def _mirrored(names: list[str], num_virtual_devices: int, cross_device_ops: str):
+    names = _virtual(names, num_virtual_devices)
+    used = names or [d.name for d in tf.config.list_logical_devices("GPU")]
+    return _Mirrored(names or None, communication_lib.cross_device_ops(cross_device_ops, used))
+
+
+def _central_storage(names: list[str], num_virtual_devices: int):
+    names = _virtual(names, num_virtual_devices)
+    if not names:
+        names = [d.name for d in tf.config.list_logical_devices("GPU")] or ["/device:CPU:0"]
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=names, parameter_device="/device:CPU:0"
+    )
 
 
 class _Mirrored(tf.distribute.MirroredStrategy):
     """With collective keys of its own: two strategies of one process would mix up their sums."""
 
-    def __init__(self, devices):
+    def __init__(self, devices, cross_device_ops=None):
         self._collective_key_base = next(_collective_keys)
-        super().__init__(devices)
+        super().__init__(devices, cross_device_ops=cross_device_ops)
 
 
 _collective_keys = itertools.count(10_000_000, 10_000_000)

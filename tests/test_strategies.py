@@ -4,9 +4,12 @@ import json
 import socket
 
 import ctl
+import numpy as np
 import pytest
 import tensorflow as tf
+from ctl import strategies
 from ctl.strategies import WORDS, Placement, placement, word_of
+from small_models import Small, every_step, losses
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def set_config(monkeypatch, addresses, kind="worker", index=0, **more):
     monkeypatch.setenv("TF_CONFIG", text)
 
 
-@pytest.mark.parametrize("word", ["default", "one_device", "mirrored"])
+@pytest.mark.parametrize("word", ["default", "one_device", "mirrored", "central_storage"])
 def test_a_word_comes_back_from_its_strategy(word):
     assert word_of(ctl.make_strategy(word)) == word
 
@@ -35,7 +38,7 @@ def test_auto_takes_several_devices_if_there_are_and_one_if_asked():
     assert word_of(ctl.make_strategy("auto", devices=["cpu:0", "cpu:1"])) == "mirrored"
 
 
-@pytest.mark.parametrize("word", ["", "Mirrored", "tpu", "multi-worker"])
+@pytest.mark.parametrize("word", ["", "Mirrored", "gpu", "multi-worker"])
 def test_an_unknown_word_is_refused_with_all_that_there_are(word):
     with pytest.raises(ctl.UsageError, match=rf"strategy is {word!r}; .*{', '.join(WORDS)}"):
         ctl.make_strategy(word)
@@ -138,3 +141,95 @@ def test_a_second_mirrored_strategy_of_a_process_does_not_mix_with_the_first(run
     result = run_program(1, ["-c", TWICE])[0]
     assert result.code == 0, result.output[-500:]
     assert result.json == {"sums": [[2.0] * 5] * 2}
+
+
+class FakeResolver:
+    """Answers as a TPU would, until something is to be run on it."""
+
+    def __init__(self, master="grpc://10.0.0.2:8470"):
+        self._master = master
+
+    def master(self):
+        return self._master
+
+
+def test_a_tpu_is_connected_and_initialised_before_the_strategy_is_made(monkeypatch):
+    calls = []
+    monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", lambda r: calls.append("connect"))
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda r: calls.append("init"))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", lambda r: calls.append("strategy") or "made")
+    named = []
+    resolvers = tf.distribute.cluster_resolver
+    monkeypatch.setattr(
+        resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver()
+    )
+    assert strategies.tpu_strategy("my-tpu") == "made"
+    assert (named, calls) == (["my-tpu"], ["connect", "init", "strategy"])
+    calls.clear()
+    assert strategies.tpu_strategy(resolver=FakeResolver("local")) == "made"
+    assert calls == ["init", "strategy"], "a local TPU is connected to already"
+
+
+def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    with pytest.raises(ctl.UsageError, match=r"found no TPU.*TPU_NAME"):
+        ctl.make_strategy("tpu")
+    with pytest.raises(ctl.UsageError, match=r"cannot use the local TPU"):
+        strategies.tpu_strategy(resolver=FakeResolver("local"))
+
+
+def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
+    monkeypatch.setenv("TPU_NAME", "my-tpu")
+    monkeypatch.setattr(strategies, "tpu_strategy", lambda name: f"TPU {name!r}")
+    assert ctl.make_strategy("auto") == "TPU ''"
+
+
+@pytest.mark.parametrize(
+    ("word", "how", "words"),
+    [
+        ("mirrored", {"cross_device_ops": "mpi"}, "expected one of auto, nccl"),
+        ("mirrored", {"cross_device_ops": "nccl"}, "adds up on GPUs"),
+        ("multi_worker", {"communication": "nccl"}, "adds up on GPUs"),
+        ("multi_worker", {"communication": "mpi"}, "expected one of auto, ring"),
+        ("multi_worker", {"timeout_secs": -1}, "timeout_secs is -1"),
+        ("multi_worker", {"heartbeat_secs": -1}, "heartbeat_secs is -1"),
+        ("multi_worker", {"num_virtual_devices": 2}, "got 2 virtual CPUs"),
+        ("default", {"cross_device_ops": "nccl"}, "belongs to strategy 'mirrored'"),
+        ("mirrored", {"communication": "ring"}, "belongs to strategy 'multi_worker'"),
+        ("mirrored", {"tpu": "x"}, "belongs to strategy 'tpu'"),
+    ],
+)
+def test_what_does_not_go_with_a_strategy_is_refused(word, how, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        ctl.make_strategy(word, **how)
+
+
+def test_the_words_for_communication_reach_tensorflow(monkeypatch):
+    class Made(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self, communication_options):
+            self.options = communication_options
+
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", Made)
+    options = ctl.make_strategy("multi_worker", communication="ring", timeout_secs=7).options
+    assert options.implementation == tf.distribute.experimental.CommunicationImplementation.RING
+    assert options.timeout_seconds == 7
+    assert ctl.make_strategy("multi_worker").options.timeout_seconds is None
+
+
+@pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
+@pytest.mark.parametrize("how", [
+    {"word": "central_storage"}, {"word": "mirrored", "cross_device_ops": "hierarchical_copy"},
+    {"word": "mirrored", "cross_device_ops": "reduction_to_one_device"},
+], ids=str)  # fmt: skip
+def test_every_way_to_add_up_gives_the_numbers_of_one_device(framework, how):
+    def trained(strategy):
+        report = ctl.MemoryReport()
+        trainer = Small(framework, "adam", strategy=strategy, intervals=every_step(), reports=[report])
+        trainer.train(12)
+        return losses(report), trainer.evaluate()["loss"]
+
+    expected = trained("default")
+    word = how.pop("word") if "word" in (how := dict(how)) else ""
+    found = trained(ctl.make_strategy(word, devices=["cpu:0", "cpu:1"], **how))
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
