@@ -6,6 +6,7 @@ silently in TensorFlow.
 
 import numpy as np
 import tensorflow as tf
+from ctl import collective_order
 from ctl.strategies import placement
 
 
@@ -26,6 +27,7 @@ class Agreement:
         values = np.asarray(values, np.float64)
         if self.num_workers == 1:
             return values
+        collective_order.announce("agreement", list(values.shape), "float64")
         return self._function(tf.constant(values)).numpy()
 
     def _all_reduce(self, values):

@@ -56,6 +56,8 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 "
      "turns deletion off: keep all."),
     ("bool", "jit_compile", False, "Compile forward and backward of the step with XLA."),
+    ("bool", "check_collectives", False, "Have workers compare what they are about to sum, and name the "
+     "line that breaks their order. Slow: for debugging."),
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
     ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
     ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
@@ -162,7 +164,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
-    trainer.jit_compile = trainer.jit_compile or values.jit_compile
+    for name in ("jit_compile", "check_collectives"):
+        setattr(trainer, name, getattr(trainer, name) or getattr(values, name))
     trainer.prepare()
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from ctl import causes, checks, data, gradients, metrics, randomness, signals, strategies, telling
+from ctl import (causes, checks, collective_order, data, gradients, metrics, randomness, signals,
+                 strategies, telling)  # fmt: skip
 from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
@@ -71,6 +72,9 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     randomness.seed_everything(trainer.seed)
     with tf.device("/cpu:0"):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+    place = trainer.placement
+    if trainer.check_collectives:
+        collective_order.watch(place.num_workers, place.worker_index, trainer.step_variable)
     with strategies.scope(trainer.strategy):
         trainer.build()
         checks.model(trainer)

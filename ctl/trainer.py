@@ -39,6 +39,7 @@ class Trainer:
       hparams: what TensorBoard's HParams lists, name -> bool, number or string.
       strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
+      check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       early_stopping, plateau, save_best: what watches the run's numbers; set them in `build`.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -47,6 +48,7 @@ class Trainer:
     optimizer: Any = None
     step_variable: Any = None
     jit_compile: bool = False
+    check_collectives: bool = False
     early_stopping: EarlyStopping | None = None
     plateau: ReduceOnPlateau | None = None
     save_best: SaveBest | None = None

@@ -13,7 +13,7 @@ from conftest import ROOT, environment
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1,
+    "watchers": 1, "collective_order": 1,
     "communication": 2, "metrics": 2, "gradients": 2, "arrays": 2, "flags_help": 2, "launch": 2,
     "strategies": 3, "averaging": 3, "randomness": 3, "cli": 3,
     "agreement": 4, "sharding": 4, "batches": 4, "state": 4, "export": 4, "__main__": 4,

@@ -5,7 +5,8 @@ fetched and nothing is reduced over workers here: that happens when somebody ask
 """
 
 import tensorflow as tf
-from ctl.data import Batches
+from ctl import collective_order
+from ctl.batches import Batches
 from ctl.errors import CtlError
 from ctl.loops.step import ReplicaStep
 from ctl.strategies import placement
@@ -46,6 +47,7 @@ class StepLoop:
 
         Fewer steps than asked means that the data ended, on all workers at the same step.
         """
+        collective_order.announce(f"{steps} {'training' if self._counter is not None else 'evaluation'} steps")
         bound, function = self._bound
         if bound is not batches:
             function = self._function(batches)

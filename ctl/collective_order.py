@@ -1,0 +1,179 @@
+"""A debugging switch: workers tell each other what they are about to sum, before they do.
+
+TensorFlow pairs the collectives of workers by their order. If one worker does one more than the
+others (a metric read on the chief alone), all wait, or unequal ones of equal shape are added up
+silently. With `--check_collectives` each worker announces (step, name, shape, dtype) through
+TensorFlow's coordination service and compares it with the others' before any number travels; the
+first difference is an error that names the line on each worker.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+
+_WAIT_SECS = 120.0  # for the others to come to their next collective
+_LIBRARIES = ("/ctl/", "/tensorflow/", "/keras/", "/tf_keras/", "/threading.py", "/contextlib.py",
+              "/functools.py", "/concurrent/", "<frozen", "/multiprocessing/", "/absl/")  # fmt: skip
+
+
+class CollectiveOrder:
+    """Announces and compares; one per process, see `watch`.
+
+    Args:
+      exchange: (number, text) -> the texts of all workers, in order; raises TimeoutError with the
+        index of a worker that did not come.
+      step: () -> completed steps.
+    """
+
+    def __init__(self, exchange: Callable[[int, str], list[str]], step: Callable[[], int]):
+        self._exchange = exchange
+        self._step = step
+        self._number = 0
+        self._last = "none"
+        self._lock = threading.Lock()
+
+    def announce(self, name: str, shape: Any = "", dtype: str = "") -> None:
+        """Raises UsageError unless every worker announces the same now."""
+        with self._lock:
+            mine = {"step": self._step(), "name": name, "shape": str(shape), "dtype": dtype}
+            here = _line()
+            text = json.dumps([mine, here])
+            try:
+                everyone = [json.loads(t) for t in self._exchange(self._number, text)]
+            except TimeoutError as e:
+                raise UsageError(
+                    f"check_collectives: this worker is about to do {_described(mine)} at {here}, "
+                    f"and worker {e} has not come to a collective for {_WAIT_SECS:.0f} s. The last "
+                    f"that all did was {self._last}."
+                ) from None
+            self._number += 1
+            if any(what != mine for what, _ in everyone):
+                lines = [f"\n  worker {i}: {_described(what)} at {where}"
+                         for i, (what, where) in enumerate(everyone)]  # fmt: skip
+                raise UsageError(
+                    "check_collectives: workers are about to do different collectives."
+                    + "".join(lines)
+                    + f"\nThe last that all did was {self._last}. Do the same on every worker: what "
+                    "reads a metric, reduces, or makes a variable must not depend on who is chief."
+                )
+            self._last = f"{_described(mine)} at {here}"
+
+
+class _Outer:
+    """Where the thread that had others do a sum was."""
+
+    line = ""
+
+
+_order: CollectiveOrder | None = None
+_outer = _Outer()
+
+
+def announce(name: str, shape: Any = "", dtype: str = "") -> None:
+    """As `CollectiveOrder.announce`, if somebody watches; else nothing."""
+    if _order is not None:
+        _order.announce(name, shape, dtype)
+
+
+def watch(num_workers: int, worker_index: int, step_variable: tf.Variable) -> None:
+    """From here on every collective of this process is announced first."""
+
+    def step() -> int:
+        with tf.init_scope():  # also while a function is being traced
+            return int(step_variable.numpy())
+
+    global _order  # noqa: PLW0603  one per process, as collectives are
+    if num_workers < 2:
+        return
+    if _order is None:
+        _put_before_tensorflow()
+    _order = CollectiveOrder(_through_service(num_workers, worker_index), step)
+
+
+def _through_service(num_workers: int, worker_index: int) -> Callable[[int, str], list[str]]:
+    from tensorflow.python.eager import context
+
+    service: Any = context.context()
+
+    def exchange(number: int, text: str) -> list[str]:
+        service.set_config_key_value(f"ctl/{number}/{worker_index}", text)
+        found = []
+        for i in range(num_workers):
+            try:
+                found.append(
+                    service.get_config_key_value(f"ctl/{number}/{i}", int(_WAIT_SECS * 1000))
+                )
+            except tf.errors.DeadlineExceededError:
+                raise TimeoutError(i) from None
+        if number > 1:
+            service.delete_config_key_value(f"ctl/{number - 2}/{worker_index}")
+        return found
+
+    return exchange
+
+
+def _put_before_tensorflow() -> None:
+    """Every collective of a strategy goes through these, when it is traced or run eagerly."""
+    from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+    from tensorflow.python.ops import collective_ops
+
+    reduce: Any = cross_device_ops.CollectiveAllReduce
+    all_reduce = reduce._all_reduce_per_replica_values
+
+    def all_reduce_from_here(*args, **kwargs):
+        _outer.line = _line()  # what follows runs in a thread of its own
+        try:
+            return all_reduce(*args, **kwargs)
+        finally:
+            _outer.line = ""
+
+    reduce._all_reduce_per_replica_values = all_reduce_from_here
+
+    launcher: Any = cross_device_utils.CollectiveReplicaLauncher
+    for method in ("all_reduce", "_all_gather"):
+        setattr(launcher, method, _announced_method(method, getattr(launcher, method)))
+    for function in ("broadcast_send", "broadcast_recv", "broadcast_send_v2", "broadcast_recv_v2"):
+        if hasattr(collective_ops, function):
+            original = getattr(collective_ops, function)
+            setattr(collective_ops, function, _announced_broadcast(original))
+
+
+def _announced_method(name: str, method: Callable) -> Callable:
+    def announced(self, tensor, *args, **kwargs):
+        if str(self._device).endswith(":0"):  # other devices of a worker do the same in other threads
+            announce(name.strip("_"), tensor.shape, tensor.dtype.name)
+        return method(self, tensor, *args, **kwargs)
+
+    return announced
+
+
+def _announced_broadcast(function: Callable) -> Callable:
+    def announced(*args, **kwargs):
+        announce("broadcast of a new variable")
+        return function(*args, **kwargs)
+
+    return announced
+
+
+def _described(what: dict) -> str:
+    parts = [what["name"], what["shape"], what["dtype"]]
+    return f"{' '.join(p for p in parts if p)} after step {what['step']}"
+
+
+def _line() -> str:
+    """The innermost line of a person's own code, as file:line, or the function being traced."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if "__autograph_generated" in name and frame.f_code.co_name.startswith("tf__"):
+            return f"{frame.f_code.co_name.removeprefix('tf__')}()"
+        if "__autograph" not in name and not any(part in name for part in _LIBRARIES):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return _outer.line or "a line of ctl itself"
