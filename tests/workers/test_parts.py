@@ -1,0 +1,56 @@
+"""Data in parts: every example on one worker, mistakes refused on all of them before training."""
+
+import pytest
+
+pytestmark = pytest.mark.workers
+PROGRAM = "tests/programs/parts.py"
+
+
+@pytest.fixture(scope="module")
+def found(run_program):
+    first, second = run_program(2, [PROGRAM, "multi_worker"])
+    return {"one": run_program(1, [PROGRAM, "default"])[0].json,
+            "two": run_program(1, [PROGRAM, "mirrored"])[0].json,
+            0: first.json, 1: second.json}  # fmt: skip
+
+
+def test_train_data_fn_gives_each_worker_its_own_part(found):
+    parts = [found[w]["sharded"]["seen"] for w in (0, 1)]
+    assert sorted(parts[0]) == list(range(0, 24, 2))
+    assert sorted(parts[1]) == list(range(1, 24, 2))
+    assert [found[w]["sharded"]["step"] for w in (0, 1)] == [6, 6]
+    assert found[0]["sharded"]["weights"] == found[1]["sharded"]["weights"]
+    for where in ("one", "two"):
+        assert sorted(found[where]["sharded"]["seen"]) == list(range(24))
+
+
+def test_parts_that_overlap_are_refused_on_every_worker(found):
+    for worker in (0, 1):
+        case = found[worker]["overlapping"]
+        assert case["step"] == 0
+        assert "gives workers 0 and 1 the same examples" in case["error"]
+        assert "num_input_pipelines" in case["error"]
+
+
+def test_global_batches_from_train_data_fn_are_refused(found):
+    for where, rows in (("one", 4), ("two", 2), (0, 2), (1, 2)):
+        assert f"yields 64 rows at a time; expected {rows}" in found[where]["global batches"]["error"]
+
+
+def test_fewer_files_than_workers_are_refused_on_every_worker_before_training(found):
+    for worker in (0, 1):
+        case = found[worker]["one file"]
+        assert case["step"] == 0
+        assert "shared by files among 2 workers" in case["error"]
+        assert found[worker]["files"]["step"] > 0 and "error" not in found[worker]["files"]
+
+
+def test_a_step_without_data_has_the_same_numbers_everywhere(found):
+    ids = [i / 100 for i in range(20)]
+    for where in ("one", "two"):
+        assert sorted(found[where]["no data"]["seen"]) == pytest.approx(ids)
+    together = found[0]["no data"]["seen"] + found[1]["no data"]["seen"]
+    assert sorted(together) == pytest.approx(ids)
+    for where in ("two", 0, 1):
+        expected = found["one"]["no data"]["weights"]
+        assert found[where]["no data"]["weights"] == pytest.approx(expected, abs=1e-5)
