@@ -54,11 +54,15 @@ class Gradients:
 
 @dataclass
 class Update:
-    """One call of `minimize`: gradients that wait to be applied to variables by an optimizer."""
+    """One call of `minimize`: gradients that wait to be applied to variables by an optimizer.
+
+    `when` is a truth value, equal on all replicas, of whether this step applies them; None: always.
+    """
 
     gradients: list
     variables: list
     optimizer: Any
+    when: Any = None
 
 
 def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=None) -> Update:
@@ -101,8 +105,8 @@ def _zeros(gradient):
 def apply(update: Update, how: Gradients) -> Any:
     """Sums over replicas, checks, clips and applies; returns the global norm `[]` before clipping.
 
-    Under loss scaling the norm comes with its count: (0, 0) for a step that was not finite, in which
-    every replica lowers the scale and changes nothing else.
+    Under loss scaling, and with `when`, the norm comes with its count: (0, 0) for a step that changed
+    nothing; if it was not finite, every replica lowers the scale.
 
     Called in replica context. A gradient that is not finite raises InvalidArgumentError with
     NON_FINITE_MESSAGE when the graph runs, on every replica at the same step, before the update.
@@ -129,14 +133,40 @@ def apply(update: Update, how: Gradients) -> Any:
             factor = tf.where(tf.math.is_finite(norm), factor, float("nan"))
         gradients = [_scaled(g, tf.cast(factor, g.dtype)) for g in gradients]
     with tf.control_dependencies([checked]):
-        optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
-    return _of_applied(norm) if skips else norm
+        if update.when is None:
+            optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
+        else:
+            _apply_when(update, gradients)
+    if not skips and update.when is None:
+        return norm
+    counts = tf.math.is_finite(norm) if skips else tf.constant(True)
+    counts &= True if update.when is None else update.when
+    return tf.where(counts, norm, tf.zeros_like(norm)), tf.cast(counts, tf.float64)
 
 
-def _of_applied(norm):
-    """A norm and its count, both zero for a step that was skipped."""
-    finite = tf.math.is_finite(norm)
-    return tf.where(finite, norm, tf.zeros_like(norm)), tf.cast(finite, tf.float64)
+def _apply_when(update: Update, gradients: list) -> None:
+    def put(*parts):
+        optimizers.apply_without_sum(update.optimizer, list(parts), update.variables)
+
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1 or _conditions_within_replicas():
+        tf.cond(update.when, lambda: put(*gradients) or tf.constant(0), lambda: tf.constant(0))
+        return
+
+    def across_replicas(strategy, when, *parts):
+        def on_each():
+            strategy.extended.call_for_each_replica(put, args=parts)
+            return tf.constant(0)
+
+        now = strategy.experimental_local_results(when)[0]
+        tf.cond(now, on_each, lambda: tf.constant(0))
+
+    context.merge_call(across_replicas, args=(update.when, *gradients))
+
+
+def _conditions_within_replicas() -> bool:
+    """Whether an update may stand in a tf.cond of one replica; MirroredStrategy wants it outside."""
+    return tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
 def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:

@@ -10,9 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from ctl import (causes, checks, collective_order, data, gradients, metrics, randomness, signals,
-                 strategies, telling)  # fmt: skip
+from ctl import (
+    causes,
+    checks,
+    collective_order,
+    feeding,
+    gradients,
+    metrics,
+    randomness,
+    signals,
+    strategies,  # fmt: skip
+    telling,
+)
 from ctl.agreement import Agreement
+from ctl.batches import Batches
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import Stopped, UsageError
@@ -64,6 +75,13 @@ class Session:
         self.at = step
 
 
+def prepared(trainer: Any) -> Session:
+    """The trainer's session, made on the first call."""
+    if trainer._session is None:
+        trainer._session = prepare(trainer, trainer._checkpoints)
+    return trainer._session
+
+
 def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
     if not checks.is_written(trainer, "build"):
@@ -112,8 +130,8 @@ def train(
     checks.data(trainer)
     checks.evaluation(trainer, session.manager)
     if _evaluates(trainer):
-        _open_eval(trainer)  # a mistake in it is to be found now, not after hours
-    total, batches = _open_train(trainer, session, steps, epochs)
+        feeding.open_eval(trainer)  # a mistake in it is to be found now, not after hours
+    total, batches = feeding.open_train(trainer, session, steps, epochs)
     reports = session.running = telling.reports_of(trainer)
     run = _synchronous(trainer, session, batches, reports)
     start, started = session.step, time.time()
@@ -169,7 +187,7 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
 
 
 def _synchronous(
-    trainer: Any, session: Session, batches: data.Batches, reports: ReportGroup
+    trainer: Any, session: Session, batches: Batches, reports: ReportGroup
 ) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     keep = getattr(session.manager, "keep", None)
@@ -197,7 +215,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     """One call of `Trainer.evaluate`; inside a run, the run's reports are told."""
     checks.methods(trainer, "evaluate")
     loop = _loop(trainer, session, "eval")
-    batches = _open_eval(trainer)
+    batches = feeding.open_eval(trainer)
     packed = loop.totals.zeros()
     with metrics.SetAside(metrics.found_in(vars(trainer))):
         steps = 2**62 if batches.steps is None else batches.steps
@@ -219,12 +237,6 @@ def _evaluates(trainer: Any) -> bool:
     return written and trainer.intervals.evaluate != Every()
 
 
-def _open_eval(trainer: Any) -> data.Batches:
-    return data.open_eval(
-        trainer.eval_data, trainer.strategy, global_batch_size=trainer.global_batch_size
-    )
-
-
 def _end(reason: str, start: int, step: int, steps: int | None) -> str:
     """ "done", or what a person who asked for `steps` should know."""
     if reason == "done" and steps is not None and step < steps:
@@ -234,7 +246,7 @@ def _end(reason: str, start: int, step: int, steps: int | None) -> str:
     return reason
 
 
-def _warn_of_small_batches(trainer: Any, batches: data.Batches, rows: float) -> None:
+def _warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
     """Says once that batches are smaller than what `average` divides by."""
     size = trainer.global_batch_size
     known = batches.examples is not None or batches.steps is not None
@@ -252,38 +264,6 @@ def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]
     reports = telling.reports_of(trainer)
     reports.write(session.step, means, "eval")
     reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
-
-
-def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batches]:
-    if steps is not None:
-        checks.whole("steps", steps, 1)
-    if steps is not None and epochs is not None:
-        raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
-    if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
-        raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
-    session.advance(session.step, trainer.global_batch_size)
-    batches = _open_batches(trainer, session, epochs)
-    if batches.steps is None:
-        if steps is None and not batches.ends_unknown:
-            raise UsageError(
-                "train_data is endless and no number of steps was given. Write train(steps=...), or "
-                "--train_steps."
-            )
-        return steps, batches
-    end = session.step + batches.steps
-    return (end if steps is None else min(steps, end)), batches
-
-
-def _open_batches(trainer: Any, session: Session, epochs: float | None) -> data.Batches:
-    where = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
-    parts = getattr(trainer, "train_data_fn", None)
-    if parts is not None:
-        return data.open_parts(
-            parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
-        )
-    return data.open_train(
-        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs, **where
-    )
 
 
 def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:

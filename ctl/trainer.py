@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import averaging, checks, gradients, session, strategies
+from ctl import averaging, checks, gradients, pictures, session, strategies
 from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
@@ -133,12 +133,7 @@ class Trainer:
         Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
         checkpoint of another model.
         """
-        self._prepared()
-
-    def _prepared(self) -> session.Session:
-        if self._session is None:
-            self._session = session.prepare(self, self._checkpoints)
-        return self._session
+        session.prepared(self)
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
@@ -155,12 +150,22 @@ class Trainer:
         after a signal and a checkpoint.
         """
         return session.train(
-            self, self._prepared(), steps=steps, epochs=epochs, formats=tuple(export)
+            self, session.prepared(self), steps=steps, epochs=epochs, formats=tuple(export)
         )
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        return session.evaluate(self, self._prepared())
+        return session.evaluate(self, session.prepared(self))
+
+    def show(self, name: str, images: Any) -> None:
+        """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.
+
+        For `after_loop`; every worker may call it, the chief writes. `c` is 1, 3 or 4; numbers are
+        0..255 if the dtype is uint8, else 0..1.
+        """
+        if self._session is not None and self._session.running:
+            step = self._session.step
+            self._session.running.note(pictures.grid(step, name, images))
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
         """Writes the model as "keras", "saved_model", "weights"; returns the paths on the chief.
@@ -207,8 +212,9 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def minimize(
-        self, loss: Any, tape: tf.GradientTape, variables: Any = None, optimizer: Any = None
-    ) -> None:
+        self, loss: Any, tape: tf.GradientTape, variables: Any = None, optimizer: Any = None,
+        when: Any = None,
+    ) -> None:  # fmt: skip
         """Sums the gradient over replicas once, checks that it is finite, clips, and applies it once.
 
         Args:
@@ -217,6 +223,8 @@ class Trainer:
           optimizer: by default `self.optimizer`. Keras 3, tf_keras, or an object with
             `apply(gradients, variables)` or `apply_gradients(grads_and_vars)`, which is given the
             summed gradients.
+          when: a truth value, equal on all replicas, such as `self.step_variable % 2 == 0`; where it is
+            false, the step leaves these variables and this optimizer as they are. None: always.
 
         May be called several times in a step. The norm is reported as "gradient_norm".
         """
@@ -232,4 +240,5 @@ class Trainer:
                 self.placement.num_replicas,
             )
         update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
+        update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)
         self._recorder.minimize(update, self.gradients)

@@ -19,7 +19,7 @@ LEVELS = {
     "agreement": 4, "sharding": 4, "batches": 4, "state": 4, "export": 4, "__main__": 4,
     "data": 5, "reports": 5, "checkpoints": 5,
     "causes": 6, "checks": 6, "loops": 6,
-    "telling": 7, "watching": 7,
+    "telling": 7, "feeding": 7, "pictures": 7, "watching": 7,
     "session": 8,
     "trainer": 9,
     "keras_training": 10,

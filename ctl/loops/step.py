@@ -88,10 +88,12 @@ class ReplicaStep:
             self._recorder.begin(waits=True, compiled=True, empty=empty)
             packed = self._pack(self._step(batch), batch)
             waiting.extend(self._recorder.updates)
-            return packed, _dense(waiting)
+            return packed, _dense(waiting), [True if u.when is None else u.when for u in waiting]
 
         before = self._counted(empty)
-        packed, sums = tf.function(forward_and_backward, jit_compile=True)(batch)
+        packed, sums, whens = tf.function(forward_and_backward, jit_compile=True)(batch)
+        for update, when in zip(waiting, whens, strict=True):
+            update.when = None if update.when is None else when
         self._count_again(empty, before)
         self._recorder.begin()
         return self._updated(packed, waiting, sums)

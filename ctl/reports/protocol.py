@@ -61,6 +61,17 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class Pictured:
+    """A picture was made, for those that can show one."""
+
+    step: int
+    name: str
+    png: bytes
+    width: int  # pixels
+    height: int
+
+
+@dataclass(frozen=True)
 class Saved:
     """A checkpoint was committed."""
 
@@ -77,7 +88,7 @@ class Ended:
     summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
 
 
-Event = Started | Traced | Progressed | Saved | Ended
+Event = Started | Traced | Progressed | Pictured | Saved | Ended
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from ctl.reports.parameters import Parameter, parameter_rows, parameter_total
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.image import metadata as image_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
@@ -17,6 +18,9 @@ MODEL_TAG = "model"
 _MOST_PARAMETER_ROWS = 200
 _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
+_IMAGE = image_metadata.create_summary_metadata(
+    display_name=None, description=None
+)
 _TEXT = text_metadata.create_summary_metadata(display_name=None, description=None)
 
 
@@ -38,6 +42,18 @@ def text_summary(tag: str, markdown: str) -> Any:
     )
     summary = summary_pb2.Summary()
     summary.value.add(tag=tag, metadata=_TEXT, tensor=tensor)
+    return summary
+
+
+def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
+    """What `tf.summary.image` would write for one picture."""
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=shape,
+        string_val=[str(width).encode(), str(height).encode(), png],
+    )  # fmt: skip
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
     return summary
 
 

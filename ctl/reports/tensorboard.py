@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctl.reports.protocol import Ended, Event, Started, Traced
+from ctl.reports.protocol import Ended, Event, Pictured, Started, Traced
 from ctl.reports.tensorboard_log import TensorBoardLog
 
-_HEEDED = (Started, Traced, Ended)
+_HEEDED = (Started, Traced, Pictured, Ended)
 _STOP = object()
 _log = logging.getLogger("ctl")
 
@@ -140,6 +140,8 @@ def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
         log.start(what, wall_time)
     elif isinstance(what, Traced):
         log.trace(what, wall_time)
+    elif isinstance(what, Pictured):
+        log.picture(what, wall_time)
     elif isinstance(what, Ended):
         log.end(what, wall_time)
     else:

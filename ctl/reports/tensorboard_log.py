@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ctl.reports.event_files import EventFolder
-from ctl.reports.protocol import Ended, Started, Traced
+from ctl.reports.protocol import Ended, Pictured, Started, Traced
 from ctl.reports.summaries import (
     CONFIGURATION_TAG,
     MODEL_TAG,
     configuration_card,
+    image_summary,
     is_card_or_session,
     model_card,
     scalars_summary,
@@ -43,6 +44,12 @@ class TensorBoardLog:
         """One event with all values in the files of `run`."""
         self._begin(run, wall_time)
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
+
+    def picture(self, event: Pictured, wall_time: float) -> None:
+        """One picture in the files of the training."""
+        self._begin("train", wall_time)
+        summary = image_summary(event.name, event.png, event.width, event.height)
+        self._folder("train").add(wall_time, event.step, summary=summary)
 
     def start(self, event: Started, wall_time: float) -> None:
         """Takes back what an earlier attempt wrote beyond `event.step`; cards are written anew."""

@@ -1,0 +1,52 @@
+"""Opens a trainer's data where its session is: which source, from which position, to which step."""
+
+from typing import Any
+
+from ctl import checks, data
+from ctl.batches import Batches
+from ctl.errors import UsageError
+
+
+def open_train(
+    trainer: Any, session: Any, steps: int | None, epochs: float | None
+) -> tuple[int | None, Batches]:
+    """The step to stop at (None: when the data ends), and the batches from where the session is.
+
+    Raises UsageError for numbers of steps and epochs that cannot be, and for endless runs.
+    """
+    if steps is not None:
+        checks.whole("steps", steps, 1)
+    if steps is not None and epochs is not None:
+        raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
+    if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
+        raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
+    session.advance(session.step, trainer.global_batch_size)
+    batches = _open_batches(trainer, session, epochs)
+    if batches.steps is None:
+        if steps is None and not batches.ends_unknown:
+            raise UsageError(
+                "train_data is endless and no number of steps was given. Write train(steps=...), or "
+                "--train_steps."
+            )
+        return steps, batches
+    end = session.step + batches.steps
+    return (end if steps is None else min(steps, end)), batches
+
+
+def _open_batches(trainer: Any, session: Any, epochs: float | None) -> Batches:
+    where = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
+    parts = getattr(trainer, "train_data_fn", None)
+    if parts is not None:
+        return data.open_parts(
+            parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
+        )
+    return data.open_train(
+        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs, **where
+    )
+
+
+def open_eval(trainer: Any) -> Batches:
+    """One pass over the examples to evaluate."""
+    return data.open_eval(
+        trainer.eval_data, trainer.strategy, global_batch_size=trainer.global_batch_size
+    )

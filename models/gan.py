@@ -1,0 +1,120 @@
+"""Digits made up by a network: a small DCGAN, two optimizers in one step, images in TensorBoard.
+
+python -m models.gan --model_dir=/tmp/gan --train_steps=2000
+ctl launch --workers=2 -- python -m models.gan --model_dir=/tmp/gan2 --train_steps=2000
+
+Radford, Metz and Chintala 2016, arXiv:1511.06434.
+"""
+
+import ctl
+import keras
+import tensorflow as tf
+from absl import flags
+
+from models.data import digits
+
+DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
+GENERATOR_RATE = flags.DEFINE_float("generator_rate", 2e-4, "Step size of the generator's Adam.")
+DISCRIMINATOR_RATE = flags.DEFINE_float("discriminator_rate", 2e-4, "Step size of the discriminator's.")
+DISCRIMINATOR_EVERY = flags.DEFINE_integer(
+    "discriminator_every_steps", 2, "The generator learns in every step, the discriminator in every n-th.",
+    lower_bound=1)  # fmt: skip
+SHOW_EVERY = flags.DEFINE_integer("show_every_steps", 200, "Steps between pictures. 0 turns it off.")
+
+NOISE, SHOWN = 64, 36
+layers = keras.layers
+
+
+def logistic_loss(logits, real):
+    """`[b, 1]` logits of being real -> `[b]`."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(tf.fill(tf.shape(logits), float(real)), logits)[:, 0]
+
+
+class Gan(ctl.Trainer):
+    """A generator of images and a discriminator of made-up ones, trained against each other."""
+
+    def __init__(
+        self, data="shipped", generator_rate=2e-4, discriminator_rate=2e-4,
+        discriminator_every_steps=2, show_every_steps=200, **options,
+    ):  # fmt: skip
+        super().__init__(**options)
+        self.arrays, self.show_every_steps = digits.load(data), show_every_steps
+        self.rates, self.every = (generator_rate, discriminator_rate), discriminator_every_steps
+
+    def build(self):
+        self.model = keras.Sequential([
+            keras.Input((NOISE,)),
+            layers.Dense(7 * 7 * 32, use_bias=False),
+            layers.BatchNormalization(synchronized=True),
+            layers.LeakyReLU(),
+            layers.Reshape((7, 7, 32)),
+            layers.Conv2DTranspose(16, 5, strides=2, padding="same", use_bias=False),
+            layers.BatchNormalization(synchronized=True),
+            layers.LeakyReLU(),
+            layers.Conv2DTranspose(1, 5, strides=2, padding="same", activation="tanh"),
+        ])  # fmt: skip
+        self.discriminator = keras.Sequential([
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(16, 5, strides=2, padding="same"),
+            layers.LeakyReLU(),
+            layers.Dropout(0.3),
+            layers.Conv2D(32, 5, strides=2, padding="same"),
+            layers.LeakyReLU(),
+            layers.Dropout(0.3),
+            layers.Flatten(),
+            layers.Dense(1),
+        ])  # fmt: skip
+        self.optimizer = keras.optimizers.Adam(self.rates[0], beta_1=0.5)
+        self.discriminator_optimizer = keras.optimizers.Adam(self.rates[1], beta_1=0.5)
+        self.discriminator_optimizer.build(self.discriminator.trainable_variables)
+
+    def train_data(self, batch_size):
+        arrays = {"image": self.arrays["train"]["image"]}
+        numbers = tf.range(len(arrays["image"]), dtype=tf.int64)
+        return ctl.from_arrays({**arrays, "number": numbers}, batch_size)
+
+    def noise(self, numbers):
+        """The same noise for the same examples at the same step, on any number of replicas."""
+        seeds = tf.stack([numbers, tf.fill(tf.shape(numbers), self.step_variable)], axis=1)
+        return tf.map_fn(
+            lambda s: tf.random.stateless_normal([NOISE], s), seeds, fn_output_signature=tf.float32
+        )
+
+    def train_step(self, batch):
+        real = tf.cast(batch["image"], tf.float32)[..., None] / 127.5 - 1
+        noise = self.noise(batch["number"])
+        with tf.GradientTape() as tape:
+            fake = self.model(noise, training=True)
+            generator_loss = logistic_loss(self.discriminator(fake, training=True), True)
+            loss = self.average(generator_loss)
+        self.minimize(loss, tape)
+        with tf.GradientTape() as tape:
+            on_real = self.discriminator(real, training=True)
+            on_fake = self.discriminator(tf.stop_gradient(fake), training=True)
+            discriminator_loss = logistic_loss(on_real, True) + logistic_loss(on_fake, False)
+            loss = self.average(discriminator_loss)
+        self.minimize(
+            loss, tape, self.discriminator.trainable_variables, self.discriminator_optimizer,
+            when=self.step_variable % self.every == 0,
+        )  # fmt: skip
+        right = tf.concat([on_real > 0, on_fake < 0], axis=1)
+        return {
+            "generator_loss": generator_loss, "discriminator_loss": discriminator_loss,
+            "discriminator_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=1),
+        }  # fmt: skip
+
+    def after_loop(self, step, means):
+        if self.show_every_steps and step % self.show_every_steps == 0:
+            self.show("made up", self.samples())
+
+    def samples(self):
+        """`[36, 28, 28, 1]` images in 0..1, always of the same noise."""
+        noise = tf.random.stateless_normal([SHOWN, NOISE], [self.seed, 0])
+        return (self.model(noise, training=False).numpy() + 1) / 2
+
+
+if __name__ == "__main__":
+    ctl.run(
+        Gan, data=DATA, generator_rate=GENERATOR_RATE, discriminator_rate=DISCRIMINATOR_RATE,
+        discriminator_every_steps=DISCRIMINATOR_EVERY, show_every_steps=SHOW_EVERY,
+    )  # fmt: skip

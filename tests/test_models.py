@@ -1,0 +1,84 @@
+"""The example models: two optimizers at different rates, pictures, and a step without data."""
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import every_step
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from models.cartpole import CartPole, moved, stands
+from models.gan import Gan
+
+SILENT = {"reports": [], "intervals": every_step(log=ctl.Every())}
+
+
+def test_the_gan_updates_its_two_networks_at_their_own_rates(two_replicas):
+    for strategy in ("default", two_replicas):
+        report = ctl.MemoryReport()
+        trainer = Gan(strategy=strategy, global_batch_size=8, discriminator_every_steps=3,
+                      reports=[report], intervals=every_step())  # fmt: skip
+        trainer.train(7)
+        assert int(trainer.optimizer.iterations.numpy()) == 7
+        assert int(trainer.discriminator_optimizer.iterations.numpy()) == 3  # at steps 1, 4 and 7
+        norms = [values["gradient_norm_2"] for _, _, values in report.rows]
+        assert [n == 0 or np.isnan(n) for n in norms] == [i % 3 != 0 for i in range(7)]
+
+
+def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
+    trainer = Gan(strategy="default", global_batch_size=8, show_every_steps=2, model_dir=tmp_path,
+                  intervals=every_step(steps_per_loop=1))  # fmt: skip
+    trainer.train(4)
+    (file,) = (tmp_path / "logs" / "train").glob("events*")
+    pictures = [
+        (event.step, value.tensor.string_val)
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value if value.tag == "made up"
+    ]  # fmt: skip
+    assert [step for step, _ in pictures] == [2, 4]
+    width, height, png = pictures[-1][1]
+    image = tf.io.decode_png(png).numpy()
+    assert image.shape == (int(height), int(width), 1) == (6 * 28, 6 * 28, 1)
+    expected = np.uint8(trainer.samples()[1, :, :, 0] * 255 + 0.5)
+    np.testing.assert_array_equal(image[:28, 28:56, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [(np.zeros([2, 28, 28]), r"shape \(2, 28, 28\)"), (np.zeros([1, 4, 4, 2]), "c of 1, 3 or 4")],
+)
+def test_what_is_no_picture_is_refused(images, words):
+    class Shows(CartPole):
+        def after_loop(self, step, means):
+            self.show("odd", images)
+
+    with pytest.raises(ctl.UsageError, match=words):
+        Shows(strategy="default", global_batch_size=2, game_steps=2,
+              reports=[ctl.MemoryReport()], intervals=every_step()).train(1)  # fmt: skip
+
+
+def test_a_pole_without_a_push_falls_and_one_that_is_upright_stands():
+    state = tf.constant([[0.0, 0.0, 0.05, 0.0]])
+    for _ in range(60):
+        state = moved(state, tf.constant([False]))
+    assert not bool(stands(state)[0])
+    assert bool(stands(tf.constant([[1.0, 0.0, 0.1, 0.0]]))[0])
+
+
+def test_cartpole_plays_the_same_games_on_two_replicas(two_replicas):
+    lengths = []
+    for strategy in ("default", two_replicas):
+        report = ctl.MemoryReport()
+        CartPole(strategy=strategy, global_batch_size=8, game_steps=40, reports=[report],
+                 intervals=every_step()).train(8)  # fmt: skip
+        lengths.append([values["game_length"] for _, _, values in report.rows])
+    np.testing.assert_allclose(*lengths, atol=0.5)
+    np.testing.assert_allclose(lengths[0][:4], lengths[1][:4], atol=1e-5)
+
+
+def test_cartpole_learns_to_balance():
+    report = ctl.MemoryReport()
+    CartPole(strategy="default", global_batch_size=32, reports=[report],
+             intervals=every_step(log=ctl.Every(steps=20))).train(80)  # fmt: skip
+    first, *_, last = [values["game_length"] for _, _, values in report.rows]
+    assert first < 80 < 150 < last
