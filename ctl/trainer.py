@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import averaging, checks, gradients, session, strategies
+from ctl import averaging, checks, evaluator, gradients, lease, session, strategies
 from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
@@ -119,7 +119,8 @@ class Trainer:
 
     def _prepared(self) -> session.Session:
         if self._session is None:
-            self._session = session.prepare(self, self._checkpoints)
+            watched = evaluator.checkpoints(self) if self.placement.evaluates else None
+            self._session = session.prepare(self, watched or self._checkpoints)
         return self._session
 
     def train(
@@ -135,10 +136,15 @@ class Trainer:
         Returns the newest means: of training, and of the evaluation as "eval_<name>".
         Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
         after a signal and a checkpoint.
+
+        In an evaluator task of TF_CONFIG this trains nothing: it evaluates the checkpoints of
+        model_dir as they come, until training has ended; see docs/evaluator.md.
         """
-        return session.train(
-            self, self._prepared(), steps=steps, epochs=epochs, formats=tuple(export)
-        )
+        prepared = self._prepared()
+        if self.placement.evaluates:
+            return evaluator.follow(self, prepared)
+        with lease.holding(self.model_dir if self.placement.is_chief else None, lambda: prepared.at):
+            return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
@@ -150,6 +156,8 @@ class Trainer:
         All workers must call it. `directory` is `model_dir/export` unless given.
         """
         self.prepare()
+        if self.placement.evaluates:
+            return []  # the chief writes
         formats = formats or export_lib.possible(self.model)[:2]
         if directory is None:
             checks.export(self, formats)

@@ -11,25 +11,25 @@ from conftest import ROOT, environment
 
 # A module imports strictly lower levels. Everything in a folder has the folder's level, unless named.
 LEVELS = {
-    "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1,
+    "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1, "lease": 1,
     "strategies": 2, "averaging": 2, "gradients": 2, "arrays": 2, "flags_help": 2,
     "randomness": 3, "agreement": 3, "data": 3, "state": 3, "export": 3,
     "reports": 4, "checkpoints": 4,
-    "checks": 5, "loops": 5, "telling": 6,
-    "session": 7, "trainer": 8, "app": 9,
-    "launch": 2, "cli": 3, "__main__": 4, "__init__": 10,
+    "checks": 5, "loops": 5, "following": 5, "telling": 6,
+    "session": 7, "evaluator": 8, "trainer": 9, "app": 10,
+    "launch": 2, "cli": 3, "__main__": 4, "__init__": 11,
 }  # fmt: skip
 WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
-    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only"],
+    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "watched"],
     "loops": ["pace", "graph", "synchronous"],
     "launch": ["ports", "logs", "gang", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals")
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease")
 
 
 def name_of(path: Path) -> str:
