@@ -143,7 +143,9 @@ class Trainer:
         prepared = self._prepared()
         if self.placement.evaluates:
             return evaluator.follow(self, prepared)
-        with lease.holding(self.model_dir if self.placement.is_chief else None, lambda: prepared.at):
+        with lease.holding(
+            self.model_dir if self.placement.is_chief else None, lambda: prepared.at
+        ):
             return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:

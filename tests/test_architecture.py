@@ -25,7 +25,7 @@ WITHIN = {
                 "tensorboard", "console"],
     "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "watched"],
     "loops": ["pace", "graph", "synchronous"],
-    "launch": ["ports", "logs", "gang", "supervisor", "command"],
+    "launch": ["ports", "logs", "roles", "gang", "watching", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
