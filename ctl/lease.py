@@ -96,7 +96,8 @@ class Lease:
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
-            return holder if all(isinstance(n, (int, float)) for n in numbers) else None
+            good = all(isinstance(n, (int, float)) for n in numbers)
+            return holder if good and isinstance(holder.process, str) else None
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
