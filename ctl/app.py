@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import quiet
+from ctl import cluster, quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
@@ -155,6 +155,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
     if values.mode in ("eval", "export") and not os.path.isdir(f"{values.model_dir}/checkpoints"):
         raise UsageError(_nothing_saved(values))
+    if values.mode in ("eval", "export") and cluster.read().task_type == "evaluator":
+        raise UsageError(
+            f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
+            "Leave --mode out, or unset TF_CONFIG."
+        )
     steps, epochs = _length(values)
     trainer = make_trainer(**options, **settings)
     if not hasattr(trainer, "hparams"):
@@ -207,7 +212,8 @@ def _options(values: flags.FlagValues) -> dict:
 
     keep = Keep.parse(values.keep)
     evaluate = Every()
-    if values.mode == "train_and_eval":
+    has_evaluator = cluster.read().has_evaluator and not values.eval_every_steps
+    if values.mode == "train_and_eval" and (keep.best is not None or not has_evaluator):
         evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
     intervals = Intervals(
         steps_per_loop=_steps_per_loop(values.steps_per_loop),

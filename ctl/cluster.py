@@ -26,11 +26,13 @@ class Cluster:
       tasks: task type -> addresses "host:port"; empty for a job of one process.
       task_type: "chief", "worker", "ps" or "evaluator".
       task_index: this task's index within its type.
+      has_evaluator: another process, listed in TF_CONFIG, evaluates the checkpoints.
     """
 
     tasks: Mapping[str, tuple[str, ...]]
     task_type: str = "worker"
     task_index: int = 0
+    has_evaluator: bool = False
 
     @property
     def num_workers(self) -> int:
@@ -83,13 +85,15 @@ def read(environ: Mapping[str, str] = os.environ) -> Cluster:
     if not isinstance(config, dict):
         raise UsageError(f"TF_CONFIG is {text[:80]!r}; expected an object such as {_EXAMPLE}.")
     cluster = config.get("cluster") or {}
-    if not cluster:
+    task = config.get("task")
+    if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
         return Cluster({})
     tasks = _read_tasks(cluster)
-    task_type, index = _read_task(config.get("task"), tasks)
+    task_type, index = _read_task(task, tasks)
+    has_evaluator = "evaluator" in tasks
     if task_type in _TRAINING_TYPES:
         tasks = {k: v for k, v in tasks.items() if k in _TRAINING_TYPES}
-    return Cluster(tasks, task_type, index)
+    return Cluster(tasks, task_type, index, has_evaluator)
 
 
 def normalise(cluster: Cluster, environ: MutableMapping[str, str] = os.environ) -> None:

@@ -15,6 +15,7 @@ from ctl import (
     checks,
     collective_order,
     feeding,
+    following,
     gradients,
     metrics,
     randomness,
@@ -78,7 +79,9 @@ class Session:
 def prepared(trainer: Any) -> Session:
     """The trainer's session, made on the first call."""
     if trainer._session is None:
-        trainer._session = prepare(trainer, trainer._checkpoints)
+        evaluates = trainer.placement.evaluates
+        watched = following.checkpoints(trainer) if evaluates else None
+        trainer._session = prepare(trainer, watched or trainer._checkpoints)
     return trainer._session
 
 

@@ -48,6 +48,8 @@ def make(
         TensorFlow.
       tpu: name or address of a TPU; empty for the one of this environment.
 
+    An evaluator task trains nothing and joins nobody: whatever the word, it gets its own devices.
+
     Raises UsageError for an unknown word, a device that does not exist or cannot go with the
     strategy, or a bad TF_CONFIG.
     """
@@ -56,6 +58,8 @@ def make(
     cluster = cluster_lib.read()
     with quiet.quiet():  # the first look for GPUs is noisy without one
         tf.config.list_physical_devices()
+    if cluster.task_type == "evaluator":
+        return _private()
     if num_virtual_devices:
         _split_cpu(num_virtual_devices)
     if word == "auto":
@@ -108,7 +112,7 @@ def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
 
 
 def _check_cluster(word: str, cluster: cluster_lib.Cluster) -> None:
-    if cluster.task_type in ("ps", "evaluator"):
+    if cluster.task_type == "ps":
         raise UsageError(
             f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief' or 'worker'."
         )
@@ -117,6 +121,12 @@ def _check_cluster(word: str, cluster: cluster_lib.Cluster) -> None:
             f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each "
             "would train on its own. Write strategy 'multi_worker' or 'auto', or unset TF_CONFIG."
         )
+
+
+def _private() -> tf.distribute.Strategy:
+    """For an evaluator: its own GPUs if there are several, and never the workers' cluster."""
+    several = len(tf.config.list_logical_devices("GPU")) > 1
+    return _mirrored([], 0, "auto") if several else tf.distribute.get_strategy()
 
 
 def _check_fitting(word: str, belongs_to: str, **given: tuple) -> None:
@@ -298,6 +308,7 @@ class Placement:
       num_workers, worker_index: processes that train, and this one's rank among them.
       num_replicas, num_local_replicas: over all workers, and in this process.
       is_chief: this process writes shared files.
+      evaluates: this process does not train, but evaluates what the chief has saved.
     """
 
     num_workers: int
@@ -305,11 +316,14 @@ class Placement:
     num_replicas: int
     num_local_replicas: int
     is_chief: bool
+    evaluates: bool = False
 
 
 def placement(strategy: tf.distribute.Strategy) -> Placement:
     """Reads the placement off a strategy object, however it was made."""
     replicas = strategy.num_replicas_in_sync
+    if cluster_lib.read().task_type == "evaluator":
+        return Placement(1, 0, replicas, replicas, is_chief=False, evaluates=True)
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver else {}
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not spec:

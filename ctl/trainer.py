@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import averaging, checks, gradients, pictures, session, strategies
+from ctl import averaging, checks, evaluator, gradients, lease, pictures, session, strategies
 from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
@@ -148,10 +148,17 @@ class Trainer:
         Returns the newest means: of training, and of the evaluation as "eval_<name>".
         Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
         after a signal and a checkpoint.
+
+        In an evaluator task of TF_CONFIG this trains nothing: it evaluates the checkpoints of
+        model_dir as they come, until training has ended; see docs/evaluator.md.
         """
-        return session.train(
-            self, session.prepared(self), steps=steps, epochs=epochs, formats=tuple(export)
-        )
+        prepared = session.prepared(self)
+        if self.placement.evaluates:
+            return evaluator.follow(self, prepared)
+        with lease.holding(
+            self.model_dir if self.placement.is_chief else None, lambda: prepared.at
+        ):
+            return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
@@ -173,6 +180,8 @@ class Trainer:
         All workers must call it. `directory` is `model_dir/export` unless given.
         """
         self.prepare()
+        if self.placement.evaluates:
+            return []  # the chief writes
         formats = formats or export_lib.possible(self.model)[:2]
         if directory is None:
             checks.export(self, formats)

@@ -52,7 +52,7 @@ class CartPole(ctl.Trainer):
         return ctl.example_numbers(batch_size)
 
     def played(self, games):
-        """Games `[b]` by their numbers -> states `[t, b, 4]`, moves to the right `[t, b]`, alive `[t, b]`."""
+        """Games `[b]` by number -> states `[t, b, 4]`, moves to the right `[t, b]`, alive `[t, b]`."""
         seeds = tf.stack([games, tf.fill(tf.shape(games), tf.cast(self.seed, tf.int64))], axis=1)
         uniform = tf.map_fn(
             lambda s: tf.random.stateless_uniform([self.game_steps + 4], s), seeds,

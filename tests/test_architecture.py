@@ -13,30 +13,31 @@ from conftest import ROOT, environment
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1, "collective_order": 1,
+    "watchers": 1, "lease": 1, "collective_order": 1,
     "communication": 2, "metrics": 2, "gradients": 2, "arrays": 2, "flags_help": 2, "launch": 2,
     "strategies": 3, "averaging": 3, "randomness": 3, "cli": 3,
     "agreement": 4, "sharding": 4, "batches": 4, "state": 4, "export": 4, "__main__": 4,
     "data": 5, "reports": 5, "checkpoints": 5,
     "causes": 6, "checks": 6, "loops": 6,
-    "telling": 7, "feeding": 7, "pictures": 7, "watching": 7,
+    "telling": 7, "feeding": 7, "following": 7, "pictures": 7, "watching": 7,
     "session": 8,
-    "trainer": 9,
-    "keras_training": 10,
-    "fit": 11, "app": 11,
-    "__init__": 12,
+    "evaluator": 9,
+    "trainer": 10,
+    "keras_training": 11,
+    "fit": 12, "app": 12,
+    "__init__": 13,
 }  # fmt: skip
 WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
-    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup"],
+    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup", "watched"],
     "loops": ["pace", "step", "graph", "synchronous"],
-    "launch": ["ports", "logs", "gang", "supervisor", "command"],
+    "launch": ["ports", "logs", "roles", "gang", "watching", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals")
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease")
 
 
 def name_of(path: Path) -> str:

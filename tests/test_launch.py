@@ -15,11 +15,13 @@ import pytest
 from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import command as launch_command
-from ctl.launch import logs
+from ctl.launch import logs, watching
 from ctl.launch.gang import Exit
 from ctl.launch.logs import ConsoleCopy, TerminalText, tail
 from ctl.launch.ports import free_ports
-from ctl.launch.supervisor import PassedOnSignals, plan, watch
+from ctl.launch.roles import log_name
+from ctl.launch.supervisor import Roles, plan
+from ctl.launch.watching import PassedOnSignals, Watch
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -27,30 +29,42 @@ TIMEOUT_SECS = 60
 
 
 def places(count=2):
-    return plan(workers=count, with_chief=False, host="127.0.0.1")
+    return plan(Roles(workers=count), "127.0.0.1")
 
 
 class ScriptedGang:
     """Stands in for a gang: each poll notices the next round of (place, return code) pairs."""
 
-    def __init__(self, *rounds, workers=2):
-        self.tasks = places(workers)
+    def __init__(self, *rounds, workers=2, **roles):
+        self.tasks = plan(Roles(workers=workers, **roles), "127.0.0.1")
         self.running = tuple(self.tasks)
         self.exits = []
         self.rounds = list(rounds)
+        self.started = []
 
     def poll(self):
         for index, returncode in self.rounds.pop(0) if self.rounds else ():
             self.exits.append(Exit(self.tasks[index], returncode, lived_secs=1.0))
             self.running = tuple(t for t in self.running if t != self.tasks[index])
 
+    def restart(self, end):
+        self.started.append(end.task.task_index)
+        self.running = (*self.running, end.task)
+
+    def log(self, task):
+        return Path("/nowhere") / log_name(task)
+
     @property
     def failures(self):
         return [e for e in self.exits if e.returncode != 0]
 
 
+def watched(gang):
+    return Watch(gang, 30.0, PassedOnSignals()).wait()
+
+
 def cause_of(*rounds, workers=2):
-    cause = watch(ScriptedGang(*rounds, workers=workers), 30.0, PassedOnSignals()).cause
+    cause = watched(ScriptedGang(*rounds, workers=workers)).cause
     assert cause is not None
     return cause.task.task_index, cause.exit_code
 
@@ -69,7 +83,7 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 
 
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
-    tasks = plan(workers=2, with_chief=True, host="127.0.0.1")
+    tasks = plan(Roles(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2),
     ]
@@ -93,7 +107,27 @@ def test_when_all_have_lost_a_peer_the_first_is_named():
 
 
 def test_an_early_exit_with_0_is_no_failure():
-    assert watch(ScriptedGang([(1, 0)], [(0, 0)]), 30.0, PassedOnSignals()).cause is None
+    assert watched(ScriptedGang([(1, 0)], [(0, 0)])).cause is None
+
+
+def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(watching, "RESTART_SECS", (0.0, 0.0, 0.0))
+    dies = [(1, 3)]  # places: chief, worker 0, worker 1, ps
+    gang = ScriptedGang(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
+    assert watched(gang).cause is None and gang.started == [0, 0, 0]
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "(3 of 3)" in line] == said[2:3] and len(said) == 4
+    assert "worker 0 (job 1) ended with exit code 3 after 3 new starts; the job goes on" in said[3]
+
+
+def test_a_worker_that_ends_as_the_chief_does_is_not_started_again():
+    gang = ScriptedGang([(1, 134)], [(0, 0)], [(2, 134), (3, 134)], chief=True, ps=1)
+    assert watched(gang).cause is None and gang.started == []
+
+
+def test_a_parameter_server_seen_to_end_just_before_a_chief_that_is_done_is_no_failure():
+    gang = ScriptedGang([(3, 1)], [(0, 0)], [(1, 0), (2, 0)], chief=True, ps=1)
+    assert watched(gang).cause is None
 
 
 def test_an_exit_is_told_as_a_shell_would():
@@ -175,6 +209,7 @@ def test_a_full_disk_ends_the_log_with_a_word_but_not_the_console(capfd):
         ("--workers=2 --", "no command came after `--`"),
         ("--workers=2 python -m models.mnist", "write the command after `--`"),
         ("--workers=0 -- true", "'0' came, expected a whole number from 1"),
+        ("--ps=0 -- true", "'0' came, expected a whole number from 1"),
         ("--workers=two -- true", "'two' came, expected a whole number from 1"),
         ("--grace_secs=-1 -- true", "'-1' came, expected seconds from 0"),
         ("--grace_secs=nan -- true", "'nan' came, expected seconds from 0"),
@@ -227,9 +262,10 @@ def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_pat
 def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
     assert cli.main(["launch", "--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("--workers", "--chief", "--host", "--log_dir", "--grace_secs", "example:"):
+    options = ("workers", "chief", "ps", "evaluator", "host", "log_dir", "grace_secs")
+    for word in (*(f"--{name}" for name in options), "example:"):
         assert word in out
-    assert out.count("default:") == 5 and "seconds" in out
+    assert out.count("default:") == 7 and "seconds" in out
 
 
 def test_help_after_the_two_dashes_belongs_to_the_command(monkeypatch, tmp_path):

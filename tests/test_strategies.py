@@ -1,6 +1,7 @@
 """A word becomes a strategy, and what cannot be one is refused with words."""
 
 import json
+import os
 import socket
 
 import ctl
@@ -100,11 +101,21 @@ def test_devices_do_not_go_with_multi_worker(monkeypatch):
         ctl.make_strategy("multi_worker", devices=["cpu:0"])
 
 
-@pytest.mark.parametrize("kind", ["ps", "evaluator"])
-def test_a_task_that_does_not_train_is_refused(monkeypatch, kind):
-    set_config(monkeypatch, ["127.0.0.1:1"], kind=kind, **{kind: ["127.0.0.1:2"]})
-    with pytest.raises(ctl.UsageError, match=rf"makes this process a '{kind}'"):
+def test_a_parameter_server_is_refused(monkeypatch):
+    set_config(monkeypatch, ["127.0.0.1:1"], kind="ps", ps=["127.0.0.1:2"])
+    with pytest.raises(ctl.UsageError, match="makes this process a 'ps'"):
         ctl.make_strategy("auto")
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word, listed):
+    more = {"evaluator": ["127.0.0.1:3"]} if listed else {}
+    set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"], kind="evaluator", **more)
+    before = os.environ["TF_CONFIG"]
+    strategy = ctl.make_strategy(word)
+    assert word_of(strategy) == "default" and os.environ["TF_CONFIG"] == before
+    assert placement(strategy) == Placement(1, 0, 1, 1, is_chief=False, evaluates=True)
 
 
 def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):

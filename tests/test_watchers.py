@@ -161,6 +161,9 @@ def test_the_best_model_is_written_and_only_that(tmp_path):
     assert trainer.evaluate()["loss"] == pytest.approx(min(loss for _, loss in evals), abs=1e-6)
 
 
+TWOS = every_step(evaluate=ctl.Every(steps=2))
+
+
 def scheduled():
     return {"plateau": ctl.ReduceOnPlateau("loss")}
 
@@ -175,10 +178,9 @@ class Scheduled(Watched):
     ("make", "words"),
     [
         (lambda: run(lambda: {"early_stopping": "loss"}), "expected e.g. ctl.EarlyStopping"),
-        (lambda: run(lambda: {"early_stopping": ctl.EarlyStopping("accuracy")}), "the eval numbers are loss"),
+        (lambda: run(lambda: {"early_stopping": ctl.EarlyStopping("acc")}), "the eval numbers are loss"),
         (lambda: run(lambda: {"save_best": ctl.SaveBest("loss")}), "needs a place"),
-        (lambda: Scheduled(scheduled, intervals=every_step(evaluate=ctl.Every(steps=2)), reports=[]).train(2),
-         "as a schedule"),
+        (lambda: Scheduled(scheduled, intervals=TWOS, reports=[]).train(2), "as a schedule"),
         (lambda: ctl.EarlyStopping("loss", patiance=3), "patiance"),
         (lambda: ctl.EarlyStopping("loss", patience=-1), "patience is -1"),
         (lambda: ctl.ReduceOnPlateau("loss", factor=2.0), "factor is 2.0"),

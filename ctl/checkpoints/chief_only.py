@@ -51,7 +51,8 @@ class ChiefOnlyCheckpoints:
         for path, manifest in reversed(found):
             fault = commit.verify(path, manifest)
             if fault is None:
-                self._read(state, path, manifest)
+                state.check_matches(manifest.variables, str(path))
+                restore_state(state, path)
                 return manifest
             damaged.append(f"{path.name}: {fault}")
             _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
@@ -70,14 +71,6 @@ class ChiefOnlyCheckpoints:
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, ascending."""
         return [m.step for _, m in commit.scan(self.directory)]
-
-    def _read(self, state: State, path: Path, manifest: Manifest) -> None:
-        state.check_matches(manifest.variables, str(path))
-        try:
-            status = state.checkpoint.read(str(path / commit.STATE))
-            status.assert_existing_objects_matched()
-        except Exception as e:
-            raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
 
     def _take_part(self, state: State) -> None:
         own = self.directory / f"workertemp_{state.placement.worker_index}"
@@ -100,3 +93,12 @@ class ChiefOnlyCheckpoints:
                 commit.remove(paths[manifest.step])
             except OSError as e:
                 _log.warning("Cannot delete the old checkpoint %s: %s.", paths[manifest.step], e)
+
+
+def restore_state(state: State, path: Path) -> None:
+    """Reads the tensors of a checkpoint directory into `state`; raises CheckpointError."""
+    try:
+        status = state.checkpoint.read(str(path / commit.STATE))
+        status.assert_existing_objects_matched()
+    except Exception as e:
+        raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ctl.errors import EXIT_DONE, UsageError
-from ctl.launch.logs import log_path
-from ctl.launch.supervisor import launch, say
+from ctl.launch.supervisor import Roles, launch
+from ctl.launch.watching import say
 
 _EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
 _MODEL_DIR = re.compile(r"--?model_dir(?:=(.*))?", re.DOTALL)
@@ -31,12 +31,19 @@ def main(argv: Sequence[str]) -> int:
         log_dir = _log_dir(options.log_dir, command)
         if os.environ.get("TF_CONFIG"):
             say("TF_CONFIG was set already; each worker gets a new one instead")
-        count = options.workers + options.chief
+        roles = Roles(
+            workers=options.workers,
+            chief=options.chief or options.ps > 0,
+            ps=options.ps,
+            evaluator=options.evaluator,
+        )
+        if roles.chief and not options.chief:
+            say("parameter servers need a coordinator: a chief is started as well (--chief)")
+        count = roles.count
         say(f"starting {count} process{'es' if count > 1 else ''}, logs in {log_dir}")
         return launch(
             command,
-            workers=options.workers,
-            with_chief=options.chief,
+            roles=roles,
             host=options.host,
             log_dir=log_dir,
             grace_secs=options.grace_secs,
@@ -72,12 +79,35 @@ def _parser() -> argparse.ArgumentParser:
         prog="ctl launch",
         usage="ctl launch [options] -- command [its options]",
         description="Runs a command once per worker on this machine, with a TF_CONFIG for each. "
-        "The first worker to fail decides the exit code, and ends the others.",
+        "The first to fail decides the exit code, and ends the others.",
         epilog=f"example:\n  {_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
+    _add_job(parser)
+    logs = parser.add_argument_group("logs")
+    logs.add_argument(
+        "--log_dir",
+        metavar="DIR",
+        help="where job_0.log, job_1.log, ... go, the chief's first, and ps_0.log, evaluator_0.log "
+        "(default: workers/ in the command's --model_dir, or a new temporary directory)",
+    )
+    ending = parser.add_argument_group("ending")
+    ending.add_argument(
+        "--grace_secs",
+        type=_secs,
+        default=30.0,
+        metavar="SECS",
+        help="seconds from SIGTERM (or a Ctrl-C passed on) to SIGKILL, and for workers to end "
+        "once the chief is done (default: 30)",
+    )
+    about = parser.add_argument_group("about")
+    about.add_argument("-h", "--help", action="store_true", help="show this text")
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job")
     job.add_argument(
         "--workers",
@@ -92,30 +122,23 @@ def _parser() -> argparse.ArgumentParser:
         help="start a chief beside them, one process more (default: worker 0 is the chief)",
     )
     job.add_argument(
+        "--ps",
+        type=_workers,
+        default=0,
+        metavar="N",
+        help="how many parameter servers to start, and a chief, who coordinates (default: none)",
+    )
+    job.add_argument(
+        "--evaluator",
+        action="store_true",
+        help="start an evaluator, which evaluates the checkpoints (default: none)",
+    )
+    job.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
         help="this machine's address in TF_CONFIG, IPv4 (default: 127.0.0.1)",
     )
-    logs = parser.add_argument_group("logs")
-    logs.add_argument(
-        "--log_dir",
-        metavar="DIR",
-        help="where job_0.log, job_1.log, ... go, the chief's first (default: workers/ in the "
-        "command's --model_dir, or a new temporary directory)",
-    )
-    ending = parser.add_argument_group("ending")
-    ending.add_argument(
-        "--grace_secs",
-        type=_secs,
-        default=30.0,
-        metavar="SECS",
-        help="seconds from SIGTERM (or a Ctrl-C passed on) to SIGKILL, and for workers to end "
-        "once the chief is done (default: 30)",
-    )
-    about = parser.add_argument_group("about")
-    about.add_argument("-h", "--help", action="store_true", help="show this text")
-    return parser
 
 
 class _Parser(argparse.ArgumentParser):
@@ -160,7 +183,7 @@ def _log_dir(asked: str | None, command: list[str]) -> Path:
         return Path(tempfile.mkdtemp(prefix="ctl-launch-"))
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
-        log_path(log_dir, 0).open("ab").close()
+        (log_dir / "job_0.log").open("ab").close()
     except OSError as e:
         raise UsageError(
             f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); give a directory that "

@@ -21,16 +21,12 @@ from pathlib import Path
 
 from ctl.cluster import Cluster
 from ctl.errors import EXIT_FAILED, UsageError
-from ctl.launch.logs import ConsoleCopy, log_path
+from ctl.launch.logs import ConsoleCopy
+from ctl.launch.roles import log_name
 
 _POLL_SECS = 0.05
 _KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-
-def name(task: Cluster) -> str:
-    """How messages call a process, e.g. "worker 1 (job 2)"; the job is the number of its log."""
-    return f"{task.task_type} {task.task_index} (job {task.worker_index})"
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,17 @@ class Gang:
                 f"{str(self._log_dir)!r}."
             ) from e
 
+    def restart(self, end: Exit) -> None:
+        """Starts a process that has ended once more, in its place; its log goes on.
+
+        Unlike at `start` there are threads by now. They hold no lock that the child's few
+        instructions need: Python forks with its own, and malloc's is safe to fork with.
+        """
+        with contextlib.suppress(OSError), open(self.log(end.task), "ab") as file:
+            file.write(f"ctl launch: it ended with {end} and is started again\n".encode())
+            file.flush()
+            self._spawn(end.task, file.fileno())
+
     def poll(self) -> list[Exit]:
         """Notes and returns the processes that have ended since the last call; does not wait."""
         news = []
@@ -108,27 +115,27 @@ class Gang:
         self.exits += news
         return news
 
-    def send(self, signum: int) -> None:
-        """Sends a signal to every process that runs, but not to what it has started."""
-        for process in self._processes:
-            process.popen.send_signal(signum)
-
     def end(
         self,
         grace_secs: float,
         signum: int = signal.SIGTERM,
         hurry: Callable[[], bool] = lambda: False,
+        only: Sequence[Cluster] | None = None,
     ) -> None:
         """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`; returns when all ended.
 
-        Without running processes this only completes the chief's log.
+        `only` leaves the others alone. For all, this also completes the chief's log; without
+        running processes that is all it does.
         """
-        self.send(signum)
-        self._wait(grace_secs, hurry)
-        for process in self._processes:
-            _kill_group(process.popen.pid)
-        self._wait(_KILL_SECS)
-        if self._console:
+        chosen = [p for p in self._processes if only is None or p.task in only]
+        for process in chosen:
+            process.popen.send_signal(signum)
+        self._wait(chosen, grace_secs, hurry)
+        for process in chosen:
+            if process.popen.returncode is None:
+                _kill_group(process.popen.pid)
+        self._wait(chosen, _KILL_SECS)
+        if self._console and only is None:
             self._console.finish()
 
     @property
@@ -143,7 +150,7 @@ class Gang:
 
     def log(self, task: Cluster) -> Path:
         """The log file of one process."""
-        return log_path(self._log_dir, task.worker_index)
+        return self._log_dir / log_name(task)
 
     def _spawn(self, task: Cluster, output: int) -> None:
         popen = subprocess.Popen(
@@ -157,10 +164,17 @@ class Gang:
         )
         self._processes.append(_Process(task, popen, time.monotonic()))
 
-    def _wait(self, timeout_secs: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def _wait(
+        self,
+        chosen: "Sequence[_Process]",
+        timeout_secs: float,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> None:
         until_secs = time.monotonic() + timeout_secs
         self.poll()
-        while self._processes and time.monotonic() < until_secs and not hurry():
+        while any(p.popen.returncode is None for p in chosen):
+            if time.monotonic() >= until_secs or hurry():
+                return
             time.sleep(_POLL_SECS)
             self.poll()
 

@@ -1,6 +1,6 @@
 """One log file per worker, and the chief's output on the console as well.
 
-    copy = ConsoleCopy(log_path(log_dir, 0))
+    copy = ConsoleCopy(log_dir / "job_0.log")
     process = subprocess.Popen(command, stdout=copy.writer, stderr=subprocess.STDOUT)
     copy.start()
     ...
@@ -37,11 +37,6 @@ _ESCAPE = re.compile(
     rb"|\x1b[ -/]*[0-~]"  # the short ones
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]")
-
-
-def log_path(log_dir: Path, job: int) -> Path:
-    """The log of process `job`; 0 is the chief."""
-    return log_dir / f"job_{job}.log"
 
 
 def tail(path: Path, lines: int = 20) -> str:

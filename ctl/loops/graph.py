@@ -47,7 +47,8 @@ class StepLoop:
 
         Fewer steps than asked means that the data ended, on all workers at the same step.
         """
-        collective_order.announce(f"{steps} {'training' if self._counter is not None else 'evaluation'} steps")
+        kind = "evaluation" if self._counter is None else "training"
+        collective_order.announce(f"{steps} {kind} steps")
         bound, function = self._bound
         if bound is not batches:
             function = self._function(batches)

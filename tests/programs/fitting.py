@@ -70,7 +70,8 @@ def subclassed():
 
 def normalised():
     model = keras.Sequential([
-        keras.Input((6,)), layers.Dense(8, use_bias=False), layers.BatchNormalization(synchronized=True), layers.Dense(3),
+        keras.Input((6,)), layers.Dense(8, use_bias=False),
+        layers.BatchNormalization(synchronized=True), layers.Dense(3),
     ])  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.003), loss)

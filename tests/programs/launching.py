@@ -1,6 +1,7 @@
 """The launcher under test: small Python programs stand in for workers.
 
-Each sees `job` (its number) and `wait_for(condition)`, and writes into its log by printing.
+Each sees `role`, `index`, `job` (the number of its log, if it trains) and `wait_for(condition)`, and
+writes into its log by printing.
 """
 
 import os
@@ -18,8 +19,8 @@ TIMEOUT_SECS = 60
 WORKER = """
 import json, os, pathlib, signal, sys, time
 task = json.loads(os.environ["TF_CONFIG"])
-job = task["task"]["index"] + len(task["cluster"].get("chief", [])) * (
-    task["task"]["type"] == "worker")
+role, index = task["task"]["type"], task["task"]["index"]
+job = index + len(task["cluster"].get("chief", [])) * (role == "worker")
 here = pathlib.Path(os.environ["TEST_DIR"])
 
 def wait_for(condition):
@@ -82,7 +83,8 @@ class Job:
         return self.process.returncode, (err or b"").decode()
 
     def log(self, number):
-        path = self.logs / f"job_{number}.log"
+        """The log of a number, or of a name such as "ps_0"."""
+        path = self.logs / f"{number if isinstance(number, str) else f'job_{number}'}.log"
         return path.read_text() if path.exists() else ""
 
     def wait_for_logs(self, text, workers=2):

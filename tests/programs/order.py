@@ -8,6 +8,10 @@ import tensorflow as tf
 from small_models import Small, every_step
 
 
+def one_sum():
+    return tf.distribute.get_replica_context().all_reduce("sum", tf.ones([]))
+
+
 class Uneven(Small):
     def build(self):
         super().build()
@@ -25,7 +29,7 @@ class Uneven(Small):
         if self.how in ("metric", "same"):
             self.seen.result()  # LINE metric
         elif self.how == "reduce":
-            self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.ones([])))  # LINE reduce
+            self.strategy.run(one_sum)  # LINE reduce
         elif self.how == "variable":
             with self.strategy.scope():
                 tf.Variable(1.0)  # LINE variable

@@ -1,0 +1,88 @@
+"""Checkpoints that another process saves and deletes: read here, never touched.
+
+The manager of an evaluator. Its caller decides which step to restore; nothing is swept, deleted or
+written, because the directory belongs to a training that is busy in it.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ctl.checkpoints import commit
+from ctl.checkpoints.chief_only import restore_state
+from ctl.checkpoints.protocol import Manifest
+from ctl.errors import CheckpointError
+
+_NAME = re.compile(r"ckpt-\d+")
+_log = logging.getLogger("ctl")
+
+
+class UnusableCheckpoint(CheckpointError):
+    """This one is deleted or damaged; the next may be good."""
+
+
+class WatchedCheckpoints:
+    """The committed checkpoints in `directory`, as they come and go."""
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        self.directory = Path(directory)
+        self._known: dict[str, tuple[int, Manifest]] = {}
+        self._told: set[str] = set()
+
+    def committed(self) -> list[Manifest]:
+        """Those that are there now, ascending by step; a manifest is read once for each save."""
+        found = {}
+        for name in self._names():
+            path = self.directory / name
+            try:
+                written = (path / commit.MANIFEST).stat().st_mtime_ns
+                known = self._known.get(name)
+                manifest = known[1] if known and known[0] == written else commit.read_manifest(path)
+            except OSError:
+                continue  # being deleted
+            except CheckpointError as e:
+                self._tell(path, e)
+                continue
+            if name == f"ckpt-{manifest.step}":
+                found[name] = (written, manifest)
+        self._known = found
+        return sorted((m for _, m in found.values()), key=lambda m: m.step)
+
+    def save(self, state: Any, manifest: Manifest) -> str | None:
+        """Saves nothing."""
+
+    def restore(self, state: Any, step: int | None = None) -> Manifest | None:
+        """Restores that of `step` and no other; None, and nothing is restored, without a step.
+
+        Raises UnusableCheckpoint if it is gone or damaged, CheckpointError if it is of another model.
+        """
+        if step is None:
+            return None
+        path = self.directory / f"ckpt-{step}"
+        try:
+            manifest = commit.read_manifest(path)
+            fault = commit.verify(path, manifest)
+        except (OSError, CheckpointError) as e:
+            manifest, fault = None, str(e)
+        if manifest is None or fault is not None:
+            raise UnusableCheckpoint(fault if path.exists() else "it was deleted meanwhile")
+        state.check_matches(manifest.variables, str(path))
+        try:
+            restore_state(state, path)
+        except CheckpointError as e:
+            raise UnusableCheckpoint(str(e) if path.exists() else "it was deleted meanwhile") from e
+        return manifest
+
+    def _tell(self, path: Path, error: CheckpointError) -> None:
+        """Says once that a manifest is damaged, unless it is being deleted."""
+        if path.name not in self._told and (path / commit.MANIFEST).exists():
+            self._told.add(path.name)
+            _log.warning("Passing over the damaged checkpoint %s: %s", path, error)
+
+    def _names(self) -> list[str]:
+        try:
+            return [n for n in os.listdir(self.directory) if _NAME.fullmatch(n)]
+        except OSError:
+            return []

@@ -1,0 +1,80 @@
+"""The evaluator: a process that trains nothing and evaluates each checkpoint that the chief saves.
+
+TF_CONFIG='{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}' \\
+    python -m models.mnist --model_dir=/shared/mnist
+
+It is the same program as the workers'. It reads `model_dir/checkpoints` and writes nothing there.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ctl import session, signals
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.watched import WatchedCheckpoints
+from ctl.errors import CtlError, Stopped
+from ctl.following import Evaluated, Following
+from ctl.lease import NAME, Lease, process_started
+from ctl.reports.group import ReportGroup
+from ctl.reports.protocol import Ended
+from ctl.session import Session
+
+EVALUATED = "evaluated.json"
+NUMBERS = "evaluations.jsonl"
+_log = logging.getLogger("ctl")
+
+
+def follow(trainer: Any, prepared: Session) -> dict[str, float]:
+    """Evaluates until the training has ended; returns the newest means, as "eval_<name>".
+
+    Raises Stopped after a signal, PeerLostError if the training died or is not complete.
+    """
+    place, watched = Path(trainer.model_dir), prepared.manager
+    assert isinstance(watched, WatchedCheckpoints)
+    following = Following(
+        watched, Lease(place / NAME), Evaluated(place / EVALUATED), born=process_started()
+    )
+    means: dict[str, float] = {}
+
+    def evaluate(manifest: Manifest) -> None:
+        watched.restore(prepared.state, manifest.step)
+        means.clear()
+        means.update(session.evaluate(trainer, prepared))
+
+    reports = prepared.running = _reports(trainer)
+    reason = "failed"
+    _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
+    try:
+        with signals.Signals() as received:
+            reason = following.run(evaluate, lambda: received.received is not None)
+            received_signal = received.received
+        if received_signal is not None:
+            reason = "stopped by a signal"
+            raise Stopped(
+                f"Stopped by {signals.name(received_signal)} after {following.count} evaluations; the "
+                "same command goes on from there.", signals.exit_code(received_signal),
+            )  # fmt: skip
+        reason = f"the training has ended ({reason})"
+    except CtlError as e:
+        reason = reason if isinstance(e, Stopped) else f"failed: {type(e).__name__}"
+        raise
+    finally:
+        summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
+        reports.note(Ended(following.step or 0, reason, summary))
+        prepared.running = None
+    return {f"eval_{k}": v for k, v in means.items()}
+
+
+def _reports(trainer: Any) -> ReportGroup:
+    """The given reports, or the default ones, with a file of numbers that no other process has open."""
+    if trainer._reports is not None:
+        return ReportGroup(trainer._reports)
+    from ctl.reports.console import ConsoleReport
+    from ctl.reports.jsonl import JsonlReport
+    from ctl.reports.tensorboard import TensorBoardReport
+
+    place = Path(trainer.model_dir)
+    return ReportGroup(
+        [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(place / "logs")]
+    )

@@ -1,0 +1,23 @@
+"""Any role of a job: trains, or evaluates, the small model in argv[1] and prints what came of it."""
+
+import json
+import sys
+
+import ctl
+from small_models import Small, digest, every_step
+
+
+def main(model_dir: str, steps: int) -> None:
+    report = ctl.MemoryReport()
+    trainer = Small(
+        optimizer="adam", strategy="auto", model_dir=model_dir, reports=[report],
+        intervals=every_step(save=ctl.Every(steps=5), evaluate=ctl.Every(steps=5)),
+    )  # fmt: skip
+    numbers = trainer.train(steps)
+    rows = {step: values["loss"] for run, step, values in report.rows if run == "eval"}
+    word = {"workers": trainer.placement.num_workers, "chief": trainer.placement.is_chief}
+    print(json.dumps({"digest": digest(trainer), "eval": rows, "numbers": numbers, **word}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""The evaluator in a process of its own, beside a training that ends well, and one that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment
+from launching import wait_for
+from test_lease import HOLDS
+
+pytestmark = pytest.mark.workers
+
+LAUNCH = [sys.executable, "-m", "ctl.launch"]
+MNIST = [sys.executable, "-m", "models.mnist", "--global_batch_size=32"]
+CLUSTER = {"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}
+
+
+def run(*command):
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS,
+        check=False,
+    )  # fmt: skip
+
+
+def rows(path):
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def numbers(path):
+    found = [row for row in rows(path) if row["run"] == "eval"]
+    return [(row["step"], row["loss"], row["accuracy"]) for row in found]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """The model_dir of a job with an evaluator whose worker evaluated as well, and the job."""
+    model_dir = tmp_path_factory.mktemp("launched") / "m"
+    done = run(
+        *LAUNCH, "--workers=1", "--evaluator", "--", *MNIST, f"--model_dir={model_dir}",
+        "--train_steps=30", "--save_every_steps=10", "--eval_every_steps=10", "--export=none",
+    )  # fmt: skip
+    return model_dir, done
+
+
+def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched):
+    model_dir, done = launched
+    assert done.returncode == 0, done.stderr
+    inline, ours = (numbers(model_dir / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
+    assert [step for step, *_ in ours] == [10, 20, 30]
+    for mine, its in zip(ours, inline, strict=True):
+        assert mine == pytest.approx(its, abs=1e-6)
+    log = (model_dir / "workers" / "evaluator_0.log").read_text()
+    assert "the training has ended (done) at step 30" in log and "Traceback" not in log
+    assert json.loads((model_dir / "LOCK").read_text())["state"] == "ended"
+    steps = [p.name for p in sorted((model_dir / "checkpoints").iterdir())]
+    assert steps == ["ckpt-10", "ckpt-20", "ckpt-30"]
+
+
+@pytest.fixture
+def start(tmp_path, launched):
+    """start(model_dir) -> an evaluator of a directory with the checkpoints of that job."""
+    (tmp_path / "m").mkdir()
+    os.symlink(launched[0] / "checkpoints", tmp_path / "m" / "checkpoints")
+    started = []
+
+    def begin(command, **streams):
+        task = {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
+        process = subprocess.Popen(
+            command, env=environment(TF_CONFIG=json.dumps(task)), cwd=ROOT, text=True, **streams
+        )
+        started.append(process)
+        return process
+
+    yield tmp_path / "m", begin
+    for process in started:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_SECS)
+
+
+def evaluator_beside_a_training(model_dir, begin):
+    """An evaluator, and after it a process that claims to train there."""
+    watching = begin(
+        [*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    training = begin(
+        [sys.executable, "-c", HOLDS, str(model_dir / "LOCK"), "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert training.stdout.readline() == "held\n"
+    return watching, training
+
+
+def test_when_training_was_killed_the_rest_is_evaluated_and_the_exit_code_is_134(start):
+    model_dir, begin = start
+    watching, training = evaluator_beside_a_training(model_dir, begin)
+    training.kill()  # long before the evaluator has imported TensorFlow
+    out, _ = watching.communicate(timeout=TIMEOUT_SECS)
+    assert watching.returncode == 134, out
+    assert [step for step, *_ in numbers(model_dir / "evaluations.jsonl")] == [10, 20, 30]
+    said = out.splitlines()[-1]
+    assert f"process {training.pid}, died without a word after step 7" in said
+    assert said.endswith("Every checkpoint that it left is evaluated.")
+
+
+def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):
+    model_dir, begin = start
+    watching, _ = evaluator_beside_a_training(model_dir, begin)
+    done = model_dir / "evaluated.json"
+    wait_for(lambda: done.exists() and len(json.loads(done.read_text())["evaluated"]) == 3)
+    watching.send_signal(signal.SIGTERM)
+    out, _ = watching.communicate(timeout=TIMEOUT_SECS)
+    assert watching.returncode == 143, out
+    assert out.splitlines()[-1].startswith("Stopped by SIGTERM after 3 evaluations")
+
+
+def test_a_chief_and_a_worker_train_in_step_and_an_evaluator_has_their_numbers(tmp_path):
+    model_dir, logs = tmp_path / "m", tmp_path / "logs"
+    program = str(ROOT / "tests" / "programs" / "roles.py")
+    done = run(
+        *LAUNCH, "--chief", "--workers=1", "--evaluator", f"--log_dir={logs}", "--",
+        sys.executable, program, str(model_dir), "20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = ("job_0", "job_1", "evaluator_0")
+    chief, worker, evaluator = (last_json(logs / f"{name}.log") for name in names)
+    assert (chief["workers"], worker["workers"], evaluator["workers"]) == (2, 2, 1)
+    assert (chief["chief"], worker["chief"], evaluator["chief"]) == (True, False, False)
+    assert chief["digest"] == worker["digest"] == evaluator["digest"]
+    assert worker["eval"] == {} and list(evaluator["eval"]) == ["5", "10", "15", "20"]
+    assert evaluator["eval"] == pytest.approx(chief["eval"], abs=1e-6)
+    assert evaluator["numbers"] == {"eval_loss": evaluator["eval"]["20"]}
+    left = sorted(p.name for p in (model_dir / "checkpoints").iterdir())
+    assert left == ["ckpt-10", "ckpt-15", "ckpt-20", "ckpt-5"]
+
+
+def last_json(path: Path) -> dict:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
+    assert lines, path.read_text()
+    return json.loads(lines[-1])
