@@ -49,8 +49,9 @@ class ArrayData:
         return new
 
     def replica_batches(
-        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int
-    ) -> tf.data.Dataset:
+        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int,
+        share: tuple = (0, 1),
+    ) -> tf.data.Dataset:  # fmt: skip
         """Batches of the given replicas in turn: step 0 of each, step 1 of each, ...
 
         Args:
@@ -58,16 +59,17 @@ class ArrayData:
           start: examples already consumed.
           total: examples in all, counted from 0; None: endless. The last batch may be short.
           replicas: the consecutive replicas of this worker, among `num_replicas`.
+          share: (w, W) for steps w, w + W, w + 2 W, ... only; w may be a tensor.
         """
         size, count = self.batch_size, len(replicas)
-        with tf.device("/cpu:0"):
+        with tf.init_scope(), tf.device("/cpu:0"):  # never copied into the graph of a function
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
         fixed = size % num_replicas == 0 and (total is None or (total - start) % size == 0)
         seed = seed if self._seed is None else self._seed
 
         @tf.autograph.experimental.do_not_convert
         def batch(i):
-            step, r = i // count, replicas[0] + i % count
+            step, r = share[0] + i // count * share[1], replicas[0] + i % count
             first = start + step * size
             n = size if total is None else tf.minimum(tf.cast(size, tf.int64), total - first)
             if fixed:

@@ -80,11 +80,11 @@ def open_train(
     place = placement(strategy)
     _check_batch_size(global_batch_size, place)
     tf.random.set_seed(seed)
-    source = _as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
-    _check_dataset(source, "train_data", global_batch_size)
-    count = _cardinality(source)
+    check_dataset(source, "train_data", global_batch_size)
+    count = cardinality(source)
     steps: int | None
     if epochs is not None:
         if count is None:
@@ -98,7 +98,7 @@ def open_train(
         steps = count
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
     skipped = start_examples // global_batch_size
-    dataset = _rows_checked(source, global_batch_size)
+    dataset = rows_checked(source, global_batch_size)
     dataset = dataset.skip(skipped) if skipped else dataset
     if steps is not None:
         steps = max(0, steps - skipped)
@@ -109,7 +109,7 @@ def open_train(
         or (_sharded_by_tensorflow(source, place) and not endless),
         steps_per_epoch=count,
         mode="skip",
-        description=_describe(source, count, global_batch_size),
+        description=describe(source, count, global_batch_size),
     )
 
 
@@ -121,19 +121,19 @@ def open_eval(
     Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
     """
     place = placement(strategy)
-    source = _as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
-    _check_dataset(source, "eval_data", None)
+    check_dataset(source, "eval_data", None)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
-    count = None if _sharded_by_tensorflow(source, place) else _cardinality(source)
+    count = None if _sharded_by_tensorflow(source, place) else cardinality(source)
     return Batches(
         iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
-        steps_per_epoch=count, mode="skip", description=_describe(source, count, global_batch_size),
+        steps_per_epoch=count, mode="skip", description=describe(source, count, global_batch_size),
     )  # fmt: skip
 
 
@@ -182,11 +182,11 @@ def _iterator(dataset, strategy, place: Placement):
 def _from_replica_batches(replica_batches, strategy, place: Placement):
     """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
     if place.num_local_replicas == 1 and _on_cpu(strategy):
-        return iter(_prefetched(replica_batches(place.worker_index, 1)))
+        return iter(prefetched(replica_batches(place.worker_index, 1)))
 
     def for_worker(context):
         n = place.num_local_replicas
-        return _prefetched(replica_batches(context.input_pipeline_id * n, n))
+        return prefetched(replica_batches(context.input_pipeline_id * n, n))
 
     return iter(strategy.distribute_datasets_from_function(for_worker))
 
@@ -198,7 +198,7 @@ def _on_cpu(strategy) -> bool:
     return "CPU" in strategy.extended.worker_devices[0].upper()
 
 
-def _prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     already = "Prefetch" in type(dataset).__name__
     return dataset if already else dataset.prefetch(tf.data.AUTOTUNE)
 
@@ -239,7 +239,7 @@ def _rows(batch, replica: int, num_replicas: int):
     return take_rows(batch, n * replica // num_replicas, n * (replica + 1) // num_replicas)
 
 
-def _as_source(source, name: str, batch_size: int, shuffle: bool):
+def as_source(source, name: str, batch_size: int, shuffle: bool):
     if isinstance(source, (tf.data.Dataset, ArrayData)):
         return source
     if source is None:
@@ -256,7 +256,7 @@ def _as_source(source, name: str, batch_size: int, shuffle: bool):
     )
 
 
-def _rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
+def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
     """Where the batch size is only known when batches come, one that is too large is an error."""
     if isinstance(num_rows(dataset.element_spec), int):
         return dataset
@@ -282,7 +282,7 @@ def _check_batch_size(global_batch_size: int, place: Placement) -> None:
         )
 
 
-def _check_dataset(dataset: tf.data.Dataset, name: str, global_batch_size: int | None) -> None:
+def check_dataset(dataset: tf.data.Dataset, name: str, global_batch_size: int | None) -> None:
     if dataset.cardinality() == 0:
         raise UsageError(
             f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
@@ -310,7 +310,7 @@ def tuple_of(spec) -> str:
     return ", ".join(str(getattr(s, "shape", s)) for s in tf.nest.flatten(spec))
 
 
-def _cardinality(dataset: tf.data.Dataset) -> int | None:
+def cardinality(dataset: tf.data.Dataset) -> int | None:
     n = int(dataset.cardinality())
     return n if n >= 0 else None
 
@@ -320,7 +320,7 @@ def _sharded_by_tensorflow(dataset, place: Placement) -> bool:
     return place.num_workers > 1 and policy in (_POLICIES["file"], _POLICIES["off"])
 
 
-def _describe(dataset, count: int | None, batch_size: int) -> str:
+def describe(dataset, count: int | None, batch_size: int) -> str:
     if count is not None:
         return f"{count:,} batches of {batch_size}"
     endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl import update_lock
 from ctl.errors import UsageError
 
 NON_FINITE_MESSAGE = "gradient norm is not finite"
@@ -96,7 +97,7 @@ def apply(update: Update, how: Gradients) -> tf.Tensor:
         limit = tf.cast(how.clip_norm, norm.dtype)
         scale = limit / tf.maximum(norm, limit)
         gradients = [_scaled(g, tf.cast(scale, g.dtype)) for g in gradients]
-    with tf.control_dependencies([norm]):
+    with tf.control_dependencies([norm]), update_lock.held():
         _apply_without_sum(update.optimizer, gradients, update.variables)
     return norm
 

@@ -3,6 +3,7 @@
 Functions here take the trainer; what they keep between calls is a `Session`.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -10,12 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from ctl import checks, data, gradients, randomness, signals, strategies, telling
+from ctl import (
+    checks,
+    data,
+    failures,
+    gradients,
+    parameter_servers,
+    randomness,
+    signals,
+    strategies,
+    telling,
+    worker_data,
+)
 from ctl.agreement import Agreement
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
-from ctl.errors import NonFiniteError, PeerLostError, Stopped, UsageError
+from ctl.errors import Stopped, UsageError
 from ctl.every import Every
+from ctl.loops.asynchronous import Asynchronous, ScheduledLoop
 from ctl.loops.graph import ReplicaStep, StepLoop
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
@@ -24,8 +37,6 @@ from ctl.state import State, collect
 from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
-_PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
-                tf.errors.CancelledError)  # fmt: skip
 
 
 @dataclass
@@ -46,13 +57,16 @@ class Session:
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
-    loops: dict[str, StepLoop] = field(default_factory=dict)
+    loops: dict[str, Any] = field(default_factory=dict)
     running: ReportGroup | None = None
+    last_step: int = 0  # that was read
 
     @property
     def step(self) -> int:
-        """Completed steps."""
-        return int(self.state.step.numpy())
+        """Completed steps; those last known, where the parameter server that counts them is gone."""
+        with contextlib.suppress(*failures.PEER_ERRORS):
+            self.last_step = int(self.state.step.numpy())
+        return self.last_step
 
     def advance(self, step: int, global_batch_size: int, limit: int | None = None) -> None:
         """Counts the examples consumed up to `step`; `limit`, where the last batch was short."""
@@ -68,7 +82,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
         checks.methods(trainer, "train")
     checks.directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
-    with tf.device("/cpu:0"):
+    with strategies.place_of_counter(trainer.strategy):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     with trainer.strategy.scope():
         trainer.build()
@@ -124,7 +138,7 @@ def train(
         if formats and reason != "signal":
             paths = trainer.export(*formats)
     except BaseException as e:
-        error = _explained(e, trainer, session)
+        error = failures.explained(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
         if error is not e:
             raise error from e
@@ -150,7 +164,8 @@ def _synchronous(
 ) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     keep = getattr(session.manager, "keep", None)
-    run = Synchronous(
+    kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
+    run = kind(
         loop=_loop(trainer, session, "train"),
         intervals=trainer.intervals,
         agreement=session.agreement,
@@ -197,7 +212,7 @@ def _evaluates(trainer: Any) -> bool:
 
 def _open_eval(trainer: Any) -> data.Batches:
     return data.open_eval(
-        trainer.eval_data, trainer.strategy, global_batch_size=trainer.global_batch_size
+        trainer.eval_data, strategies.local(trainer.strategy), global_batch_size=trainer.global_batch_size
     )
 
 
@@ -238,10 +253,14 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
-    batches = data.open_train(
-        trainer.train_data, trainer.strategy, global_batch_size=trainer.global_batch_size,
-        seed=trainer.seed, start_examples=session.examples, epochs=epochs,
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "global_batch_size": trainer.global_batch_size, "seed": trainer.seed,
+        "start_examples": session.examples, "epochs": epochs,
+    }  # fmt: skip
+    if parameter_servers.is_used(trainer.strategy):
+        batches = worker_data.open_train(trainer.train_data, trainer.strategy, steps=steps, **how)
+    else:
+        batches = data.open_train(trainer.train_data, trainer.strategy, **how)
     if batches.steps is None:
         if steps is None and not batches.ends_unknown:
             raise UsageError(
@@ -253,7 +272,7 @@ def _open_train(trainer, session, steps, epochs) -> tuple[int | None, data.Batch
     return (end if steps is None else min(steps, end)), batches
 
 
-def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
+def _loop(trainer: Any, session: Session, kind: str) -> Any:
     """The graph loop for "train" or "eval", traced once per trainer."""
     if kind not in session.loops:
         train_kind = kind == "train"
@@ -261,8 +280,11 @@ def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
             trainer.train_step if train_kind else trainer.eval_step, recorder=trainer._recorder,
             how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
         )  # fmt: skip
+        if train_kind and parameter_servers.is_used(trainer.strategy):
+            session.loops[kind] = ScheduledLoop(trainer.strategy, step, counter=session.state.step)
+            return session.loops[kind]
         session.loops[kind] = StepLoop(
-            trainer.strategy, step, counter=session.state.step if train_kind else None,
+            strategies.local(trainer.strategy), step, counter=session.state.step if train_kind else None,
             single=train_kind and trainer.intervals.steps_per_loop == 1,
         )  # fmt: skip
     return session.loops[kind]
@@ -306,44 +328,3 @@ def _same_everywhere(agreement: Agreement, place, step: int) -> None:
             f"Worker {place.worker_index} found the newest checkpoint at step {step}, the chief at "
             f"step {int(total[1])}. All workers must see the same model_dir: put it on shared storage."
         )
-
-
-def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
-    """TensorFlow's error as one of ours where we know better."""
-    text = str(error)
-    if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
-        kept: list[int] = getattr(session.manager, "steps", list)()
-        newest = (
-            f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
-        )
-        return NonFiniteError(
-            f"Step {session.step + 1}: the gradient norm is NaN or infinite. The step was not "
-            f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
-            "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
-        )
-    if isinstance(error, tf.errors.InvalidArgumentError) and data.TOO_MANY_ROWS in text:
-        return UsageError(
-            f"Step {session.step + 1}: {data.TOO_MANY_ROWS}, {trainer.global_batch_size}. Write "
-            "dataset.batch(batch_size) with the batch_size that train_data is given."
-        )
-    if trainer.placement.num_workers > 1 and isinstance(error, _PEER_ERRORS):
-        return PeerLostError(
-            f"Step {session.step}: another worker is gone or cannot be reached "
-            f"({_first_telling_line(text)}). Its own log tells why."
-        )
-    return error
-
-
-def _first_telling_line(text: str) -> str:
-    """The first line of a TensorFlow error that is more than a heading."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling_words = (
-        "aborted",
-        "reset by peer",
-        "closed",
-        "unhealthy",
-        "timed out",
-        "failed to connect",
-    )
-    known = [line for line in lines if any(word in line for word in telling_words)]
-    return (known or lines or [""])[0][:200]

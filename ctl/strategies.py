@@ -4,8 +4,9 @@ default       no distribution: one device, the least overhead
 one_device    the same through OneDeviceStrategy, on a device of choice
 mirrored      all (or the given) devices of this machine, in step
 multi_worker  all processes of TF_CONFIG, in step
-auto          multi_worker if TF_CONFIG names several processes, mirrored if there are several
-              devices, else default
+parameter_server  workers of TF_CONFIG, each at its own speed; variables live on its `ps` tasks
+auto          parameter_server if TF_CONFIG lists `ps`, multi_worker if it names several processes,
+              mirrored if there are several devices, else default
 """
 
 import errno
@@ -16,35 +17,49 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
-from ctl import quiet
+from ctl import parameter_servers, quiet
 from ctl.errors import UsageError
 
-WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker")
+WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker", parameter_servers.WORD)
 
 
 def make(
-    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0
-) -> tf.distribute.Strategy:
+    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0,
+    variable_partitioner: str = "",
+) -> tf.distribute.Strategy:  # fmt: skip
     """The strategy for `word`; under several workers this waits for the others.
+
+    In a worker or a parameter server of strategy "parameter_server" it serves until the chief is
+    gone, and then raises SystemExit(0).
 
     Args:
       word: one of `WORDS`.
       devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
       num_virtual_devices: splits the CPU into so many logical devices, to try several replicas
         without several GPUs; 0 leaves it whole. Must come before TensorFlow has started.
+      variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
 
     Raises UsageError for an unknown word, a device that does not exist or cannot go with the
     strategy, or a bad TF_CONFIG.
     """
     if word not in WORDS:
         raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
-    cluster = cluster_lib.read()
+    cluster, whole = cluster_lib.read(), cluster_lib.read(parameter_servers=True)
     with quiet.quiet():  # the first look for GPUs is noisy without one
         tf.config.list_physical_devices()
     if num_virtual_devices:
         _split_cpu(num_virtual_devices)
     if word == "auto":
-        word = _suggest(cluster, devices)
+        word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(cluster, devices)
+    if word == parameter_servers.WORD:
+        parameter_servers.check(whole, devices)
+        _check_own_port(whole)
+        return parameter_servers.make(whole, variable_partitioner)
+    if variable_partitioner:
+        raise UsageError(
+            f"variable_partitioner is {variable_partitioner!r}, but strategy {word!r} has no parameter "
+            "servers to share variables. Leave it out, or write strategy 'parameter_server'."
+        )
     _check_cluster(word, cluster)
     if word == "multi_worker":
         return _multi_worker(cluster, devices)
@@ -69,11 +84,23 @@ def word_of(strategy: tf.distribute.Strategy) -> str:
         return "mirrored"
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
         return "one_device"
+    if parameter_servers.is_used(strategy):
+        return parameter_servers.WORD
     return (
         "default"
         if type(strategy).__name__ == "_DefaultDistributionStrategy"
         else (type(strategy).__name__)
     )
+
+
+def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """The strategy for work within this process: parameter servers have none of their own for that."""
+    return tf.distribute.get_strategy() if parameter_servers.is_used(strategy) else strategy
+
+
+def place_of_counter(strategy: tf.distribute.Strategy):
+    """Where the variable that counts steps is made: in host memory, or on a parameter server."""
+    return strategy.scope() if parameter_servers.is_used(strategy) else tf.device("/cpu:0")
 
 
 def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:

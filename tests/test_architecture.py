@@ -12,10 +12,11 @@ from conftest import ROOT, environment
 # A module imports strictly lower levels. Everything in a folder has the folder's level, unless named.
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0, "every": 1, "signals": 1, "cluster": 1,
+    "update_lock": 1, "parameter_servers": 1.5,
     "strategies": 2, "averaging": 2, "gradients": 2, "arrays": 2, "flags_help": 2,
     "randomness": 3, "agreement": 3, "data": 3, "state": 3, "export": 3,
     "reports": 4, "checkpoints": 4,
-    "checks": 5, "loops": 5, "telling": 6,
+    "worker_data": 4, "checks": 5, "loops": 5, "telling": 6, "failures": 6,
     "session": 7, "trainer": 8, "app": 9,
     "launch": 2, "cli": 3, "__main__": 4, "__init__": 10,
 }  # fmt: skip
@@ -24,7 +25,7 @@ WITHIN = {
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
     "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only"],
-    "loops": ["pace", "graph", "synchronous"],
+    "loops": ["pace", "graph", "synchronous", "asynchronous"],
     "launch": ["ports", "logs", "gang", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))

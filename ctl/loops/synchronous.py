@@ -109,7 +109,7 @@ class Synchronous:
             if "log" in due:
                 self._log(step)
             if ran < asked or stop:
-                reason = _why(ran < asked, signals)
+                reason = self._why(ran < asked, signals)
                 self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
                 break
             self._act(step, due)
@@ -210,8 +210,7 @@ class Synchronous:
         secs = np.sum([s for _, s in self._rates])
         return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
 
-
-def _why(data_ended: bool, signals: Signals) -> str:
-    if data_ended:
-        return "data ended"
-    return "stopped" if signals.received is None else "signal"
+    def _why(self, data_ended: bool, signals: Signals) -> str:
+        if data_ended:
+            return "data ended"
+        return "stopped" if signals.received is None else "signal"
