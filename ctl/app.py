@@ -31,12 +31,14 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("real", "epochs", 0.0, "Passes over the training data in all, instead of --train_steps. 0 turns "
      "it off."),
     ("positive", "global_batch_size", 128, "Examples in one step, over all replicas of all workers."),
-    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker"),
-     "How to distribute; auto looks at TF_CONFIG and the devices."),
+    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker",
+     "parameter_server"), "How to distribute; auto looks at TF_CONFIG and the devices."),
     ("list", "devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the "
      "strategy's own choice."),
     ("number", "num_virtual_devices", 0, "Logical devices to split the CPU into, to try several "
      "replicas. 0 turns it off."),
+    ("text", "variable_partitioner", "", "How parameter servers share large variables: min_size:256K, "
+     "max_shards:2 or fixed_shards:2. Empty: each variable stays whole."),
     ("text", "steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 "
      "means auto."),
     ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
@@ -201,8 +203,9 @@ def _options(values: flags.FlagValues) -> dict:
     from ctl import strategies
 
     strategy = strategies.make(
-        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices
-    )
+        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices,
+        variable_partitioner=values.variable_partitioner,
+    )  # fmt: skip
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 

@@ -57,6 +57,7 @@ class Batches:
       steps_per_epoch: None if unknown; not always whole.
       mode: "indexed", "skip": how a position is found again.
       description: one line for people.
+      counted: every example is in the totals of the loop; not where workers may be lost.
     """
 
     iterator: Any
@@ -66,6 +67,7 @@ class Batches:
     mode: str
     description: str
     examples: int | None = None
+    counted: bool = True
 
 
 def open_train(

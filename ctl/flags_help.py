@@ -7,7 +7,7 @@ from absl import flags
 
 GROUPS = {
     "What to do": ("mode", "model_dir", "train_steps", "epochs", "global_batch_size", "seed"),
-    "Where it runs": ("strategy", "devices", "num_virtual_devices"),
+    "Where it runs": ("strategy", "devices", "num_virtual_devices", "variable_partitioner"),
     "The loop": ("steps_per_loop", "log_every_steps", "eval_every_steps", "save_every_steps"),
     "What stays": ("keep", "export"),
 }

@@ -228,7 +228,7 @@ def _end(reason: str, start: int, step: int, steps: int | None) -> str:
 def _warn_of_small_batches(trainer: Any, batches: data.Batches, rows: float) -> None:
     """Says once that batches are smaller than what `average` divides by."""
     size = trainer.global_batch_size
-    known = batches.examples is not None or batches.steps is not None
+    known = batches.examples is not None or batches.steps is not None or not batches.counted
     if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
         trainer._warned = True
         _log.warning(

@@ -55,7 +55,7 @@ def open_train(
     return data.Batches(
         iterator=iterator, steps=None if total is None else max(0, total - skipped),
         ends_unknown=False, steps_per_epoch=per_epoch, mode=mode,
-        description=f"{description}, every batch to one of {workers} workers",
+        description=f"{description}, every batch to one of {workers} workers", counted=False,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ however they fall on workers, and what a lost worker had drawn is drawn again.
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -105,7 +106,8 @@ class ScheduledLoop:
         self.num_workers = parameter_servers.num_workers(strategy)
         with strategy.scope():
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="drawn")
-        self._functions: dict = {}
+        self._function = tf.function(self._draw)
+        self._graph: Any = None  # of the trace
         self.totals = step.totals
         self.per_closure: int | None = None
         self.watch: Callable[[], bool] = lambda: False
@@ -115,7 +117,6 @@ class ScheduledLoop:
 
         Fewer steps than asked means that `watch` said so.
         """
-        function = self._function(batches)
         start = step = self.completed()
         results, cut = [], False
         while step < start + steps and not cut:
@@ -123,7 +124,7 @@ class ScheduledLoop:
             left = start + steps - step
             count, length = parameter_servers.closures(left, self.per_closure, self.num_workers)
             arguments = (batches.iterator, _int64(length), _int64(start + steps))
-            results += [self._coordinator.schedule(function, arguments) for _ in range(count)]
+            results += [self._schedule(arguments) for _ in range(count)]
             cut = self._join(results)
             step = self.completed()  # fewer than drawn, where a worker was lost
         for result in results:
@@ -158,29 +159,21 @@ class ScheduledLoop:
     @property
     def is_traced(self) -> bool:
         """False until the first call, which also traces and compiles."""
-        return bool(self._functions)
+        return self._graph is not None
 
     def graph_def(self):
         """The graph of the step as a GraphDef, once something ran; None before."""
-        for function in self._functions.values():
-            return function.graph.as_graph_def()
-        return None
+        return None if self._graph is None else self._graph.as_graph_def()
 
-    def _function(self, batches: Batches):
-        """The traced function; every opening of one source has an iterator of the same type."""
-        spec = tf.type_spec_from_value(batches.iterator)._component_specs  # of one worker's iterator
-        if spec not in self._functions:
-            number = tf.TensorSpec([], tf.int64)
-            function = tf.function(self._draw)
-            try:  # traced by a call for no steps: TensorFlow warns of any other way
-                self._coordinator.schedule(function, (batches.iterator, _int64(0), _int64(0)))
-            except Exception as e:
-                raise _ours(e) or e from None
-            self._functions[spec] = function.get_concrete_function(spec, number, number)
-        return self._functions[spec]
+    def _schedule(self, arguments):
+        try:
+            return self._coordinator.schedule(self._function, arguments)
+        except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
+            raise _ours(e) or e from None
 
     def _draw(self, iterator, most, until):
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
+        self._graph = tf.compat.v1.get_default_graph()
         packed = tf.zeros([1, 2], tf.float64)
         done = tf.constant(0, tf.int64)
         while done < most:

@@ -6,7 +6,8 @@ import sys
 
 import ctl
 from ctl.state import plain
-from small_models import Small, losses
+import tf_keras
+from small_models import CLASSES, FEATURES, HIDDEN, Small, losses
 
 options = json.loads(sys.argv[1])
 logging.basicConfig(format="%(message)s")
@@ -22,7 +23,15 @@ if partition:
 
 
 class Watched(Small):
-    """Tells the parent about loops."""
+    """Tells the parent about loops; variables of tf_keras may be cut, so their values are not set."""
+
+    def build(self):
+        if not (partition and self.framework == "tf_keras"):
+            super().build()
+            return
+        layers = [tf_keras.layers.Dense(HIDDEN, activation="tanh"), tf_keras.layers.Dense(CLASSES)]
+        self.model = tf_keras.Sequential([tf_keras.layers.InputLayer((FEATURES,)), *layers])
+        self.optimizer = getattr(tf_keras.optimizers, self.word)(0.02)
 
     def after_loop(self, step, means):
         print(f"joined at {step}", flush=True)
