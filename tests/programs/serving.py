@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
@@ -13,7 +14,8 @@ class ServedJob:
     """Tasks as processes; `start` gives each its TF_CONFIG, `stop_all` ends those that still run."""
 
     def __init__(self, directory: Path, arguments: list[str], *, workers: int = 2, servers: int = 1):
-        self.directory, self.arguments = directory, arguments
+        self.directory = directory
+        self._arguments = [str(ROOT / a) if a.endswith(".py") else a for a in arguments]
         addresses = [f"127.0.0.1:{p}" for p in free_ports(1 + workers + servers)]
         self.cluster = {
             "chief": addresses[:1],
@@ -23,16 +25,16 @@ class ServedJob:
         self.tasks: dict[str, subprocess.Popen] = {}
         self._all: list[subprocess.Popen] = []
 
-    def start(self, *names: str) -> None:
-        """Starts tasks such as "worker0"; without names, all, the chief last."""
+    def start(self, *names: str, directories: Mapping[str, Path] = {}) -> None:  # noqa: B006
+        """Starts tasks such as "worker0", or all, the chief last; `directories` they work in."""
         everyone = [f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))]
         for name in names or everyone:
             kind, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
             config = {"cluster": self.cluster, "task": {"type": kind, "index": index}}
             with self.log(name).open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, *self.arguments], stdout=log, stderr=subprocess.STDOUT,
-                    env=environment(TF_CONFIG=json.dumps(config)), cwd=ROOT,
+                    [sys.executable, *self._arguments], stdout=log, stderr=subprocess.STDOUT,
+                    env=environment(TF_CONFIG=json.dumps(config)), cwd=directories.get(name, ROOT),
                 )  # fmt: skip
             self.tasks[name] = process
             self._all.append(process)
