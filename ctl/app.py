@@ -32,7 +32,7 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
      "it off."),
     ("positive", "global_batch_size", 128, "Examples in one step, over all replicas of all workers."),
     ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker",
-                          "central_storage", "tpu"),
+                          "parameter_server", "central_storage", "tpu"),
      "How to distribute; auto looks at TF_CONFIG and the devices."),
     ("list", "devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the "
      "strategy's own choice."),
@@ -47,6 +47,8 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
      "leaves it to TensorFlow."),
     ("text", "tpu", "", "Name or address of the TPU for --strategy=tpu. Empty: the one of this "
      "environment."),
+    ("text", "variable_partitioner", "", "How parameter servers share large variables: min_size:256K, "
+     "max_shards:2 or fixed_shards:2. Empty: each variable stays whole."),
     ("text", "steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 "
      "means auto."),
     ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
@@ -228,6 +230,7 @@ def _options(values: flags.FlagValues) -> dict:
         cross_device_ops=values.cross_device_ops, communication=values.communication,
         timeout_secs=values.collective_timeout_secs, heartbeat_secs=values.heartbeat_secs,
         tpu=values.tpu,
+        variable_partitioner=values.variable_partitioner,
     )  # fmt: skip
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints

@@ -56,8 +56,9 @@ class ArrayData:
         return new
 
     def replica_batches(
-        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int
-    ) -> tf.data.Dataset:
+        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int,
+        share: tuple = (0, 1),
+    ) -> tf.data.Dataset:  # fmt: skip
         """Batches of the given replicas in turn: step 0 of each, step 1 of each, ...
 
         Args:
@@ -65,9 +66,10 @@ class ArrayData:
           start: examples already consumed.
           total: examples in all, counted from 0; None: endless. The last batch may be short.
           replicas: the consecutive replicas of this worker, among `num_replicas`.
+          share: (w, W) for steps w, w + W, w + 2 W, ... only; w may be a tensor.
         """
         size, count = self.batch_size, len(replicas)
-        with tf.device("/cpu:0"):
+        with tf.init_scope(), tf.device("/cpu:0"):  # never copied into the graph of a function
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
         fixed = self._is_fixed(start, total, num_replicas)
         counted = self.counts_shares(start, total, num_replicas)
@@ -75,7 +77,7 @@ class ArrayData:
 
         @tf.autograph.experimental.do_not_convert
         def batch(i):
-            step, r = i // count, replicas[0] + i % count
+            step, r = share[0] + i // count * share[1], replicas[0] + i % count
             first = start + step * size
             if fixed:
                 b = size // num_replicas
@@ -153,12 +155,15 @@ class ExampleNumbers:
     def __init__(self, batch_size: int):
         self.batch_size = batch_size
 
-    def replica_batches(self, start: int, replicas: range, num_replicas: int) -> tf.data.Dataset:
-        """Batches of the given replicas in turn, from the number `start` on."""
+    def replica_batches(
+        self, start: int, replicas: range, num_replicas: int, share: tuple = (0, 1)
+    ) -> tf.data.Dataset:
+        """Batches of the given replicas in turn, from the number `start` on; `share` as in ArrayData."""
         rows, count = self.batch_size // num_replicas, len(replicas)
 
         def batch(i):
-            first = start + i // count * self.batch_size + (replicas[0] + i % count) * rows
+            step = share[0] + i // count * share[1]
+            first = start + step * self.batch_size + (replicas[0] + i % count) * rows
             return first + tf.range(rows, dtype=tf.int64)
 
         return tf.data.Dataset.range(2**62).map(batch)

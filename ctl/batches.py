@@ -19,6 +19,7 @@ class Batches:
       steps_per_epoch: None if unknown; not always whole.
       mode: "indexed", "skip": how a position is found again.
       description: one line for people.
+      certain: every example is in the totals of the loop; not where workers may be lost.
       counted: an element is (share, number of its real rows), as a share may be without any.
     """
 
@@ -30,6 +31,7 @@ class Batches:
     description: str
     examples: int | None = None
     counted: bool = False
+    certain: bool = True
 
 
 def from_replica_batches(replica_batches, strategy, place: Placement):

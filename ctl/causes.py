@@ -4,17 +4,20 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import data, gradients
-from ctl.errors import NonFiniteError, PeerLostError, UsageError
+from ctl.errors import CtlError, NonFiniteError, PeerLostError, UsageError
 
-_PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
+PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
                 tf.errors.CancelledError)  # fmt: skip
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, workers: int
+    error: BaseException, *, step: int, manager: Any, batch_size: int, several: bool
 ) -> BaseException:
-    """The error to raise for `error`, which came after `step` completed steps; often the same."""
+    """The error to raise for `error`, which came after `step` completed steps; often the same.
+
+    `several` says that other processes take part.
+    """
     text = str(error)
     if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
         kept: list[int] = getattr(manager, "steps", list)()
@@ -36,9 +39,9 @@ def explained(
             f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
             "--jit_compile out, or write the step without that operation."
         )
-    if workers > 1 and isinstance(error, _PEER_ERRORS):
+    if several and isinstance(error, PEER_ERRORS):
         return PeerLostError(
-            f"Step {step}: another worker is gone or cannot be reached "
+            f"Step {step}: another task is gone or cannot be reached "
             f"({_first_line(text, _PEER_WORDS)}). Its own log tells why."
         )
     return error
@@ -52,3 +55,10 @@ def _first_line(text: str, words: tuple[str, ...]) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     known = [line for line in lines if any(word in line for word in words)]
     return (known or lines or [""])[0][:200]
+
+
+def ours(error: BaseException | None) -> CtlError | None:
+    """The error of `ctl` in a chain of errors, or None."""
+    while error is not None and not isinstance(error, CtlError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -165,6 +165,7 @@ def model(trainer: Any) -> None:
         )
     for name, thing in owned.items():
         _created_in_scope(trainer, name, thing)
+        _in_one_piece(name, thing)
     _batch_normalization(trainer, owned)
 
 
@@ -203,6 +204,17 @@ def _created_in_scope(trainer: Any, name: str, thing: Any) -> None:
     for variable in state.variables_of(thing):
         if not trainer.strategy.extended.variable_created_in_scope(state.plain(variable)):
             raise UsageError(_outside(f"self.{name}"))
+
+
+def _in_one_piece(name: str, thing: Any) -> None:
+    """A Keras 3 variable cannot hold the shards that a variable_partitioner makes of it."""
+    for variable in state.variables_of(thing):
+        if optimizers_lib.is_keras3(variable) and hasattr(variable.value, "variables"):
+            raise UsageError(
+                f"self.{name} has the Keras 3 variable {variable.path!r} in "
+                f"{len(variable.value.variables)} shards, which Keras 3 cannot train. Leave "
+                "variable_partitioner out, or write the model with tf_keras or as a tf.Module."
+            )
 
 
 def _outside(name: str) -> str:

@@ -67,10 +67,11 @@ class Cluster:
         )
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Cluster:
+def read(environ: Mapping[str, str] = os.environ, *, parameter_servers: bool = False) -> Cluster:
     """Reads TF_CONFIG; without one (or with an empty one) the cluster is this process alone.
 
     A `ps` entry is dropped unless this task is one: synchronous training would wait for it for ever.
+    With `parameter_servers` it stays.
     Raises UsageError that names the mistake.
     """
     text = environ.get("TF_CONFIG", "").strip()
@@ -91,7 +92,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Cluster:
     tasks = _read_tasks(cluster)
     task_type, index = _read_task(task, tasks)
     has_evaluator = "evaluator" in tasks
-    if task_type in _TRAINING_TYPES:
+    if task_type in _TRAINING_TYPES and not parameter_servers:
         tasks = {k: v for k, v in tasks.items() if k in _TRAINING_TYPES}
     return Cluster(tasks, task_type, index, has_evaluator)
 

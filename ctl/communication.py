@@ -1,11 +1,13 @@
 """How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from ctl.cluster import Cluster
 from ctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ctl.cluster import Cluster
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -42,7 +44,7 @@ def options(word: str, timeout_secs: float) -> tf.distribute.experimental.Commun
     )
 
 
-def set_heartbeat(cluster: Cluster, secs: float) -> None:
+def set_heartbeat(cluster: "Cluster", secs: float) -> None:
     """How long a worker may be silent before the others give it up; 0 leaves it to TensorFlow.
 
     Called before the strategy is made, which respects a service that is configured already.

@@ -38,13 +38,13 @@ def open_train(
     place = placement(strategy)
     _check_batch_size(global_batch_size, place)
     tf.random.set_seed(seed)
-    source = _as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, place, start_examples)
-    _check_dataset(source, "train_data", global_batch_size, place)
-    count = _cardinality(source)
+    check_dataset(source, "train_data", global_batch_size, place)
+    count = cardinality(source)
     steps: int | None
     if epochs is not None:
         if count is None:
@@ -58,7 +58,7 @@ def open_train(
         steps = count
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
     skipped = start_examples // global_batch_size
-    dataset = _rows_checked(source, global_batch_size)
+    dataset = rows_checked(source, global_batch_size)
     dataset = dataset.skip(skipped) if skipped else dataset
     if steps is not None:
         steps = max(0, steps - skipped)
@@ -69,7 +69,7 @@ def open_train(
         or (sharding.by_tensorflow(source, place) and not endless),
         steps_per_epoch=count,
         mode="skip",
-        description=_describe(source, count, global_batch_size),
+        description=describe(source, count, global_batch_size),
         counted=_counted(source, place),
     )
 
@@ -130,19 +130,19 @@ def open_eval(
     Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
     """
     place = placement(strategy)
-    source = _as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
-    _check_dataset(source, "eval_data", None, place)
+    check_dataset(source, "eval_data", None, place)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
-    count = None if sharding.by_tensorflow(source, place) else _cardinality(source)
+    count = None if sharding.by_tensorflow(source, place) else cardinality(source)
     return Batches(
         iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
-        steps_per_epoch=count, mode="skip", description=_describe(source, count, global_batch_size),
+        steps_per_epoch=count, mode="skip", description=describe(source, count, global_batch_size),
         counted=_counted(source, place),
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ def _one(batch: tuple):
     return batch[0] if len(batch) == 1 else batch
 
 
-def _as_source(source, name: str, batch_size: int, shuffle: bool):
+def as_source(source, name: str, batch_size: int, shuffle: bool):
     if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
         return source
     if source is None:
@@ -228,7 +228,7 @@ def _as_source(source, name: str, batch_size: int, shuffle: bool):
     )
 
 
-def _rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
+def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
     """Where the batch size is only known when batches come, one that is too large is an error."""
     if isinstance(num_rows(dataset.element_spec), int):
         return dataset
@@ -254,10 +254,13 @@ def _check_batch_size(global_batch_size: int, place: Placement) -> None:
         )
 
 
-def _check_dataset(
-    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, place: Placement
-) -> None:
-    sharding.check(dataset, name, place)
+def check_dataset(
+    dataset: tf.data.Dataset, name: str, global_batch_size: int | None,
+    place: Placement | None = None,
+) -> None:  # fmt: skip
+    """Raises UsageError for what is no dataset of batches, or what the workers of `place` cannot share."""
+    if place is not None:
+        sharding.check(dataset, name, place)
     if dataset.cardinality() == 0:
         raise UsageError(
             f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
@@ -285,7 +288,7 @@ def tuple_of(spec) -> str:
     return ", ".join(str(getattr(s, "shape", s)) for s in tf.nest.flatten(spec))
 
 
-def _cardinality(dataset: tf.data.Dataset) -> int | None:
+def cardinality(dataset: tf.data.Dataset) -> int | None:
     n = int(dataset.cardinality())
     return n if n >= 0 else None
 
@@ -295,7 +298,7 @@ def _counted(dataset, place: Placement) -> bool:
     return not sharding.by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
 
 
-def _describe(dataset, count: int | None, batch_size: int) -> str:
+def describe(dataset, count: int | None, batch_size: int) -> str:
     if count is not None:
         return f"{count:,} batches of {batch_size}"
     endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ctl import checks, data
+from ctl import checks, data, parameter_servers, strategies, worker_data
 from ctl.batches import Batches
 from ctl.errors import UsageError
 
@@ -21,7 +21,7 @@ def open_train(
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
-    batches = _open_batches(trainer, session, epochs)
+    batches = _open_batches(trainer, session, steps, epochs)
     if batches.steps is None:
         if steps is None and not batches.ends_unknown:
             raise UsageError(
@@ -33,9 +33,21 @@ def open_train(
     return (end if steps is None else min(steps, end)), batches
 
 
-def _open_batches(trainer: Any, session: Any, epochs: float | None) -> Batches:
-    where = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
+def _open_batches(
+    trainer: Any, session: Any, steps: int | None, epochs: float | None
+) -> Batches:
+    where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
     parts = getattr(trainer, "train_data_fn", None)
+    if parameter_servers.is_used(trainer.strategy):
+        if parts is not None:
+            raise UsageError(
+                "train_data_fn gives each worker's part of batches in step, and workers of parameter "
+                "servers go at their own speed. Write train_data, with global batches."
+            )
+        return worker_data.open_train(
+            trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
+            steps=steps, **where,
+        )  # fmt: skip
     if parts is not None:
         return data.open_parts(
             parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
@@ -48,5 +60,6 @@ def _open_batches(trainer: Any, session: Any, epochs: float | None) -> Batches:
 def open_eval(trainer: Any) -> Batches:
     """One pass over the examples to evaluate."""
     return data.open_eval(
-        trainer.eval_data, trainer.strategy, global_batch_size=trainer.global_batch_size
-    )
+        trainer.eval_data, strategies.local(trainer.strategy),
+        global_batch_size=trainer.global_batch_size,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl import optimizers
+from ctl import optimizers, update_lock
 from ctl.errors import UsageError
 
 NON_FINITE_MESSAGE = "gradient norm is not finite"
@@ -132,7 +132,7 @@ def apply(update: Update, how: Gradients) -> Any:
         if skips:  # of an infinite norm it would be 0, and the step would count as a finite one
             factor = tf.where(tf.math.is_finite(norm), factor, float("nan"))
         gradients = [_scaled(g, tf.cast(factor, g.dtype)) for g in gradients]
-    with tf.control_dependencies([checked]):
+    with tf.control_dependencies([checked]), update_lock.held():
         if update.when is None:
             optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
         else:

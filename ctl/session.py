@@ -3,6 +3,7 @@
 Functions here take the trainer; what they keep between calls is a `Session`.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -18,9 +19,10 @@ from ctl import (
     following,
     gradients,
     metrics,
+    parameter_servers,
     randomness,
     signals,
-    strategies,  # fmt: skip
+    strategies,
     telling,
 )
 from ctl.agreement import Agreement
@@ -29,6 +31,7 @@ from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import Stopped, UsageError
 from ctl.every import Every
+from ctl.loops.asynchronous import Asynchronous, ScheduledLoop
 from ctl.loops.graph import StepLoop
 from ctl.loops.step import ReplicaStep
 from ctl.loops.synchronous import Actions, Synchronous
@@ -60,13 +63,16 @@ class Session:
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
-    loops: dict[str, StepLoop] = field(default_factory=dict)
+    loops: dict[str, Any] = field(default_factory=dict)
     running: ReportGroup | None = None
+    last_step: int = 0  # that was read
 
     @property
     def step(self) -> int:
-        """Completed steps."""
-        return int(self.state.step.numpy())
+        """Completed steps; those last known, where the parameter server that counts them is gone."""
+        with contextlib.suppress(*causes.PEER_ERRORS):
+            self.last_step = int(self.state.step.numpy())
+        return self.last_step
 
     def advance(self, step: int, global_batch_size: int, limit: int | None = None) -> None:
         """Counts the examples consumed up to `step`; `limit`, where the last batch was short."""
@@ -91,7 +97,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
         checks.methods(trainer, "train")
     checks.directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
-    with tf.device("/cpu:0"):
+    with strategies.place_of_counter(trainer.strategy):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     place = trainer.placement
     if trainer.check_collectives:
@@ -185,7 +191,7 @@ def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
 def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
     return causes.explained(
         error, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
-        workers=trainer.placement.num_workers,
+        several=trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
     )  # fmt: skip
 
 
@@ -194,7 +200,8 @@ def _synchronous(
 ) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     keep = getattr(session.manager, "keep", None)
-    run = Synchronous(
+    kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
+    run = kind(
         loop=_loop(trainer, session, "train"),
         intervals=trainer.intervals,
         agreement=session.agreement,
@@ -252,7 +259,7 @@ def _end(reason: str, start: int, step: int, steps: int | None) -> str:
 def _warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
     """Says once that batches are smaller than what `average` divides by."""
     size = trainer.global_batch_size
-    known = batches.examples is not None or batches.steps is not None
+    known = batches.examples is not None or batches.steps is not None or not batches.certain
     if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
         trainer._warned = True
         _log.warning(
@@ -269,7 +276,7 @@ def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]
     reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 
 
-def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
+def _loop(trainer: Any, session: Session, kind: str) -> Any:
     """The graph loop for "train" or "eval", traced once per trainer."""
     if kind not in session.loops:
         train_kind = kind == "train"
@@ -280,8 +287,11 @@ def _loop(trainer: Any, session: Session, kind: str) -> StepLoop:
             jit_compile=lambda: train_kind and trainer.jit_compile,
             metrics=metrics.found_in(vars(trainer)),
         )  # fmt: skip
+        if train_kind and parameter_servers.is_used(trainer.strategy):
+            session.loops[kind] = ScheduledLoop(trainer.strategy, step, counter=session.state.step)
+            return session.loops[kind]
         session.loops[kind] = StepLoop(
-            trainer.strategy, step, counter=session.state.step if train_kind else None,
+            strategies.local(trainer.strategy), step, counter=session.state.step if train_kind else None,
             single=train_kind and trainer.intervals.steps_per_loop == 1,
         )  # fmt: skip
     return session.loops[kind]

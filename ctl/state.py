@@ -43,7 +43,8 @@ class State:
                 trackable[name] = thing
         extra = tf.Module()
         extra.values = untracked
-        self.checkpoint = tf.train.Checkpoint(step=step, untracked=extra, **trackable)
+        kind = _WrittenHere if "/job:ps" in step.device else tf.train.Checkpoint
+        self.checkpoint = kind(step=step, untracked=extra, **trackable)
 
     def _free_name(self, name: str) -> str:
         """`name`, or `name#2`, `name#3`, ... where it is taken."""
@@ -80,6 +81,19 @@ class State:
                 + "\n".join(lines[:20] + more)
                 + "\nGive another --model_dir, or build the model that was saved there."
             )
+
+
+class _WrittenHere(tf.train.Checkpoint):
+    """The chief reads and writes all files; by itself each parameter server would, on its own disk."""
+
+    def write(self, file_prefix, options=None):
+        return super().write(file_prefix, options or _ON_CHIEF)
+
+    def read(self, save_path, options=None):
+        return super().read(save_path, options or _ON_CHIEF)
+
+
+_ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 
 
 def collect(trainer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import strategies
+from ctl import making
 from ctl.strategies import WORDS, Placement, placement, word_of
 from small_models import Small, every_step, losses
 
@@ -174,10 +174,10 @@ def test_a_tpu_is_connected_and_initialised_before_the_strategy_is_made(monkeypa
     monkeypatch.setattr(
         resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver()
     )
-    assert strategies.tpu_strategy("my-tpu") == "made"
+    assert making.tpu("my-tpu") == "made"
     assert (named, calls) == (["my-tpu"], ["connect", "init", "strategy"])
     calls.clear()
-    assert strategies.tpu_strategy(resolver=FakeResolver("local")) == "made"
+    assert making.tpu(resolver=FakeResolver("local")) == "made"
     assert calls == ["init", "strategy"], "a local TPU is connected to already"
 
 
@@ -186,12 +186,12 @@ def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
     with pytest.raises(ctl.UsageError, match=r"found no TPU.*TPU_NAME"):
         ctl.make_strategy("tpu")
     with pytest.raises(ctl.UsageError, match=r"cannot use the local TPU"):
-        strategies.tpu_strategy(resolver=FakeResolver("local"))
+        making.tpu(resolver=FakeResolver("local"))
 
 
 def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "my-tpu")
-    monkeypatch.setattr(strategies, "tpu_strategy", lambda name: f"TPU {name!r}")
+    monkeypatch.setattr(making, "tpu", lambda name: f"TPU {name!r}")
     assert ctl.make_strategy("auto") == "TPU ''"
 
 

@@ -7,16 +7,9 @@ fetched and nothing is reduced over workers here: that happens when somebody ask
 import tensorflow as tf
 from ctl import collective_order
 from ctl.batches import Batches
-from ctl.errors import CtlError
+from ctl.causes import ours
 from ctl.loops.step import ReplicaStep
 from ctl.strategies import placement
-
-
-def _ours(error: BaseException | None) -> CtlError | None:
-    """The error of `ctl` in a chain of errors, or None."""
-    while error is not None and not isinstance(error, CtlError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 class StepLoop:
@@ -86,10 +79,10 @@ class StepLoop:
             try:
                 self._functions[key] = self._trace(spec, batches)
             except Exception as e:
-                ours = _ours(e)
-                if ours is None or ours is e:
+                known = ours(e)
+                if known is None or known is e:
                     raise
-                raise ours from None  # AutoGraph wraps errors of classes it does not know
+                raise known from None  # AutoGraph wraps errors of classes it does not know
         return self._functions[key]
 
     def _trace(self, spec, batches: Batches):

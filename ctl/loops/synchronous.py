@@ -17,7 +17,6 @@ from ctl.agreement import Agreement
 from ctl.data import Batches
 from ctl.errors import CtlError
 from ctl.every import Every, Intervals, Timers
-from ctl.loops.graph import StepLoop
 from ctl.loops.pace import Interval, Pace
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Progressed, Traced
@@ -54,7 +53,7 @@ class Synchronous:
     """One call of `train`; `run` returns why it ended: "done", "data ended", "stopped", "signal"."""
 
     def __init__(
-        self, *, loop: StepLoop, intervals: Intervals, agreement: Agreement, is_chief: bool,
+        self, *, loop: Any, intervals: Intervals, agreement: Agreement, is_chief: bool,
         reports: ReportGroup, actions: Actions, clock: Callable[[], float] = time.perf_counter,
     ):  # fmt: skip
         self._loop = loop
@@ -114,7 +113,7 @@ class Synchronous:
             if "log" in due:
                 self._log(step)
             if ran < asked or stop:
-                reason = _why(ran < asked, signals)
+                reason = self._why(ran < asked, signals)
                 self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
                 break
             self._act(step, due)
@@ -229,8 +228,7 @@ class Synchronous:
         secs = np.sum([s for _, s in self._rates])
         return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
 
-
-def _why(data_ended: bool, signals: Signals) -> str:
-    if data_ended:
-        return "data ended"
-    return "stopped" if signals.received is None else "signal"
+    def _why(self, data_ended: bool, signals: Signals) -> str:
+        if data_ended:
+            return "data ended"
+        return "stopped" if signals.received is None else "signal"

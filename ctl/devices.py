@@ -1,0 +1,41 @@
+"""The devices of this process, by the names that people write."""
+
+import tensorflow as tf
+from ctl.errors import UsageError
+
+
+def split_cpu(count: int) -> None:
+    """Makes `count` logical devices of the CPU; UsageError once TensorFlow has started."""
+    if count < 0:
+        raise UsageError(f"num_virtual_devices is {count}; expected a whole number >= 0.")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        )
+    except RuntimeError:
+        if len(tf.config.list_logical_devices("CPU")) != count:
+            raise UsageError(
+                f"num_virtual_devices={count} came after TensorFlow had started. Make the strategy "
+                "before the first tensor; move tensors and datasets from the top of the file into "
+                "build() and train_data()."
+            ) from None
+
+
+def device(text: str) -> str:
+    """TensorFlow's name of a device written as "gpu:1", "/cpu:0"; UsageError if it is not there."""
+    have = tf.config.list_logical_devices()
+    kind, _, index = text.strip().lower().removeprefix("/").removeprefix("device:").partition(":")
+    for device in have:
+        if device.device_type.lower() == kind and device.name.endswith(f":{index or 0}"):
+            return f"/device:{device.device_type}:{index or 0}"
+    names = ", ".join(":".join(d.name.split(":")[-2:]).lower() for d in have)
+    raise UsageError(
+        f"device {text!r} does not exist here; this process has {names}. For several logical CPUs "
+        "give num_virtual_devices."
+    )
+
+
+def best_device() -> str:
+    """The first GPU, or else the CPU."""
+    return "/device:GPU:0" if tf.config.list_logical_devices("GPU") else "/device:CPU:0"

@@ -1,0 +1,128 @@
+"""One function for each kind of strategy; `strategies.make` chooses between them."""
+
+import errno
+import glob
+import itertools
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl import cluster as cluster_lib
+from ctl import communication, devices
+from ctl.errors import UsageError
+
+
+def single(word: str, names: list[str]) -> tf.distribute.Strategy:
+    """default, or one_device on the given device or the best one."""
+    if len(names) > 1:
+        raise UsageError(
+            f"strategy {word!r} uses one device and got {len(names)}: {', '.join(names)}. "
+            "Give one, or write strategy 'mirrored'."
+        )
+    if word == "default" and not names:
+        return tf.distribute.get_strategy()
+    return tf.distribute.OneDeviceStrategy(names[0] if names else devices.best_device())
+
+
+def _virtual(names: list[str], num_virtual_devices: int) -> list[str]:
+    if not names and num_virtual_devices > 1:
+        names = [f"/device:CPU:{i}" for i in range(num_virtual_devices)]
+    if len(set(names)) != len(names):
+        raise UsageError(f"devices names one device twice: {', '.join(names)}.")
+    return names
+
+
+def mirrored(
+    names: list[str], num_virtual_devices: int = 0, cross_device_ops: str = "auto"
+) -> tf.distribute.Strategy:
+    """All devices of this machine, or the given ones, in step."""
+    names = _virtual(names, num_virtual_devices)
+    used = names or [d.name for d in tf.config.list_logical_devices("GPU")]
+    return _Mirrored(names or None, communication.cross_device_ops(cross_device_ops, used))
+
+
+def central_storage(names: list[str], num_virtual_devices: int) -> tf.distribute.Strategy:
+    """Several devices that compute, and variables in host memory."""
+    names = _virtual(names, num_virtual_devices)
+    if not names:
+        names = [d.name for d in tf.config.list_logical_devices("GPU")] or ["/device:CPU:0"]
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=names, parameter_device="/device:CPU:0"
+    )
+
+
+class _Mirrored(tf.distribute.MirroredStrategy):
+    """With collective keys of its own: two strategies of one process would mix up their sums."""
+
+    def __init__(self, devices, cross_device_ops=None):
+        self._collective_key_base = next(_collective_keys)
+        super().__init__(devices, cross_device_ops=cross_device_ops)
+
+
+_collective_keys = itertools.count(10_000_000, 10_000_000)
+
+
+def multi_worker(
+    cluster: cluster_lib.Cluster, names: Sequence[str], num_virtual_devices: int, how: Any,
+    heartbeat_secs: float,
+) -> tf.distribute.Strategy:  # fmt: skip
+    """All processes of the cluster, in step; waits for them. `how` are communication options."""
+    if names or num_virtual_devices > 1:
+        came = f"devices {', '.join(names)}" if names else f"{num_virtual_devices} virtual CPUs"
+        raise UsageError(
+            f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
+            "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
+        )
+    cluster_lib.normalise(cluster)
+    check_own_port(cluster)
+    communication.set_heartbeat(cluster, heartbeat_secs)
+    if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
+        tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+
+
+def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
+    """Connects to a TPU, initialises it, and makes the strategy over its cores.
+
+    Raises UsageError where none is named or none answers; asking without a name can take minutes.
+    """
+    here = name or os.environ.get("TPU_NAME", "")
+    if resolver is None and not here and not glob.glob("/dev/accel*"):
+        raise UsageError(
+            "strategy 'tpu' found no TPU: none is attached to this machine, and neither tpu=... "
+            "(--tpu) nor the environment variable TPU_NAME names one. Write its name, 'local', or "
+            "another strategy."
+        )
+    try:
+        resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=here or "local")
+        if resolver.master() not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as e:  # every layer below has errors of its own
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
+            "Is the TPU running, and is this TensorFlow built for TPUs?"
+        ) from e
+
+
+def check_own_port(cluster: cluster_lib.Cluster) -> None:
+    """A port in use makes TensorFlow fail without naming it, and the peers wait for ever."""
+    if cluster.num_workers < 2 or cluster.address is None:
+        return
+    port = int(cluster.address.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                return
+            raise UsageError(
+                f"Port {port} of this task's address {cluster.address} is in use. Could not start "
+                "gRPC server: end the other process, or write another port into TF_CONFIG of "
+                "every worker."
+            ) from None

@@ -1,0 +1,57 @@
+"""Trains a small model as the task that TF_CONFIG says; the chief prints what came of it as JSON."""
+
+import json
+import logging
+import sys
+
+import ctl
+import tf_keras
+from ctl.state import plain
+from small_models import CLASSES, FEATURES, HIDDEN, Small, losses
+
+options = json.loads(sys.argv[1])
+logging.basicConfig(format="%(message)s")
+logging.getLogger("ctl").setLevel(logging.INFO)
+every = {k: ctl.Every(steps=n) for k, n in options.pop("every", {}).items()}
+steps_per_loop = options.pop("steps_per_loop", "auto")
+steps, epochs = options.pop("steps", 100), options.pop("epochs", None)
+formats = options.pop("export", [])
+report = ctl.MemoryReport()
+partition = options.pop("variable_partitioner", "")
+if partition:
+    options["strategy"] = ctl.make_strategy("parameter_server", variable_partitioner=partition)
+
+
+class Watched(Small):
+    """Tells the parent about loops; variables of tf_keras may be cut, so their values are not set."""
+
+    def build(self):
+        if not (partition and self.framework == "tf_keras"):
+            super().build()
+            return
+        layers = [tf_keras.layers.Dense(HIDDEN, activation="tanh"), tf_keras.layers.Dense(CLASSES)]
+        self.model = tf_keras.Sequential([tf_keras.layers.InputLayer((FEATURES,)), *layers])
+        self.optimizer = getattr(tf_keras.optimizers, self.word)(0.02)
+
+    def after_loop(self, step, means):
+        print(f"joined at {step}", flush=True)
+
+
+trainer = (Watched if options.pop("watched", False) else Small)(
+    reports=[report], intervals=ctl.Intervals(steps_per_loop=steps_per_loop, **every), **options
+)
+print(f"building at {trainer.step}", flush=True)
+trainer.prepare()
+resumed = trainer.step
+print(f"ready at {resumed}", flush=True)
+means = trainer.train(None if epochs else steps, epochs=epochs, export=formats)
+counts = trainer.optimizer.iterations if hasattr(trainer.optimizer, "iterations") else None
+print(json.dumps({
+    "step": trainer.step,
+    "iterations": None if counts is None else int(plain(counts).numpy()),
+    "resumed": resumed,
+    "logged": [s for run, s, _ in report.rows if run == "train"],
+    "evaluated": [s for run, s, _ in report.rows if run == "eval"],
+    "losses": losses(report), "means": means,
+    "examples": trainer._session.examples,
+}))  # fmt: skip

@@ -1,0 +1,102 @@
+"""What workers at their own speed take of the data, and where a convex problem ends; one JSON line."""
+
+import json
+
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+
+STEPS, BATCH, FEATURES = 40, 8, 5
+
+
+class Seen(ctl.Trainer):
+    """Counts how often each example was trained on; there are enough for one worker alone."""
+
+    def __init__(self, form, **options):
+        super().__init__(global_batch_size=BATCH, reports=[], **options)
+        self.form = form
+
+    def build(self):
+        self.seen = tf.Variable(tf.zeros([2 * STEPS * BATCH], tf.int64), trainable=False)
+        self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.0)
+
+    def train_data(self, batch_size):
+        ids = np.arange(2 * STEPS * BATCH)
+        if self.form == "arrays":
+            return ctl.from_arrays(ids, batch_size)
+        return tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
+
+    def train_step(self, batch):
+        self.seen.scatter_nd_add(batch[:, None], tf.ones_like(batch))
+        with tf.GradientTape() as tape:
+            loss = self.average(self.model(tf.cast(batch[:, None], tf.float32))[:, 0] ** 2)
+        self.minimize(loss, tape)
+        return {}
+
+
+class LeastSquares(ctl.Trainer):
+    """An exact linear relation and a schedule: the optimum is zero loss at the true weights."""
+
+    def build(self):
+        self.model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+        self.gradients = ctl.Gradients(accumulate_steps=2, clip_norm=100.0)
+
+    def train_data(self, batch_size):
+        x = np.random.default_rng(0).normal(size=(200, FEATURES)).astype(np.float32)
+        noise = np.random.default_rng(1).normal(size=200)
+        return ctl.from_arrays((x, (x @ np.arange(FEATURES) + 1 + noise).astype(np.float32)), batch_size)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = (self.model(x)[:, 0] - y) ** 2
+            share = self.average(loss)
+        self.minimize(share, tape)
+        return {"loss": loss}
+
+    def whole_loss(self):
+        x, y = tf.nest.flatten(self.train_data(200)._arrays)
+        return float(tf.reduce_mean((self.model(x)[:, 0] - y) ** 2).numpy())
+
+
+def seen(form, strategy):
+    trainer = Seen(form, strategy=strategy)
+    trainer.train(STEPS)
+    counts = trainer.seen.numpy()
+    return {"most": int(counts.max()), "all": int(counts.sum()), "step": trainer.step}
+
+
+def optimum():
+    x = np.random.default_rng(0).normal(size=(200, FEATURES)).astype(np.float32)
+    y = x @ np.arange(FEATURES) + 1 + np.random.default_rng(1).normal(size=200)
+    a = np.concatenate([x, np.ones((200, 1))], 1)
+    w = np.linalg.lstsq(a, y, rcond=None)[0]
+    return float(np.mean((a @ w - y) ** 2))
+
+
+def refused(trainer, data):
+    trainer.train_data = data
+    try:
+        trainer.train(4)
+    except ctl.UsageError as e:
+        return str(e)
+
+
+def generator(batch_size):
+    spec = tf.TensorSpec([None], tf.int64)
+    return tf.data.Dataset.from_generator(lambda: iter([[1] * batch_size]), output_signature=spec)
+
+
+if __name__ == "__main__":
+    strategy = ctl.make_strategy("auto")
+    straight = LeastSquares(strategy=strategy, global_batch_size=200, reports=[])
+    straight.train(300)
+    print(json.dumps({
+        "arrays": seen("arrays", strategy), "dataset": seen("dataset", strategy),
+        "loss": straight.whole_loss(), "optimum": optimum(),
+        "iterations": int(straight.optimizer.iterations.numpy()),
+        "refused": refused(Seen("arrays", strategy=strategy), generator),
+    }))  # fmt: skip

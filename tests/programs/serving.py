@@ -1,0 +1,63 @@
+"""A job with parameter servers: a process per task, on ports that the parent picks."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
+
+
+class ServedJob:
+    """Tasks as processes; `start` gives each its TF_CONFIG, `stop_all` ends those that still run."""
+
+    def __init__(self, directory: Path, arguments: list[str], *, workers: int = 2, servers: int = 1):
+        self.directory = directory
+        self._arguments = [str(ROOT / a) if a.endswith(".py") else a for a in arguments]
+        addresses = [f"127.0.0.1:{p}" for p in free_ports(1 + workers + servers)]
+        self.cluster = {
+            "chief": addresses[:1],
+            "worker": addresses[1 : 1 + workers],
+            "ps": addresses[1 + workers :],
+        }
+        self.tasks: dict[str, subprocess.Popen] = {}
+        self._all: list[subprocess.Popen] = []
+
+    def start(self, *names: str, directories: Mapping[str, Path] = {}) -> None:
+        """Starts tasks such as "worker0", or all, the chief last; `directories` they work in."""
+        everyone = [f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))]
+        for name in names or everyone:
+            kind, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
+            config = {"cluster": self.cluster, "task": {"type": kind, "index": index}}
+            with self.log(name).open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *self._arguments], stdout=log, stderr=subprocess.STDOUT,
+                    env=environment(TF_CONFIG=json.dumps(config)), cwd=directories.get(name, ROOT),
+                )  # fmt: skip
+            self.tasks[name] = process
+            self._all.append(process)
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def result(self, name: str, timeout: float = TIMEOUT_SECS) -> Result:
+        """Waits for a task to end."""
+        code = self.tasks[name].wait(timeout=timeout)
+        return Result(code, self.log(name).read_text(errors="replace"))
+
+    def until(self, is_so, what: str, timeout: float = TIMEOUT_SECS) -> None:
+        """Waits until `is_so()`, as long as the chief runs."""
+        deadline = time.monotonic() + timeout
+        while not is_so():
+            text = self.log("chief0").read_text(errors="replace")[-3000:]
+            assert time.monotonic() < deadline, f"waited for {what} in vain:\n{text}"
+            assert self.tasks["chief0"].poll() is None, f"the chief ended before {what}:\n{text}"
+            time.sleep(0.02)
+
+    def stop_all(self) -> None:
+        for process in self._all:
+            if process.poll() is None:
+                process.kill()
+                process.wait(TIMEOUT_SECS)

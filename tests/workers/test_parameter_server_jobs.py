@@ -1,0 +1,174 @@
+"""Jobs with parameter servers, a real process per task: counts, data, lost tasks, checkpoints."""
+
+import json
+import signal
+import time
+
+import ctl
+import pytest
+from conftest import TIMEOUT_SECS
+from serving import ServedJob
+from small_models import Small
+
+pytestmark = pytest.mark.workers
+LEAVE_SECS = 15  # servers, after the chief
+MNIST = ["-m", "models.mnist", "--global_batch_size=32", "--export=none", "--log_every_steps=20",
+         "--save_every_steps=40", "--mode=train", "--steps_per_loop=5"]  # fmt: skip
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """serve(arguments) -> a job whose tasks are started; all are ended with the test."""
+    jobs = []
+
+    def start(arguments, **shape):
+        directory = tmp_path / f"job{len(jobs)}"
+        directory.mkdir()
+        jobs.append(ServedJob(directory, arguments, **shape))
+        jobs[-1].start()
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.stop_all()
+
+
+def small(**options):
+    return ["tests/programs/asynchronous.py", json.dumps(options)]
+
+
+def servers_leave(job):
+    deadline = time.monotonic() + LEAVE_SECS
+    left = [n for n in job.tasks if n != "chief0"]
+    codes = {n: job.result(n, max(0.1, deadline - time.monotonic())).code for n in left}
+    assert set(codes.values()) == {0}, codes
+
+
+def logged(model_dir):
+    path = model_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tmp_path):
+    model_dir = tmp_path / "run"
+    every = {"log": 100, "evaluate": 500, "save": 400}
+    job = serve(small(optimizer="adam", steps=1000, model_dir=str(model_dir), every=every))
+    chief = job.result("chief0")
+    assert chief.code == 0, chief.output[-3000:]
+    servers_leave(job)
+    assert (chief.json["step"], chief.json["iterations"]) == (1000, 1000)
+    assert chief.json["logged"] == list(range(100, 1001, 100))
+    assert chief.json["evaluated"] == [500, 1000]
+    assert chief.json["losses"][-1] < chief.json["losses"][0]
+    assert chief.json["examples"] == 24000
+    saved = sorted(p.name for p in (model_dir / "checkpoints").iterdir())
+    assert saved == ["ckpt-1000", "ckpt-400", "ckpt-800"]
+    alone = Small(optimizer="adam", strategy="default", model_dir=str(model_dir), reports=[])
+    assert alone.evaluate()["loss"] == pytest.approx(chief.json["means"]["eval_loss"], abs=1e-6)
+    assert alone.step == 1000
+
+
+def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
+    alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), reports=[])
+    alone.train(5)
+    options = {"model_dir": "run", "steps": 300, "steps_per_loop": 7, "tf_data": True}
+    job = ServedJob(tmp_path / "job0", small(**options), servers=2)
+    serve_in = {n: tmp_path / n for n in ("ps0", "ps1", "worker0", "worker1")}
+    for directory in serve_in.values():
+        directory.mkdir()
+    try:
+        job.start(directories={**serve_in, "chief0": tmp_path / "job0"})
+        chief = job.result("chief0")
+        assert chief.code == 0, chief.output[-3000:]
+        servers_leave(job)
+    finally:
+        job.stop_all()
+    assert chief.json["resumed"] == 5
+    assert (chief.json["step"], chief.json["iterations"]) == (300, 300)
+    assert chief.json["examples"] == 300 * 24
+    for directory in serve_in.values():
+        assert not list(directory.iterdir())
+    assert (tmp_path / "job0" / "run" / "checkpoints" / "ckpt-300" / "manifest.json").exists()
+
+
+def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(serve):
+    job = serve(["tests/programs/asynchronous_data.py"])
+    chief = job.result("chief0")
+    assert chief.code == 0, chief.output[-3000:]
+    for form in ("arrays", "dataset"):
+        assert chief.json[form] == {"most": 1, "all": 320, "step": 40}
+    assert chief.json["loss"] == pytest.approx(chief.json["optimum"], rel=1e-5)
+    assert chief.json["iterations"] == 300
+    assert "it calls Python code" in chief.json["refused"]
+
+
+def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, tmp_path):
+    model_dir = tmp_path / "run"
+    command = [*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"]
+    job = serve([*command, "--strategy=parameter_server"])
+    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.tasks["worker1"].kill()
+    at = len(logged(model_dir))
+    job.until(lambda: len(logged(model_dir)) > at + 3, "steps without worker 1")
+    job.start("worker1")
+    job.until(lambda: "Serving as worker 1" in job.log("worker1").read_text()[-600:], "worker 1")
+    at = len(logged(model_dir))
+    job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 again")
+    job.tasks["worker0"].kill()
+    at = len(logged(model_dir))
+    job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 alone")
+    job.tasks["chief0"].send_signal(signal.SIGTERM)
+    chief = job.result("chief0")
+    assert chief.code == 143, chief.output[-3000:]
+    stopped = int(chief.output.split("Stopped by SIGTERM at step ")[1].split(";")[0])
+    newest = max(int(p.name[5:]) for p in (model_dir / "checkpoints").iterdir())
+    assert newest == stopped >= max(logged(model_dir))
+    assert logged(model_dir) == list(range(20, 20 * len(logged(model_dir)) + 1, 20))
+    assert job.result("worker1", LEAVE_SECS).code == job.result("ps0", LEAVE_SECS).code == 0
+
+
+def test_a_lost_parameter_server_ends_the_chief_with_134(serve, tmp_path):
+    model_dir = tmp_path / "run"
+    job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
+    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.tasks["ps0"].kill()
+    chief = job.result("chief0", 60)
+    assert chief.code == 134, chief.output[-3000:]
+    assert "another task is gone or cannot be reached" in chief.output
+    for name in ("worker0", "worker1"):
+        assert job.result(name, LEAVE_SECS).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["tf_keras", "module"])
+def test_variables_in_shards_are_trained_saved_and_restored(serve, tmp_path, framework):
+    options = {"framework": framework, "optimizer": "Adam" if framework == "tf_keras" else "adam",
+               "variable_partitioner": "fixed_shards:2", "model_dir": str(tmp_path / "run")}  # fmt: skip
+    first = serve(small(steps=200, **options), servers=2).result("chief0")
+    assert first.code == 0, first.output[-3000:]
+    second = serve(small(steps=300, **options), servers=2).result("chief0")
+    assert second.code == 0, second.output[-3000:]
+    assert (second.json["resumed"], second.json["step"]) == (200, 300)
+    assert second.json["means"]["loss"] < first.json["means"]["loss"]
+
+
+@pytest.mark.slow
+def test_keras_3_variables_in_shards_are_refused_before_training(serve):
+    job = serve(small(variable_partitioner="max_shards:2,min_size:1"), servers=2)
+    chief = job.result("chief0", TIMEOUT_SECS)
+    assert chief.code == 1 and "in 2 shards, which Keras 3 cannot train" in chief.output
+    assert issubclass(ctl.UsageError, ctl.CtlError)
+
+
+@pytest.mark.slow
+def test_sigterm_with_no_worker_left_still_saves(serve, tmp_path):
+    model_dir = tmp_path / "run"
+    job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
+    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.tasks["worker0"].kill()
+    job.tasks["worker1"].kill()
+    job.until(lambda: "failed with UnavailableError" in job.log("chief0").read_text(), "the loss")
+    job.tasks["chief0"].send_signal(signal.SIGTERM)
+    chief = job.result("chief0", 60)
+    assert chief.code == 143, chief.output[-3000:]
