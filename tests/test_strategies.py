@@ -97,11 +97,11 @@ def test_devices_do_not_go_with_multi_worker(monkeypatch):
         ctl.make_strategy("multi_worker", devices=["cpu:0"])
 
 
-@pytest.mark.parametrize("kind", ["ps", "evaluator"])
-def test_a_task_that_does_not_train_is_refused(monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "word"), [("ps", "multi_worker"), ("evaluator", "auto")])
+def test_a_task_that_does_not_train_is_refused(monkeypatch, kind, word):
     set_config(monkeypatch, ["127.0.0.1:1"], kind=kind, **{kind: ["127.0.0.1:2"]})
     with pytest.raises(ctl.UsageError, match=rf"makes this process a '{kind}'"):
-        ctl.make_strategy("auto")
+        ctl.make_strategy(word)
 
 
 def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):

@@ -26,7 +26,10 @@ class Seen(ctl.Trainer):
         ids = np.arange(2 * STEPS * BATCH)
         if self.form == "arrays":
             return ctl.from_arrays(ids, batch_size)
-        return tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
+        same = tf.lookup.KeyValueTensorInitializer(ids, ids)
+        table = tf.lookup.StaticHashTable(same, -1)  # workers get tables with what is in them
+        data = tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
+        return data.map(table.lookup)
 
     def train_step(self, batch):
         self.seen.scatter_nd_add(batch[:, None], tf.ones_like(batch))
@@ -77,17 +80,27 @@ def optimum():
     return float(np.mean((a @ w - y) ** 2))
 
 
-def refused(trainer, data):
-    trainer.train_data = data
+def refused(strategy, kind=Seen, steps=4, **changes):
+    """The error of training with methods of the trainer replaced."""
+    changed = type("Changed", (kind,), {k: staticmethod(v) for k, v in changes.items()})
+    options = {"form": "arrays"} if kind is Seen else {"global_batch_size": 200, "reports": []}
     try:
-        trainer.train(4)
-    except ctl.UsageError as e:
-        return str(e)
+        changed(strategy=strategy, **options).train(steps)
+    except ctl.CtlError as e:
+        return f"{type(e).__name__}: {e}"
 
 
 def generator(batch_size):
     spec = tf.TensorSpec([None], tf.int64)
     return tf.data.Dataset.from_generator(lambda: iter([[1] * batch_size]), output_signature=spec)
+
+
+def unknown(batch_size):
+    return tf.data.Dataset.range(99).filter(lambda i: i < 50).batch(batch_size, drop_remainder=True)
+
+
+def broken(batch_size):
+    return np.full([200, FEATURES], np.nan, np.float32), np.zeros(200, np.float32)
 
 
 if __name__ == "__main__":
@@ -98,5 +111,10 @@ if __name__ == "__main__":
         "arrays": seen("arrays", strategy), "dataset": seen("dataset", strategy),
         "loss": straight.whole_loss(), "optimum": optimum(),
         "iterations": int(straight.optimizer.iterations.numpy()),
-        "refused": refused(Seen("arrays", strategy=strategy), generator),
+        "python": refused(strategy, train_data=generator),
+        "list": refused(strategy, train_step=lambda batch: []),
+        "unknown": refused(strategy, train_data=unknown, steps=None),
+        "file": refused(strategy, train_data=lambda b: ctl.shard(unknown(b), "file")),
+        "nan": refused(strategy, LeastSquares, train_data=broken),
+        "again": seen("arrays", strategy),
     }))  # fmt: skip
