@@ -29,8 +29,7 @@ def make(
 ) -> tf.distribute.Strategy:  # fmt: skip
     """The strategy for `word`; under several workers this waits for the others.
 
-    In a worker or a parameter server of strategy "parameter_server" it serves until the chief is
-    gone, and then raises SystemExit(0).
+    In a worker or `ps` of strategy "parameter_server" it serves, and then raises SystemExit(0).
 
     Args:
       word: one of `WORDS`.

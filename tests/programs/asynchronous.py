@@ -5,8 +5,8 @@ import logging
 import sys
 
 import ctl
-from ctl.state import plain
 import tf_keras
+from ctl.state import plain
 from small_models import CLASSES, FEATURES, HIDDEN, Small, losses
 
 options = json.loads(sys.argv[1])
