@@ -72,7 +72,6 @@ def seen(form, strategy):
     if form == "dataset":
         trainer.train(epochs=0.5)
     else:
-        trainer.train(STEPS // 2)
         trainer.train(STEPS)
     counts = trainer.seen.numpy()
     return {"most": int(counts.max()), "all": int(counts.sum()), "step": trainer.step}
@@ -112,6 +111,7 @@ def broken(batch_size):
 if __name__ == "__main__":
     strategy = ctl.make_strategy("auto")
     straight = LeastSquares(strategy=strategy, global_batch_size=200, reports=[])
+    straight.train(150)
     straight.train(300)
     print(json.dumps({
         "arrays": seen("arrays", strategy), "dataset": seen("dataset", strategy),
