@@ -172,7 +172,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
     for name in ("jit_compile", "check_collectives"):
-        setattr(trainer, name, getattr(trainer, name) or getattr(values, name))
+        setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     trainer.prepare()
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible

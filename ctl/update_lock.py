@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 _DEVICE = "/job:ps/task:0/device:CPU:0"
-_RELEASE = "ConsumeMutexLock"
+_RELEASES = ("ConsumeMutexLock", "If", "While")  # an update may stand in a condition or a loop
 _mutexes: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
@@ -48,5 +48,5 @@ def _mutex_of(strategy) -> Any:
 def count_after(counter: tf.Variable, packed: Any, operations_before: int) -> None:
     """Traced: adds 1 to `counter` when `packed` and all updates traced since then are complete."""
     made = tf.compat.v1.get_default_graph().get_operations()[operations_before:]
-    with tf.control_dependencies([packed, *(op for op in made if op.type == _RELEASE)]):
+    with tf.control_dependencies([packed, *(op for op in made if op.type in _RELEASES)]):
         counter.assign_add(1, read_value=False)

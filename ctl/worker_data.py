@@ -35,6 +35,7 @@ def open_train(
     source = data.as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     workers = parameter_servers.num_workers(strategy)
     skipped = start_examples // global_batch_size
+    per_epoch: float | None
     if isinstance(source, ArrayData):
         per_epoch = source.steps_per_epoch
         share, mode = _of_arrays(source, workers, seed, start_examples), "indexed"
@@ -44,9 +45,9 @@ def open_train(
         share, description = _of_numbers(source, workers, start_examples), "no data: example numbers"
     else:
         data.check_dataset(source, "train_data", global_batch_size)
-        per_epoch = data.cardinality(source)
+        per_epoch = count = data.cardinality(source)
         share, mode = _of_dataset(source, workers, skipped, global_batch_size), "skip"
-        description = data.describe(source, per_epoch, global_batch_size)
+        description = data.describe(source, count, global_batch_size)
     total = None
     if epochs is not None or (steps is None and mode == "skip"):
         if per_epoch is None:
@@ -98,7 +99,9 @@ def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) 
     spec, shared = endless.element_spec, policy != policies.OFF
 
     def share():
-        batches = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
+        batches = tf.data.experimental.from_variant(
+            tf.raw_ops.DatasetFromGraph(graph_def=graph), spec
+        )
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return prefetched(batches.shard(workers, worker) if shared else batches)
 

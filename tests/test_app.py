@@ -92,7 +92,7 @@ def parsed(*arguments):
         ("--train_steps=many", "train_steps"),
         ("--train_steps=-1", "train_steps"),
         ("--global_batch_size=0", "global_batch_size"),
-        ("--strategy=tpu", "strategy"),
+        ("--strategy=gpu", "strategy"),
         ("--epochs=-0.5", "epochs"),
         ("--mode=play", "mode"),
         ("mirrored", "mirrored"),

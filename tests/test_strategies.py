@@ -104,7 +104,7 @@ def test_devices_do_not_go_with_multi_worker(monkeypatch):
 def test_a_parameter_server_is_refused(monkeypatch):
     set_config(monkeypatch, ["127.0.0.1:1"], kind="ps", ps=["127.0.0.1:2"])
     with pytest.raises(ctl.UsageError, match="makes this process a 'ps'"):
-        ctl.make_strategy("auto")
+        ctl.make_strategy("multi_worker")
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -38,7 +38,7 @@ _log = logging.getLogger("ctl")
 class Asynchronous(Synchronous):
     """As `Synchronous`, in rounds; between two joins only the workers are busy."""
 
-    _loop: "ScheduledLoop"
+    _loop: "ScheduledLoop"  # has the methods of a StepLoop that are used
 
     def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
         """Trains from `step` to `steps` completed steps."""

@@ -22,8 +22,8 @@ if partition:
     options["strategy"] = ctl.make_strategy("parameter_server", variable_partitioner=partition)
 
 
-class Watched(Small):
-    """Tells the parent about loops; variables of tf_keras may be cut, so their values are not set."""
+class Task(Small):
+    """Variables of tf_keras may be cut into shards, so their values are not set."""
 
     def build(self):
         if not (partition and self.framework == "tf_keras"):
@@ -33,11 +33,15 @@ class Watched(Small):
         self.model = tf_keras.Sequential([tf_keras.layers.InputLayer((FEATURES,)), *layers])
         self.optimizer = getattr(tf_keras.optimizers, self.word)(0.02)
 
+
+class Watched(Task):
+    """Tells the parent about loops."""
+
     def after_loop(self, step, means):
         print(f"joined at {step}", flush=True)
 
 
-trainer = (Watched if options.pop("watched", False) else Small)(
+trainer = (Watched if options.pop("watched", False) else Task)(
     reports=[report], intervals=ctl.Intervals(steps_per_loop=steps_per_loop, **every), **options
 )
 print(f"building at {trainer.step}", flush=True)

@@ -26,7 +26,10 @@ class Seen(ctl.Trainer):
         ids = np.arange(2 * STEPS * BATCH)
         if self.form == "arrays":
             return ctl.from_arrays(ids, batch_size)
-        return tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
+        same = tf.lookup.KeyValueTensorInitializer(ids, ids)
+        table = tf.lookup.StaticHashTable(same, -1)  # workers get tables with what is in them
+        data = tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
+        return data.map(table.lookup)
 
     def train_step(self, batch):
         self.seen.scatter_nd_add(batch[:, None], tf.ones_like(batch))
@@ -47,7 +50,9 @@ class LeastSquares(ctl.Trainer):
     def train_data(self, batch_size):
         x = np.random.default_rng(0).normal(size=(200, FEATURES)).astype(np.float32)
         noise = np.random.default_rng(1).normal(size=200)
-        return ctl.from_arrays((x, (x @ np.arange(FEATURES) + 1 + noise).astype(np.float32)), batch_size)
+        return ctl.from_arrays(
+            (x, (x @ np.arange(FEATURES) + 1 + noise).astype(np.float32)), batch_size
+        )
 
     def train_step(self, batch):
         x, y = batch
@@ -64,7 +69,10 @@ class LeastSquares(ctl.Trainer):
 
 def seen(form, strategy):
     trainer = Seen(form, strategy=strategy)
-    trainer.train(STEPS)
+    if form == "dataset":
+        trainer.train(epochs=0.5)
+    else:
+        trainer.train(STEPS)
     counts = trainer.seen.numpy()
     return {"most": int(counts.max()), "all": int(counts.sum()), "step": trainer.step}
 
@@ -77,12 +85,14 @@ def optimum():
     return float(np.mean((a @ w - y) ** 2))
 
 
-def refused(trainer, data):
-    trainer.train_data = data
+def refused(strategy, kind=Seen, steps=4, **changes):
+    """The error of training with methods of the trainer replaced."""
+    changed = type("Changed", (kind,), {k: staticmethod(v) for k, v in changes.items()})
+    options = {"form": "arrays"} if kind is Seen else {"global_batch_size": 200, "reports": []}
     try:
-        trainer.train(4)
-    except ctl.UsageError as e:
-        return str(e)
+        changed(strategy=strategy, **options).train(steps)
+    except ctl.CtlError as e:
+        return f"{type(e).__name__}: {e}"
 
 
 def generator(batch_size):
@@ -90,13 +100,27 @@ def generator(batch_size):
     return tf.data.Dataset.from_generator(lambda: iter([[1] * batch_size]), output_signature=spec)
 
 
+def unknown(batch_size):
+    return tf.data.Dataset.range(99).filter(lambda i: i < 50).batch(batch_size, drop_remainder=True)
+
+
+def broken(batch_size):
+    return np.full([200, FEATURES], np.nan, np.float32), np.zeros(200, np.float32)
+
+
 if __name__ == "__main__":
     strategy = ctl.make_strategy("auto")
     straight = LeastSquares(strategy=strategy, global_batch_size=200, reports=[])
+    straight.train(150)
     straight.train(300)
     print(json.dumps({
         "arrays": seen("arrays", strategy), "dataset": seen("dataset", strategy),
         "loss": straight.whole_loss(), "optimum": optimum(),
         "iterations": int(straight.optimizer.iterations.numpy()),
-        "refused": refused(Seen("arrays", strategy=strategy), generator),
+        "python": refused(strategy, train_data=generator),
+        "list": refused(strategy, train_step=lambda batch: []),
+        "unknown": refused(strategy, train_data=unknown, steps=None),
+        "file": refused(strategy, train_data=lambda b: ctl.shard(unknown(b), "file")),
+        "nan": refused(strategy, LeastSquares, train_data=broken),
+        "again": seen("arrays", strategy),
     }))  # fmt: skip

@@ -1,8 +1,10 @@
 """Jobs with parameter servers, a real process per task: counts, data, lost tasks, checkpoints."""
 
 import json
+import os
 import signal
 import time
+from pathlib import Path
 
 import ctl
 import pytest
@@ -44,6 +46,12 @@ def servers_leave(job):
     assert set(codes.values()) == {0}, codes
 
 
+def cpu_secs(pid):
+    """What a process has computed so far; a server that only waits computes nothing."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def logged(model_dir):
     path = model_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -72,7 +80,13 @@ def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tm
 def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
     alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), reports=[])
     alone.train(5)
-    options = {"model_dir": "run", "steps": 300, "steps_per_loop": 7, "tf_data": True}
+    options = {
+        "model_dir": "run",
+        "steps": 300,
+        "steps_per_loop": 7,
+        "tf_data": True,
+        "watched": True,
+    }
     job = ServedJob(tmp_path / "job0", small(**options), servers=2)
     serve_in = {n: tmp_path / n for n in ("ps0", "ps1", "worker0", "worker1")}
     for directory in serve_in.values():
@@ -84,7 +98,7 @@ def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(s
         servers_leave(job)
     finally:
         job.stop_all()
-    assert chief.json["resumed"] == 5
+    assert chief.json["resumed"] == 5 and "joined at 300\n" in chief.output
     assert (chief.json["step"], chief.json["iterations"]) == (300, 300)
     assert chief.json["examples"] == 300 * 24
     for directory in serve_in.values():
@@ -96,11 +110,18 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
     job = serve(["tests/programs/asynchronous_data.py"])
     chief = job.result("chief0")
     assert chief.code == 0, chief.output[-3000:]
-    for form in ("arrays", "dataset"):
+    for form in ("arrays", "dataset", "again"):
         assert chief.json[form] == {"most": 1, "all": 320, "step": 40}
     assert chief.json["loss"] == pytest.approx(chief.json["optimum"], rel=1e-5)
     assert chief.json["iterations"] == 300
-    assert "it calls Python code" in chief.json["refused"]
+    for name, text in {
+        "python": "UsageError: train_data cannot be sent to workers of parameter servers: it calls Py",
+        "list": "UsageError: the step returned list; expected a dictionary",
+        "unknown": "UsageError: the length of train_data is endless or unknown and no number of steps",
+        "file": "UsageError: train_data is sharded by 'file', which parameter servers do not do",
+        "nan": "NonFiniteError: Step 1: the gradient norm is NaN or infinite.",
+    }.items():
+        assert chief.json[name].startswith(text), chief.json[name]
 
 
 def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, tmp_path):
@@ -113,8 +134,8 @@ def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, 
     job.until(lambda: len(logged(model_dir)) > at + 3, "steps without worker 1")
     job.start("worker1")
     job.until(lambda: "Serving as worker 1" in job.log("worker1").read_text()[-600:], "worker 1")
-    at = len(logged(model_dir))
-    job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 again")
+    busy_secs = cpu_secs(job.tasks["worker1"].pid)
+    job.until(lambda: cpu_secs(job.tasks["worker1"].pid) > busy_secs + 3, "steps of worker 1 again")
     job.tasks["worker0"].kill()
     at = len(logged(model_dir))
     job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 alone")
@@ -151,6 +172,24 @@ def test_variables_in_shards_are_trained_saved_and_restored(serve, tmp_path, fra
     assert second.code == 0, second.output[-3000:]
     assert (second.json["resumed"], second.json["step"]) == (200, 300)
     assert second.json["means"]["loss"] < first.json["means"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "doing"), [("worker1", "holds"), ("worker0", "waits for")])
+def test_a_worker_lost_while_it_has_or_awaits_the_lock_does_not_block_the_other(serve, lost, doing):
+    job = serve(["tests/programs/holding_the_lock.py"])
+    job.until(lambda: "training" in job.log("chief0").read_text(), "training")
+    time.sleep(8)  # worker 1 is within its first update, and worker 0 before it
+    text = job.log("chief0").read_text()
+    assert text.splitlines()[-1].startswith("counted "), text
+    before = int(text.splitlines()[-1].split()[1])
+    assert before <= 2
+    time.sleep(3)
+    assert int(job.log("chief0").read_text().splitlines()[-1].split()[1]) == before
+    job.tasks[lost].kill()
+    chief = job.result("chief0", 90)
+    assert chief.code == 0, chief.output[-3000:]
+    assert chief.json["step"] == 30
 
 
 @pytest.mark.slow

@@ -1,0 +1,63 @@
+"""Worker 1 stays within its first update for long; the chief prints how many steps are complete."""
+
+import json
+import threading
+import time
+
+import ctl
+import numpy as np
+import tensorflow as tf
+
+ROUNDS = 4000  # of work within the update: about 20 s
+
+
+class Update:
+    """Changes nothing, and takes its time where the batch begins with example 1."""
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, gradients, variables):
+        def work():
+            m = tf.random.normal([700, 700])
+            loop = (lambda i, x: i < ROUNDS), (lambda i, x: (i + 1, tf.tanh(x @ m)))
+            return tf.while_loop(*loop, (0, m), parallel_iterations=1)[1][0, 0] * 0.0
+
+        nothing = tf.cond(tf.equal(self._trainer.first, 1), work, lambda: 0.0)
+        variables[0].assign_sub(0.0 * gradients[0] + nothing)
+
+
+class Slow(ctl.Trainer):
+    """Batches come in order, so that worker 1 is the one that gets example 1 first."""
+
+    def build(self):
+        self.model = tf.Module()
+        self.model.w = tf.Variable(1.0)
+        self.optimizer = Update(self)
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays(np.arange(1000), batch_size, shuffle=False)
+
+    def train_step(self, batch):
+        self.first = batch[0]
+        with tf.GradientTape() as tape:
+            loss = self.average(tf.cast(batch, tf.float32) * self.model.w)
+        self.minimize(loss, tape)
+        return {}
+
+
+trainer = Slow(global_batch_size=1, reports=[])
+trainer.prepare()
+
+
+def watch():
+    while True:
+        print("counted", trainer.step, flush=True)
+        time.sleep(0.5)
+
+
+print("training", flush=True)
+threading.Thread(target=watch, daemon=True).start()
+trainer.train(30)
+print(json.dumps({"step": trainer.step}), flush=True)

@@ -1,0 +1,206 @@
+"""Parameter servers without processes: words, roles, refusals, sharing, waiting."""
+
+import json
+import logging
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl import cluster, parameter_servers, worker_data
+from ctl.arrays import from_arrays
+from ctl.loops.asynchronous import Watch
+from ctl.parameter_servers import Partition, closures, wait_for, watch
+from ctl.reports.protocol import Progressed
+from ctl.signals import Signals
+from ctl.strategies import WORDS, word_of
+
+TASKS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+
+
+def set_config(monkeypatch, tasks, kind="chief"):
+    text = json.dumps({"cluster": tasks, "task": {"type": kind, "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", text)
+
+
+def test_the_word_is_one_of_the_words_and_other_strategies_have_no_servers():
+    assert "parameter_server" in WORDS
+    assert not parameter_servers.is_used(tf.distribute.get_strategy())
+    assert word_of(tf.distribute.get_strategy()) == "default"
+
+
+@pytest.mark.parametrize(
+    ("word", "missing"),
+    [*(("parameter_server", k) for k in TASKS), *(("auto", k) for k in TASKS if k != "ps")],
+)
+def test_a_job_without_one_of_the_three_kinds_is_refused(monkeypatch, word, missing):
+    tasks = {k: v for k, v in TASKS.items() if k != missing}
+    set_config(monkeypatch, tasks, next(iter(tasks)))
+    with pytest.raises(
+        ctl.UsageError, match=rf'expected one chief, workers and ps. Add "{missing}"'
+    ):
+        ctl.make_strategy(word)
+
+
+def test_a_job_without_tf_config_is_refused(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ctl.UsageError, match="got a TF_CONFIG with no tasks"):
+        ctl.make_strategy("parameter_server")
+
+
+def test_an_evaluator_beside_servers_works_on_its_own(monkeypatch):
+    set_config(monkeypatch, {**TASKS, "evaluator": ["127.0.0.1:4"]}, "evaluator")
+    assert word_of(ctl.make_strategy("parameter_server")) == "default"
+
+
+def test_named_devices_are_refused(monkeypatch):
+    set_config(monkeypatch, TASKS)
+    with pytest.raises(ctl.UsageError, match="got devices cpu:0.*CUDA_VISIBLE_DEVICES"):
+        ctl.make_strategy("parameter_server", devices=["cpu:0"])
+
+
+def test_servers_are_seen_only_by_those_who_ask(monkeypatch):
+    set_config(monkeypatch, TASKS)
+    assert "ps" not in cluster.read().tasks
+    assert cluster.read(parameter_servers=True).tasks["ps"] == ("127.0.0.1:3",)
+
+
+def test_a_partitioner_without_servers_is_refused(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ctl.UsageError, match="belongs to strategy 'parameter_server', and the strategy is 'default'"):
+        ctl.make_strategy("default", variable_partitioner="fixed_shards:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "partition"),
+    [
+        ("", Partition()),
+        ("min_size:256K", Partition(min_bytes=256 * 1024)),
+        ("min_size:7", Partition(min_bytes=7)),
+        ("max_shards:2", Partition(max_shards=2)),
+        ("max_shards:2,min_size:1M", Partition(max_shards=2, min_bytes=1024**2)),
+        ("fixed_shards:3", Partition(fixed_shards=3)),
+    ],
+)
+def test_a_partitioner_is_read(text, partition):
+    assert Partition.parse(text) == partition
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["min", "min_size:", "max_shards:0", "fixed_shards:2K", "shards:2", "2", "max_shards:-1"],
+)
+def test_a_partitioner_that_is_none_is_refused(text):
+    with pytest.raises(ctl.UsageError, match="expected 'min_size:256K', 'max_shards:2'"):
+        Partition.parse(text)
+
+
+def test_fixed_shards_go_alone():
+    with pytest.raises(ctl.UsageError, match="fixed_shards goes alone"):
+        Partition.parse("fixed_shards:2,min_size:1K")
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "parts"),
+    [
+        ("fixed_shards:3", [9, 4], [3, 1]),
+        ("min_size:1K", [1024, 4], [4, 1]),  # 16 KB, at most one part per server
+        ("min_size:8K", [1024, 4], [2, 1]),
+        ("max_shards:2,min_size:1K", [1024, 4], [2, 1]),
+        ("min_size:1M", [1024, 4], [1, 1]),
+    ],
+)
+def test_variables_are_cut_as_the_words_say(text, shape, parts):
+    cut = Partition.parse(text).partitioner(num_servers=4)
+    assert cut(shape=tf.TensorShape(shape), dtype=tf.float32) == parts
+    assert Partition().partitioner(4) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "length", "workers", "expected"),
+    [(100, None, 2, (2, 100)), (100, 7, 2, (15, 7)), (1, None, 2, (1, 1)), (1, 7, 4, (1, 1)),
+     (3, 50, 2, (2, 3)), (8, 4, 2, (2, 4))],
+)  # fmt: skip
+def test_calls_hold_all_steps_and_keep_every_worker_busy(steps, length, workers, expected):
+    assert closures(steps, length, workers) == expected
+    assert expected[0] * expected[1] >= steps
+
+
+class Script:
+    """Answers of a probe one after the other; the last one stays. Time passes with each sleep."""
+
+    def __init__(self, *answers):
+        self.answers, self.now, self.asked = list(answers), 0.0, 0
+
+    def probe(self, address):
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def sleep(self, secs):
+        self.now += secs
+
+    def how(self):
+        return {"probe": self.probe, "sleep": self.sleep, "clock": lambda: self.now}
+
+
+def test_a_server_leaves_after_several_refusals_in_a_row_once_the_chief_was_seen():
+    script = Script(False, False, True, False, False, True, True, False)
+    watch("a:1", **script.how())
+    assert script.asked == 7 + 4
+    assert script.now < 15
+
+
+def test_a_server_waits_for_a_chief_that_is_late_and_says_so_once(caplog):
+    script = Script(*[False] * 100, True, False)
+    with caplog.at_level(logging.WARNING, "ctl"):
+        watch("a:1", **script.how())
+    assert [r.getMessage() for r in caplog.records] == [
+        "The chief at a:1 has not come up yet; still waiting for it."
+    ]
+
+
+def test_the_chief_names_the_tasks_it_waits_for(caplog):
+    script = Script(*[False] * 80, True)
+    with caplog.at_level(logging.WARNING, "ctl"):
+        wait_for({"worker 0": "a:1", "ps 0": "b:1"}, **script.how())
+    assert caplog.records[0].getMessage() == "Waiting for worker 0 at a:1, ps 0 at b:1."
+    never = Script(False)
+    with pytest.raises(
+        ctl.PeerLostError, match=r"Not up after 600 s: worker 0 at a:1\. Their logs"
+    ):
+        wait_for({"worker 0": "a:1"}, **never.how())
+
+
+def test_progress_is_told_and_a_stall_warned_of_once_and_a_signal_ends_the_wait(caplog):
+    now, step, notes, signals = [0.0], [5], [], Signals()
+    look = Watch(lambda: step[0], signals, notes.append, lambda: now[0])
+    with caplog.at_level(logging.WARNING, "ctl"):
+        for now[0] in np.arange(0.0, 80.0, 0.5):
+            assert not look()
+    assert notes == [Progressed(5)]
+    assert len(caplog.records) == 1 and "since step 5; still waiting" in caplog.text
+    step[0], now[0], signals.received = 6, 90.0, 15
+    assert look()
+    assert notes[-1] == Progressed(6)
+
+
+@pytest.mark.parametrize("start", [0, 12])
+def test_workers_share_the_batches_of_the_endless_order(start):
+    data = from_arrays(np.arange(40), 4)
+
+    def take(share, count):
+        batches = data.replica_batches(
+            seed=3, start=start, total=None, replicas=range(1), num_replicas=1, share=share
+        )
+        return [b.tolist() for b in batches.take(count).as_numpy_iterator()]
+
+    together = take((0, 1), 12)
+    assert [take((w, 3), 4) for w in range(3)] == [together[w::3] for w in range(3)]
+
+
+def test_a_dataset_with_python_code_cannot_be_sent_and_random_operations_can():
+    dataset = tf.data.Dataset.range(9).batch(3)
+    with pytest.raises(ctl.UsageError, match=r"calls Python code.*Write ctl\.from_arrays"):
+        worker_data._graph_of(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
+    noisy = dataset.shuffle(3).map(lambda x: tf.random.uniform([]))
+    assert worker_data._graph_of(noisy).dtype == tf.string
