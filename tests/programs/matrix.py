@@ -1,0 +1,120 @@
+"""Every strategy × framework × optimizer, against the same training in float64 NumPy.
+
+As a program: one task of a job, whose chief writes the weights that it ends with.
+
+python tests/programs/matrix.py mirrored weights.json [two_cpus]
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+STEPS = 40
+COLUMNS = [(f, o) for f in ("keras3", "tf_keras", "module") for o in ("sgd", "adam")]
+EXACT = 1e-5
+# row of the table -> (word, arguments of `ctl launch` or None for one process, two CPUs per worker)
+ROWS = {
+    "default": ("default", None, False),
+    "one_device": ("one_device", None, False),
+    "mirrored, 2 replicas": ("mirrored", None, True),
+    "central_storage, 2 replicas": ("central_storage", None, True),
+    "multi_worker, 2 workers": ("multi_worker", ["--workers=2"], False),
+    "multi_worker, chief and 1 worker": ("multi_worker", ["--workers=1", "--chief"], False),
+    "multi_worker, 2 workers × 2 replicas": ("multi_worker", ["--workers=2"], True),
+    "parameter_server, 1 worker, 1 ps": ("parameter_server", ["--workers=1", "--ps=1", "--chief"], False),
+}  # fmt: skip
+
+
+def reference(optimizer: str) -> list[np.ndarray]:
+    """The weights after STEPS steps, in float64, by hand: an MLP of 8, 16 and 4 units."""
+    from ctl import from_arrays
+    from small_models import BATCH, examples, initial_weights
+
+    x, y = examples()
+    numbers = from_arrays(np.arange(len(x)), BATCH).replica_batches(
+        seed=0, start=0, total=None, replicas=range(1), num_replicas=1
+    )
+    weights = [w.astype(np.float64) for w in initial_weights()]
+    m, v = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    for t, rows in enumerate(numbers.take(STEPS).as_numpy_iterator(), 1):
+        for i, g in enumerate(_gradients(weights, x[rows].astype(np.float64), y[rows])):
+            if optimizer == "sgd":
+                weights[i] = weights[i] - 0.1 * g
+                continue
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
+            rate = 1e-2 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+            weights[i] = weights[i] - rate * m[i] / (np.sqrt(v[i]) + 1e-7)
+    return weights
+
+
+def _gradients(weights, x, y) -> list[np.ndarray]:
+    w1, b1, w2, b2 = weights
+    hidden = np.tanh(x @ w1 + b1)
+    logits = hidden @ w2 + b2
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    d_logits = p / len(y)
+    d_hidden = d_logits @ w2.T * (1 - hidden**2)
+    return [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_logits, d_logits.sum(axis=0)]
+
+
+def verdict(found: list, expected: list[np.ndarray]) -> str:
+    """ "exact", or how far off; as it stands in docs/strategies.md."""
+    off = max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(found, expected, strict=True))
+    return "exact" if off <= EXACT else f"off by {off:.0e}"
+
+
+def run_row(row: str, directory: Path, environment: dict[str, str]) -> list[str]:
+    """Runs a row of the table in processes of its own; returns the cells."""
+    word, job, two_cpus = ROWS[row]
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "weights.json"
+    program = [sys.executable, str(Path(__file__)), word, str(path), *(["two_cpus"] if two_cpus else [])]
+    if job is not None:
+        program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    if done.returncode or not path.exists():
+        raise RuntimeError(f"{row} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found = json.loads(path.read_text())
+    expected = {o: reference(o) for o in ("sgd", "adam")}
+    return [verdict(found[f"{f} {o}"], expected[o]) for f, o in COLUMNS]
+
+
+def table(cells: dict[str, list[str]]) -> str:
+    """The rows as Markdown."""
+    names = {"keras3": "Keras 3", "tf_keras": "tf_keras", "module": "tf.Module"}
+    header = " | ".join(f"{names[f]}, {'Adam' if o == 'adam' else 'SGD'}" for f, o in COLUMNS)
+    lines = [f"| strategy | {header} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    return "\n".join([*lines, *(f"| {row} | {' | '.join(c)} |" for row, c in cells.items())])
+
+
+def main(word: str, path: str, two_cpus: bool) -> None:
+    import ctl
+    import tensorflow as tf
+
+    if two_cpus and word == "multi_worker":
+        import two_cpus_per_worker  # noqa: F401
+    strategy = ctl.make_strategy(
+        word, num_virtual_devices=2 if two_cpus and word != "multi_worker" else 0
+    )
+    from small_models import Small, every_step, weights
+
+    tf.get_logger().setLevel("ERROR")
+    found = {}
+    for framework, optimizer in COLUMNS:
+        trainer = Small(framework, optimizer, strategy=strategy, reports=[],
+                        intervals=every_step(steps_per_loop=8, log=ctl.Every()))  # fmt: skip
+        trainer.train(STEPS)
+        found[f"{framework} {optimizer}"] = [w.tolist() for w in weights(trainer)]
+        if trainer.placement.is_chief:
+            Path(path).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    main(sys.argv[1], sys.argv[2], "two_cpus" in sys.argv)

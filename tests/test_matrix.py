@@ -1,0 +1,42 @@
+"""Every strategy × framework × optimizer gives the numbers of float64 NumPy, and the table says so."""
+
+import matrix
+import numpy as np
+import pytest
+from conftest import ROOT, environment
+
+CHEAP = [row for row, (_, job, _) in matrix.ROWS.items() if job is None]
+WORKERS = [row for row in matrix.ROWS if row not in CHEAP]
+
+
+def cells_of(row):
+    lines = (ROOT / "docs/strategies.md").read_text(encoding="utf-8").splitlines()
+    (found,) = [line for line in lines if line.startswith(f"| {row} | ")]
+    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+
+
+def check(row, tmp_path):
+    cells = matrix.run_row(row, tmp_path, environment())
+    assert cells == ["exact"] * len(matrix.COLUMNS)
+    assert cells == cells_of(row), "measure again: python docs/generate_strategies.py"
+
+
+@pytest.mark.parametrize("row", CHEAP)
+def test_one_process_is_exact(row, tmp_path):
+    check(row, tmp_path)
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("row", WORKERS)
+def test_several_processes_are_exact(row, tmp_path):
+    check(row, tmp_path)
+
+
+def test_the_reference_learns_and_tells_what_is_off():
+    from small_models import initial_weights
+
+    expected = matrix.reference("adam")
+    assert np.abs(expected[0] - initial_weights()[0]).max() > 0.05
+    off = [w + (2e-5 if i == 1 else 0) for i, w in enumerate(expected)]
+    assert matrix.verdict(off, expected) == "off by 2e-05"
+    assert matrix.verdict([w + 9e-6 for w in expected], expected) == "exact"
