@@ -81,7 +81,7 @@ def test_only_the_chief_s_directories_remain(run):
         p for p in model_dir.rglob("*") if "workertemp" in p.name or p.name.startswith("tmp-")
     ]
     assert {p.name for p in model_dir.iterdir()} == {
-        "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "workers",
+        "LOCK", "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "workers",
     }  # fmt: skip
     assert {p.name for p in (model_dir / "workers").iterdir()} == {"job_0.log", "job_1.log"}
     assert {p.name for p in (model_dir / "logs").iterdir()} == {"train", "eval"}
