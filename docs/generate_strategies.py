@@ -1,4 +1,4 @@
-"""Runs every strategy × framework × optimizer and writes the results into docs/strategies.md.
+"""Runs every strategy, framework and optimizer and writes the results into docs/strategies.md.
 
     python docs/generate_strategies.py
 

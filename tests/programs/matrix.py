@@ -1,4 +1,4 @@
-"""Every strategy × framework × optimizer, against the same training in float64 NumPy.
+"""Every strategy, framework and optimizer, against the same training in float64 NumPy.
 
 As a program: one task of a job, whose chief writes the weights that it ends with.
 
@@ -24,7 +24,7 @@ ROWS = {
     "central_storage, 2 replicas": ("central_storage", None, True),
     "multi_worker, 2 workers": ("multi_worker", ["--workers=2"], False),
     "multi_worker, chief and 1 worker": ("multi_worker", ["--workers=1", "--chief"], False),
-    "multi_worker, 2 workers × 2 replicas": ("multi_worker", ["--workers=2"], True),
+    "multi_worker, 2 workers with 2 replicas": ("multi_worker", ["--workers=2"], True),
     "parameter_server, 1 worker, 1 ps": ("parameter_server", ["--workers=1", "--ps=1", "--chief"], False),
 }  # fmt: skip
 
@@ -77,9 +77,12 @@ def run_row(row: str, directory: Path, environment: dict[str, str]) -> list[str]
     program = [sys.executable, str(Path(__file__)), word, str(path), *(["two_cpus"] if two_cpus else [])]
     if job is not None:
         program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
     if done.returncode or not path.exists():
-        raise RuntimeError(f"{row} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        output = done.stdout[-2000:] + done.stderr[-2000:]
+        raise RuntimeError(f"{row} ended with {done.returncode}:\n{output}")
     found = json.loads(path.read_text())
     expected = {o: reference(o) for o in ("sgd", "adam")}
     return [verdict(found[f"{f} {o}"], expected[o]) for f, o in COLUMNS]
