@@ -78,12 +78,15 @@ def normalised():
     return model
 
 
-def half_precision():
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    try:
-        return classifier(keras.optimizers.SGD(0.01))
-    finally:
-        keras.mixed_precision.set_dtype_policy("float32")
+def of_policy(policy):
+    def make():
+        keras.mixed_precision.set_dtype_policy(policy)
+        try:
+            return classifier(keras.optimizers.SGD(0.01))
+        finally:
+            keras.mixed_precision.set_dtype_policy("float32")
+
+    return make
 
 
 def words():
@@ -135,7 +138,8 @@ CASES = {
     "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in words()), {}),
     "subclassed": (subclassed, lambda: (numbers()[0], (numbers()[1] == 1).astype(np.float32)), {}),
     "normalised": (normalised, plain, VALIDATION),
-    "half precision": (half_precision, plain, {}),
+    "half precision": (of_policy("mixed_float16"), plain, {}),
+    "bfloat16": (of_policy("mixed_bfloat16"), plain, {}),
     "sum": (lambda: classifier(keras.optimizers.SGD(0.001), loss=keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction="sum")), plain, {}),
 }  # fmt: skip
@@ -161,7 +165,7 @@ def fitted(name, strategy=None):
 
 
 # float16 rounds coarsely, and synchronised normalisation takes E[x²]-E[x]², in float32
-LOOSE = {"half precision": 2e-3, "normalised": 2e-4}
+LOOSE = {"half precision": 2e-3, "bfloat16": 1e-2, "normalised": 2e-4}
 
 
 def assert_same(name, found, expected):

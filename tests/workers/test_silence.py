@@ -1,0 +1,61 @@
+"""A worker that is stopped, not ended: the others give it up, as soon as they were told to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
+
+pytestmark = pytest.mark.workers
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """workers(arguments) -> two processes of models.mnist that have begun to train, and their logs."""
+    started = []
+
+    def start(*arguments):
+        addresses = [f"127.0.0.1:{p}" for p in free_ports(2)]
+        logs = [tmp_path / f"{i}.log" for i in range(2)]
+        for i, log in enumerate(logs):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
+            with log.open("wb") as file:
+                started.append(subprocess.Popen(
+                    [sys.executable, "-m", "models.mnist", "--train_steps=100000", "--export=none",
+                     "--global_batch_size=8", "--log_every_steps=10", *arguments],
+                    stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+                    env=environment(TF_CONFIG=json.dumps(config)),
+                ))  # fmt: skip
+        deadline = time.monotonic() + TIMEOUT_SECS
+        while "step 20/" not in logs[0].read_text():
+            assert time.monotonic() < deadline, logs[0].read_text()[-2000:]
+            time.sleep(0.05)
+        return started, logs
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+            process.wait(TIMEOUT_SECS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--heartbeat_secs=3"], "unhealthy"),
+        (["--collective_timeout_secs=3", "--heartbeat_secs=100"], "timed out"),
+    ],
+    ids=["heartbeat", "timeout"],
+)
+def test_a_silent_worker_is_given_up(workers, arguments, words):
+    (first, second), logs = workers(*arguments)
+    second.send_signal(signal.SIGSTOP)
+    code = first.wait(TIMEOUT_SECS)
+    text = logs[0].read_text()
+    assert code == 134, text[-2000:]
+    assert "is gone or cannot be reached" in text and words in text
