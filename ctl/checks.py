@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from ctl import export as export_lib
 from ctl import optimizers as optimizers_lib
-from ctl import state
+from ctl import state, strategies
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every
@@ -167,6 +168,7 @@ def model(trainer: Any) -> None:
         _created_in_scope(trainer, name, thing)
         _in_one_piece(name, thing)
     _batch_normalization(trainer, owned)
+    _central_storage(trainer, owned)
 
 
 def optimizers(trainer: Any) -> None:
@@ -185,6 +187,26 @@ def optimizers(trainer: Any) -> None:
                 raise UsageError(
                     f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
                     "with the variables it will update."
+                )
+
+
+def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
+    """What TensorFlow does not carry where variables are updated outside the replicas."""
+    if strategies.word_of(trainer.strategy) != "central_storage" or trainer.placement.num_replicas == 1:
+        return
+    for name, thing in owned.items():
+        if optimizers_lib.skips_what_is_not_finite(thing):
+            raise UsageError(
+                f"self.{name} scales the loss, which needs conditional updates; strategy "
+                "'central_storage' has none. Train with the policy 'mixed_bfloat16', or 'mirrored'."
+            )
+        for variable in state.variables_of(thing):
+            none = getattr(state.plain(variable), "aggregation", None) == tf.VariableAggregation.NONE
+            if none and not getattr(variable, "trainable", True):
+                raise UsageError(
+                    f"self.{name} has the variable {variable.name!r} that replicas update, and "
+                    "'central_storage' does not know how to combine them. Make the model in build(), or "
+                    "give ctl.KerasTrainer a function that makes it; or use strategy 'mirrored'."
                 )
 
 

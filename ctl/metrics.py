@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.optimizers import is_keras3
+from tensorflow.python.ops import resource_variable_ops
 
 
 def is_metric(thing: Any) -> bool:
@@ -64,6 +65,21 @@ def parts_of(metrics: Iterable[Any]) -> list[tf.Variable]:
             for part in getattr(value, "values", None) or (value,):
                 found[id(part)] = part
     return list(found.values())
+
+
+def count_outside_replicas(metrics: Iterable[Any]) -> None:
+    """Gives Keras 3 metrics plain variables, for central storage.
+
+    Keras adds to a variable by reading and assigning it, and central storage adds up what replicas
+    assign: old values would count once for each replica (measured: a loss of 1.23 for 1.28). Updates
+    of a plain variable follow each other in the step's graph.
+    """
+    for metric in metrics:
+        for variable in metric.variables:
+            if is_keras3(variable) and "Aggregating" in type(variable.value).__name__:
+                variable._value = resource_variable_ops.ResourceVariable(
+                    variable.value.numpy(), trainable=False, name=variable.name
+                )
 
 
 class SetAside:

@@ -106,6 +106,8 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
         trainer.build()
         checks.model(trainer)
         checks.optimizers(trainer)
+        if strategies.word_of(trainer.strategy) == "central_storage":
+            metrics.count_outside_replicas(metrics.found_in(vars(trainer)))
     if trainer.placement.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     state = State(collect(trainer), trainer.step_variable, trainer.placement)

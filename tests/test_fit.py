@@ -25,6 +25,24 @@ def test_fifty_steps_are_those_of_model_fit(name, pair):
         np.testing.assert_allclose(other, expected["history"]["loss"], atol=2e-2)
 
 
+@pytest.fixture(scope="module")
+def central():
+    return ctl.make_strategy("central_storage", devices=["cpu:0", "cpu:1"])
+
+
+@pytest.mark.parametrize("name", ["adam", "two outputs", "subclassed", "weights of examples"])
+def test_central_storage_counts_losses_and_metrics_right(name, central):
+    assert_same(name, fitted(name, central), fitted(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("half precision", "scales the loss"), ("normalised", "how to combine them")]
+)
+def test_what_central_storage_cannot_do_is_refused(name, words, central):
+    with pytest.raises(ctl.UsageError, match=words):
+        fitted(name, central)
+
+
 def test_arrays_are_shuffled_anew_every_epoch_and_each_example_comes_once():
     x = np.arange(20, dtype=np.float32)[:, None]
     seen = []

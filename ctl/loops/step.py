@@ -161,7 +161,10 @@ class ReplicaStep:
         """What the metrics have counted so far, if this replica may be empty."""
         if empty is None:
             return []
-        return [(v, tf.identity(v)) for m in self._metrics for v in map(plain, m.variables)]
+        variables = [plain(v) for m in self._metrics for v in m.variables]
+        # in central storage all replicas count in one variable, where nothing can be taken back
+        own = [v for v in variables if hasattr(v, "values")]
+        return [(v, tf.identity(v)) for v in own]
 
     @tf.autograph.experimental.do_not_convert
     def _count_again(self, empty, before):

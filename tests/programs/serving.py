@@ -1,6 +1,7 @@
 """A job with parameter servers: a process per task, on ports that the parent picks."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -50,6 +51,11 @@ class ServedJob:
         """Waits for a task to end."""
         code = self.tasks[name].wait(timeout=timeout)
         return Result(code, self.log(name).read_text(errors="replace"))
+
+    def cpu_secs(self, name: str) -> float:
+        """What a task has computed so far; one that only serves hardly does."""
+        stat = Path(f"/proc/{self.tasks[name].pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
     def until(self, is_so, what: str, timeout: float = TIMEOUT_SECS) -> None:
         """Waits until `is_so()`, as long as the chief runs."""
