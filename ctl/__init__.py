@@ -22,7 +22,7 @@ _NAMES = {
     "Gradients": "ctl.gradients",
     "Intervals": "ctl.every",
     "KerasTrainer": "ctl.keras_training",
-    "History": "ctl.fit",
+    "History": "ctl.fitting",
     "JsonlReport": "ctl.reports.jsonl",
     "Keep": "ctl.checkpoints.retention",
     "Manifest": "ctl.checkpoints.protocol",
@@ -39,9 +39,9 @@ _NAMES = {
     "TensorBoardReport": "ctl.reports.tensorboard",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
-    "evaluate": "ctl.fit",
+    "evaluate": "ctl.fitting",
     "example_numbers": "ctl.arrays",
-    "fit": "ctl.fit",
+    "fit": "ctl.fitting",
     "from_arrays": "ctl.arrays",
     "make_strategy": "ctl.strategies",
     "run": "ctl.app",
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ctl.every import Every, Intervals
-    from ctl.fit import History, evaluate, fit
+    from ctl.fitting import History, evaluate, fit
     from ctl.gradients import Gradients, scale_learning_rate
     from ctl.keras_training import KerasTrainer
     from ctl.reports.console import ConsoleReport

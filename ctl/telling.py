@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from ctl import strategies
+from ctl import parameter_servers, strategies
 from ctl.checkpoints.protocol import Manifest
 from ctl.data import Batches
 from ctl.loops.synchronous import Synchronous
@@ -47,10 +47,12 @@ def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
         if name.split("/")[0] in models
     )
     policy = getattr(trainer.model, "dtype_policy", None)
+    served = parameter_servers.is_used(trainer.strategy)
+    workers = parameter_servers.num_workers(trainer.strategy) if served else place.num_workers
     return RunInfo(
         model=type(trainer).__name__,
         strategy=strategies.word_of(trainer.strategy),
-        num_workers=place.num_workers,
+        num_workers=workers,
         num_replicas=place.num_replicas,
         global_batch_size=trainer.global_batch_size,
         data=batches.description,

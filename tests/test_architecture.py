@@ -27,7 +27,7 @@ LEVELS = {
     "evaluator": 10,
     "trainer": 11,
     "keras_training": 12,
-    "fit": 13, "app": 13,
+    "fitting": 13, "app": 13,
     "__init__": 14,
 }  # fmt: skip
 WITHIN = {
@@ -138,6 +138,11 @@ def test_the_public_names_are_a_promise():
         assert getattr(ctl, name) is not None
     with pytest.raises(AttributeError, match="Trainer"):
         _ = ctl.Trainr
+
+
+def test_no_module_has_the_name_of_something_public():
+    """Importing it would put the module in the place of the function."""
+    assert not {p.stem for p in (ROOT / "ctl").glob("*.py")} & (set(ctl.__all__) - {"__version__"})
 
 
 def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
