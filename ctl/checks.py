@@ -169,6 +169,7 @@ def model(trainer: Any) -> None:
         _in_one_piece(name, thing)
     _batch_normalization(trainer, owned)
     _central_storage(trainer, owned)
+    compilation(trainer)
 
 
 def optimizers(trainer: Any) -> None:
@@ -188,6 +189,31 @@ def optimizers(trainer: Any) -> None:
                     f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
                     "with the variables it will update."
                 )
+
+
+def compilation(trainer: Any) -> None:
+    """Raises UsageError where XLA cannot compile forward and backward of a replica."""
+    if not trainer.jit_compile:
+        return
+    word = strategies.word_of(trainer.strategy)
+    if word in ("parameter_server", "central_storage"):
+        raise UsageError(
+            f"jit_compile with strategy {word!r}: XLA cannot reach variables on another device. Leave "
+            "jit_compile out, or use default, mirrored or multi_worker."
+        )
+    for thing in state.collect(trainer).values():
+        for layer in _layers(thing):
+            synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
+            if trainer.placement.num_replicas > 1 and synchronised and layer.trainable:
+                raise UsageError(
+                    f"jit_compile with the layer {layer.name!r}: it adds up over replicas in the middle of "
+                    "the step, which XLA cannot do. Leave jit_compile out, or use another normalisation, "
+                    "such as keras.layers.LayerNormalization."
+                )
+
+
+def _layers(thing: Any) -> list:
+    return list(thing._flatten_layers()) if hasattr(thing, "_flatten_layers") else []
 
 
 def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
@@ -251,8 +277,7 @@ def _batch_normalization(trainer: Any, owned: dict) -> None:
     if trainer.strategy.num_replicas_in_sync == 1:
         return
     for thing in owned.values():
-        layers = thing._flatten_layers() if hasattr(thing, "_flatten_layers") else ()
-        for layer in layers:
+        for layer in _layers(thing):
             drifts = optimizers_lib.is_keras3(layer) and not getattr(layer, "synchronized", True)
             if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
                 raise UsageError(

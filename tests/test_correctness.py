@@ -194,6 +194,16 @@ def test_a_compiled_step_gives_the_same_numbers(two_replicas):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_what_cannot_be_compiled_is_refused_before_training(two_replicas):
+    central = ctl.make_strategy("central_storage", devices=["cpu:0", "cpu:1"])
+    for cls, strategy, words in ((Short, two_replicas, "adds up over replicas"),
+                                 (Linear, central, "variables on another device")):  # fmt: skip
+        trainer = cls(strategy=strategy, **NO_REPORTS)
+        trainer.jit_compile = True
+        with pytest.raises(ctl.UsageError, match=words):
+            trainer.train(1)
+
+
 def test_a_step_that_xla_cannot_compile_says_so():
     class Strings(Linear):
         def train_step(self, batch):
