@@ -106,8 +106,23 @@ def test_numbers_that_overflow_at_any_scale_stop_the_run():
             x, y = Linear.arrays(self)
             return x * np.inf, y
 
+    trainer = Broken(**NO_REPORTS, strategy="default")
     with pytest.raises(ctl.NonFiniteError):
-        Broken(**NO_REPORTS, strategy="default").train(60)
+        trainer.train(60)
+    assert trainer.step > 20, "lower scales were not tried"
+
+
+def test_a_norm_that_overflows_is_no_reason_to_clip_to_nothing():
+    class Large(correctness.Scaled):
+        def arrays(self):
+            x, y = Linear.arrays(self)
+            x[BATCH + 6] = 1e16  # gradients of 1e33 are finite, their squares are not
+            return x, y
+
+    trainer = Large(**NO_REPORTS, strategy="default")
+    trainer.gradients = ctl.Gradients(clip_norm=1.0)
+    trainer.train(2)
+    assert trainer.scale() == 512.0 and int(trainer.optimizer.iterations.numpy()) == 1
 
 
 def test_a_replica_without_examples_changes_nothing(one, two):
@@ -115,10 +130,18 @@ def test_a_replica_without_examples_changes_nothing(one, two):
     np.testing.assert_allclose(one["short"]["losses"], two["short"]["losses"], atol=1e-6)
     np.testing.assert_allclose(one["short"]["mse"], two["short"]["mse"], atol=1e-6)
     np.testing.assert_allclose(one["short"]["mse"], one["short"]["losses"], atol=1e-6)
+    np.testing.assert_allclose(one["short"]["total"], two["short"]["total"], rtol=1e-6)
     assert np.isfinite(two["short"]["naive"]).all()
     trained = [w for w in range(len(one["short"]["weights"])) if w not in (2, 3)]  # not statistics
     for i in trained:
         np.testing.assert_allclose(one["short"]["weights"][i], two["short"]["weights"][i], atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["short_by_hand", "short_tokens"])
+def test_a_row_that_is_lent_counts_in_no_sum_and_under_no_mask(one, two, case):
+    assert one[case]["step"] == 3
+    np.testing.assert_allclose(one[case]["losses"], two[case]["losses"], atol=1e-6)
+    np.testing.assert_allclose(one[case]["weights"][-2], two[case]["weights"][-2], atol=1e-6)
 
 
 def test_a_metric_is_reset_with_the_log_and_set_aside_for_an_evaluation():
