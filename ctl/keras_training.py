@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from ctl import update_lock
 from ctl.errors import UsageError
 from ctl.gradients import Gradients
 from ctl.keras_losses import GlobalMeans
@@ -105,8 +106,9 @@ class KerasTrainer(Trainer):
     def _counted(self, batch, means, x, y, predicted, weight, loss) -> dict[str, Any]:
         """Updates the metrics of the model and names them."""
         tracker = self.model._loss_tracker
-        tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
-        self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+        with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
+            tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
+            self.model.compute_metrics(x, y, predicted, sample_weight=weight)
         return {m.name: m for m in self.metrics}
 
     def _first_batch(self) -> Any:

@@ -1,9 +1,13 @@
 """`ctl.fit` on two workers, where `Model.fit` fails: the numbers of `Model.fit` on one device."""
 
+import json
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TIMEOUT_SECS, environment
 from fitting import assert_same, fitted
 
 from models.data import digits
@@ -43,3 +47,18 @@ def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
     for result in run_program(2, [str(script), str(tmp_path), "5"]):
         assert result.code == 1
         assert "is shuffled without a seed" in result.output
+
+
+def test_parameter_servers_train_a_compiled_model_and_count_every_example(tmp_path):
+    program = str(ROOT / "tests/programs/fit_served.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "ctl", "launch", "--workers=2", "--ps=1", "--chief",
+         f"--log_dir={tmp_path}", "--", sys.executable, program],
+        env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    assert found["iterations"] == 6 * 16
+    right = np.asarray(found["accuracy"]) * 512
+    np.testing.assert_allclose(right, np.round(right), atol=1e-3)  # no example was lost or counted twice
+    assert found["val_accuracy"][-1] > 0.9
