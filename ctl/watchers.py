@@ -196,7 +196,6 @@ class ReduceOnPlateau:
             return Verdict()
         if self._cooling:
             self._cooling -= 1
-            self._waited = 0
         if self._best.note(value):
             self._waited = 0
         elif not self._cooling:

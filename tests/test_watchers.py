@@ -151,6 +151,17 @@ def test_an_interrupted_run_stops_where_the_unbroken_one_does(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_numbers_of_training_are_watched_at_marks_only(tmp_path):
+    def part():
+        return {"early_stopping": ctl.EarlyStopping("loss", patience=2, run="train")}
+
+    whole, _ = run(part, rate=8.0, log=ctl.Every(steps=2))
+    assert whole.step < 40
+    for steps in (3, 5, 7, 40):  # each run but the last ends between two marks
+        resumed, _ = run(part, steps=steps, directory=tmp_path, rate=8.0, log=ctl.Every(steps=2))
+    assert resumed.step == whole.step
+
+
 def test_the_best_model_is_written_and_only_that(tmp_path):
     def part():
         return {"save_best": ctl.SaveBest("val_loss", formats=["keras", "weights"])}
