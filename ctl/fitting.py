@@ -17,7 +17,7 @@ from ctl.reports.protocol import Event, Report
 from ctl.reports.tensorboard import TensorBoardReport
 from ctl.sharding import made_of
 
-_NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "loss_scale", "learning_rate"}
+_NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
 _COUNTERPARTS = {
     "BackupAndRestore": "checkpoints=ctl.BackupCheckpoints(backup_dir)",
     "ModelCheckpoint": "model_dir=..., with checkpoints=ctl.ChiefOnlyCheckpoints(..., keep=ctl.Keep("

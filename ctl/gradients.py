@@ -139,6 +139,8 @@ def apply(update: Update, how: Gradients) -> Any:
             _apply_when(update, gradients)
     if not skips and update.when is None:
         return norm
+    with tf.control_dependencies([checked]):  # a step that stops the run is not counted
+        norm = tf.identity(norm)
     counts = tf.math.is_finite(norm) if skips else tf.constant(True)
     counts &= True if update.when is None else update.when
     return tf.where(counts, norm, tf.zeros_like(norm)), tf.cast(counts, tf.float64)

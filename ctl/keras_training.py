@@ -52,6 +52,7 @@ class KerasTrainer(Trainer):
         super().__init__(**options)
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
+        self._warned = True  # of batches smaller than what `average` divides by: Keras divides by rows
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self.metrics: list[Any] = []
 
@@ -59,13 +60,13 @@ class KerasTrainer(Trainer):
         """The compiled model, its optimizer and its metrics, all with their variables."""
         self.model = self._make_model()
         check_model(self.model)
-        _build_for(self.model, self._first_batch())
+        self.jit_compile |= self.model.get_compile_config().get("jit_compile") is True
         if self.placement.num_replicas > 1:
-            _check_several_replicas(self.model, self.placement.num_replicas)
+            _check_several_replicas(self.model, self.strategy, self.jit_compile)
+        _build_for(self.model, self._first_batch())
         self.optimizer = self.model.optimizer
         self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
         self.metrics = list(self.model.metrics)
-        self.jit_compile = self.model.get_compile_config().get("jit_compile") is True
 
     def train_data(self, batch_size: int) -> Any:
         return _of(self._data["train"], batch_size)
@@ -152,15 +153,21 @@ def check_model(model: Any) -> None:
         raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
 
 
-def _check_several_replicas(model: Any, replicas: int) -> None:
+def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
+    replicas = strategy.num_replicas_in_sync
+    if getattr(model, "_distribute_strategy", strategy) is not strategy:
+        raise UsageError(
+            "the model was made outside the strategy's scope. Make and compile it under `with "
+            "strategy.scope():`, or give a function that makes it."
+        )
     if not type(model).compute_loss.__module__.startswith("keras."):
         raise UsageError(
             f"{type(model).__name__} has a compute_loss of its own, whose mean over a global batch on "
             f"{replicas} replicas is unknown. Write a ctl.Trainer and use self.average there."
         )
-    if model.get_compile_config().get("jit_compile") is True:
+    if jit_compile:
         raise UsageError(
-            f"the model was compiled with jit_compile=True, and its means are taken over {replicas} "
+            f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
             "replicas, which XLA cannot do. Compile it without, or train on one device."
         )
 

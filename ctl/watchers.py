@@ -122,6 +122,11 @@ class EarlyStopping:
         self.best_step: int | None = None
 
     @property
+    def metric(self) -> str:
+        """What it watches, such as "eval loss"."""
+        return f"{self._best.run} {self._best.metric}"
+
+    @property
     def state(self) -> dict[str, Any]:
         """Best value, its step, and for how many values it has stood."""
         return {"best": self._best.value, "waited": self._waited, "seen": self._seen,

@@ -35,11 +35,11 @@ class Watching:
 
     def saw(self, step: int, values: Mapping[str, float], run: str) -> bool:
         """Tells the watchers numbers of `run`; True if one of them wants to stop."""
-        for name, watcher in self._watchers.items():
+        for watcher in self._watchers.values():
             verdict = watcher.saw(step, values, run)
             if verdict.stop:
                 self.stopped = True
-                self._say("Stopping at step %d: %s has not improved.", step, name)
+                self._say("Stopping at step %d: %s has not improved.", step, watcher.metric)
             if verdict.factor != 1.0:
                 self._reduce(step, verdict.factor, verdict.lowest)
             if verdict.remember:

@@ -72,6 +72,18 @@ def test_evaluate_counts_every_example_once(pair):
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_short_batches_are_nothing_to_warn_of(caplog):
+    x, y, _ = numbers()
+    ctl.fit(classifier(), x, y, batch_size=BATCH, epochs=2, verbose=0)
+    assert "average() divides" not in caplog.text
+
+
+def test_a_model_of_another_scope_is_refused(pair):
+    trainer = ctl.KerasTrainer(classifier(), train=numbers()[:2], strategy=pair, global_batch_size=8)
+    with pytest.raises(ctl.UsageError, match="outside the strategy's scope"):
+        trainer.train(1)
+
+
 def test_a_function_that_makes_the_model_is_called_in_the_scope():
     trainer = ctl.KerasTrainer(
         classifier, train=numbers()[:2], strategy="default", global_batch_size=BATCH, reports=[]
