@@ -1,5 +1,6 @@
 """How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def options(word: str, timeout_secs: float) -> tf.distribute.experimental.Commun
     """For a MultiWorkerMirroredStrategy; `timeout_secs` of one collective, 0 for none."""
     if word not in COMMUNICATIONS:
         raise UsageError(f"communication is {word!r}; expected one of {', '.join(COMMUNICATIONS)}.")
-    if timeout_secs < 0:
+    if not 0 <= timeout_secs < math.inf:
         raise UsageError(f"timeout_secs is {timeout_secs}; expected seconds > 0, or 0 for no limit.")
     if word == "nccl":
         _check_nccl("communication", [d.name for d in tf.config.list_logical_devices("GPU")])
@@ -49,7 +50,7 @@ def set_heartbeat(cluster: "Cluster", secs: float) -> None:
 
     Called before the strategy is made, which respects a service that is configured already.
     """
-    if secs < 0:
+    if not 0 <= secs < math.inf:
         raise UsageError(f"heartbeat_secs is {secs}; expected seconds > 0, or 0.")
     if not secs or cluster.num_workers < 2:
         return

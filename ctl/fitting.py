@@ -44,14 +44,16 @@ class History:
         self.history: dict[str, list[float]] = {}
         self._steps = 0  # in an epoch
         self._first = 0  # number of the first epoch
+        self._evaluated = 1  # every so many epochs
 
-    def starts(self, steps_per_epoch: int, initial_epoch: int) -> None:
-        """Says how steps are to be counted as epochs."""
-        self._steps, self._first = steps_per_epoch, initial_epoch
+    def starts(self, steps_per_epoch: int, initial_epoch: int, evaluated: int = 1) -> None:
+        """Says how steps are to be counted as epochs, and after how many there is an evaluation."""
+        self._steps, self._first, self._evaluated = steps_per_epoch, initial_epoch, evaluated
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         """Numbers of a report; those of other steps than the ends of epochs are left out."""
-        if not self._steps or step % self._steps:
+        whole = self._steps * (self._evaluated if run == "eval" else 1)
+        if not whole or step % whole:
             return
         prefix = "val_" if run == "eval" else ""
         epoch = self._first + step // self._steps - 1
@@ -99,9 +101,9 @@ def fit(
     steps = _steps_per_epoch(train, batch_size, steps_per_epoch)
     data = split_off if validation_data is None else validation_data
     history = History(model, {"verbose": verbose, "epochs": epochs, "steps": steps})
-    history.starts(steps, initial_epoch)
+    history.starts(steps, initial_epoch, _whole("validation_freq", validation_freq))
     trainer = KerasTrainer(
-        model, train=_endless(train, batch_size, shuffle, steps_per_epoch), seed=seed,
+        model, train=_endless(train, batch_size, shuffle), seed=seed,
         validation=_validation(data, batch_size, validation_steps), class_weight=class_weight,
         model_dir=model_dir, global_batch_size=batch_size, checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, parts),
@@ -208,9 +210,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
 
 def _steps_per_epoch(source: Any, batch_size: int, given: int | None) -> int:
     if given is not None:
-        if not isinstance(given, (int, np.integer)) or given < 1:
-            raise UsageError(f"steps_per_epoch is {given!r}; expected a whole number >= 1.")
-        return int(given)
+        return _whole("steps_per_epoch", given)
     if not isinstance(source, tf.data.Dataset):
         return max(1, math.ceil(tf.nest.flatten(source)[0].shape[0] / batch_size))
     count = int(source.cardinality())
@@ -221,9 +221,16 @@ def _steps_per_epoch(source: Any, batch_size: int, given: int | None) -> int:
     return max(1, count)
 
 
-def _endless(source: Any, batch_size: int, shuffle: bool, steps_per_epoch: int | None) -> Any:
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or value < 1:
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
+    return int(value)
+
+
+def _endless(source: Any, batch_size: int, shuffle: bool) -> Any:
     if isinstance(source, tf.data.Dataset):
-        return source if steps_per_epoch is not None else source.repeat()
+        endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+        return source if endless else source.repeat()
     return from_arrays(source, batch_size, shuffle=shuffle, epochs_apart=True)
 
 

@@ -7,6 +7,7 @@ called by Keras, `GlobalMeans` makes of it the replica's share of the mean over 
 """
 
 import functools
+import logging
 import sys
 import threading
 from typing import Any
@@ -91,7 +92,7 @@ class GlobalMeans:
     def reduce(self, values, sample_weight, mask, reduction, same_rank):
         """What `reduce_weighted_values` of Keras gives for the global batch: this replica's share."""
         if values.shape.rank == 0:
-            return self.share_of_rows(values)
+            return self._share_of_scalar(values, sample_weight)
         weight = None
         if mask is not None:
             weight = mask = tf.cast(mask, values.dtype)
@@ -112,16 +113,37 @@ class GlobalMeans:
             (divisor,) = self.everywhere(self._counted(tf.reduce_sum(weight)))
         elif mask is not None:
             size, entries, valid = self.everywhere(
-                *(self._counted(c) for c in (_size(values), _size(mask), tf.reduce_sum(mask)))
+                *(self._counted(c) for c in (_size(weighted), _size(mask), tf.reduce_sum(mask)))
             )
             size, entries, valid = _floats(size, entries, valid)
             divisor = size * tf.math.divide_no_nan(valid, entries)
         else:
-            (divisor,) = self.everywhere(self._counted(_size(values)))
+            (divisor,) = self.everywhere(self._counted(_size(weighted)))
         return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
+
+    def _share_of_scalar(self, value, sample_weight):
+        """Of a loss that averages by itself; Keras multiplies it by each weight and averages those."""
+        if self._num_replicas > 1:
+            _say_of_scalar()
+        share = self.share_of_rows(value)
+        if sample_weight is None:
+            return share
+        weight = tf.cast(sample_weight, tf.float32)
+        total, count = self.everywhere(
+            self._counted(tf.reduce_sum(weight)), self._counted(_size(weight))
+        )
+        return self._times(share, total, count)
 
     def _counted(self, count):
         return count if self._empty is None else tf.where(self._empty, 0.0, tf.cast(count, tf.float32))
+
+
+@functools.cache
+def _say_of_scalar() -> None:
+    logging.getLogger("ctl").warning(
+        "A loss returned a scalar. On several replicas it is taken for a mean over the examples; one "
+        "that adds up comes out too small. Return one number per example."
+    )
 
 
 def _size(tensor):

@@ -64,6 +64,8 @@ class KerasTrainer(Trainer):
         if self.placement.num_replicas > 1:
             _check_several_replicas(self.model, self.strategy, self.jit_compile)
         _build_for(self.model, self._first_batch())
+        if self.model._compile_loss is None and not self.model.losses:
+            raise UsageError("the model was compiled without a loss; give compile(loss=...).")
         self.optimizer = self.model.optimizer
         self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
         self.metrics = list(self.model.metrics)
@@ -78,7 +80,7 @@ class KerasTrainer(Trainer):
         x, y, weight = _unpacked(batch, self._class_weight)
         with tf.GradientTape() as tape, self._global_means(batch) as means:
             predicted = _call(self.model, x, training=True)
-            loss = self._total_loss(x, y, predicted, weight, training=True)
+            loss = self._total_loss(means, x, y, predicted, weight, training=True)
         self.minimize(loss, tape)
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
@@ -86,21 +88,25 @@ class KerasTrainer(Trainer):
         x, y, weight = _unpacked(batch, None)
         with self._global_means(batch) as means:
             predicted = _call(self.model, x, training=False)
-            loss = self._total_loss(x, y, predicted, weight, training=False)
+            loss = self._total_loss(means, x, y, predicted, weight, training=False)
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def _global_means(self, batch: Any) -> GlobalMeans:
         return GlobalMeans(num_rows(batch), self.placement.num_replicas, self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
-    def _total_loss(self, x: Any, y: Any, predicted: Any, weight: Any, training: bool) -> Any:
-        """This replica's share of the loss; what layers add holds once per step."""
+    def _total_loss(
+        self, means: GlobalMeans, x: Any, y: Any, predicted: Any, weight: Any, training: bool
+    ) -> Any:
+        """This replica's share of the loss; what layers add counts by the rows it comes from."""
         self._recorder.averaged = True
-        model, replicas = self.model, self.placement.num_replicas
-        if replicas == 1:
+        model = self.model
+        if self.placement.num_replicas == 1:
             return model._compute_loss(x, y, predicted, weight, training=training)
+        # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
+        added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
         loss = model._compile_loss(y, predicted, weight) if model._compile_loss else None
-        added = [tf.reduce_sum(tf.cast(term, tf.float32)) / replicas for term in model.losses]
+        added = [means.share_of_rows(t) for t in added]
         return tf.add_n([*([] if loss is None else [loss]), *added])
 
     @tf.autograph.experimental.do_not_convert

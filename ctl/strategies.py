@@ -68,7 +68,7 @@ def make(
         parameter_servers.check(whole, devices)
         making.check_own_port(whole)
         return parameter_servers.make(whole, variable_partitioner)
-    _check_cluster(word, cluster)
+    _check_cluster(word, cluster, servers="ps" in whole.tasks)
     if word == "multi_worker":
         how = communication_lib.options(communication, timeout_secs)
         return making.multi_worker(cluster, devices, num_virtual_devices, how, heartbeat_secs)
@@ -128,7 +128,7 @@ def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
     return "mirrored" if count > 1 else "default"
 
 
-def _check_cluster(word: str, cluster: cluster_lib.Cluster) -> None:
+def _check_cluster(word: str, cluster: cluster_lib.Cluster, servers: bool) -> None:
     if cluster.task_type == "ps":
         raise UsageError(
             f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief' or 'worker'."
@@ -136,7 +136,8 @@ def _check_cluster(word: str, cluster: cluster_lib.Cluster) -> None:
     if word != "multi_worker" and cluster.num_workers > 1:
         raise UsageError(
             f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each "
-            "would train on its own. Write strategy 'multi_worker' or 'auto', or unset TF_CONFIG."
+            f"would train on its own. Write strategy "
+            f"{'parameter_server' if servers else 'multi_worker'!r} or 'auto', or unset TF_CONFIG."
         )
 
 

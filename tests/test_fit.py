@@ -72,6 +72,15 @@ def test_evaluate_counts_every_example_once(pair):
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_finite_dataset_is_begun_anew_and_validation_has_its_own_rhythm():
+    x, y, _ = numbers()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    history = ctl.fit(classifier(), data, epochs=5, steps_per_epoch=4, verbose=0,
+                      validation_data=(x, y), validation_freq=2)  # fmt: skip
+    assert history.epoch == [0, 1, 2, 3, 4]
+    assert len(history.history["loss"]) == 5 and len(history.history["val_loss"]) == 2
+
+
 def test_short_batches_are_nothing_to_warn_of(caplog):
     x, y, _ = numbers()
     ctl.fit(classifier(), x, y, batch_size=BATCH, epochs=2, verbose=0)
@@ -147,6 +156,12 @@ def uncompiled():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
 
 
+def without_a_loss():
+    model = uncompiled()
+    model.compile("sgd")
+    return model
+
+
 def of_tf_keras():
     model = tf_keras.Sequential([tf_keras.layers.InputLayer((6,)), tf_keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -178,6 +193,8 @@ REFUSED = {
     "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
     "a batch size beside a dataset": (classifier, (DATA,), {"batch_size": 4}, "leave batch_size out"),
     "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),
+    "validation_freq": (classifier, (X, Y), {"validation_freq": [1, 3]}, "validation_freq is"),
+    "no loss": (without_a_loss, (X, Y), {}, "without a loss"),
     "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
     "no evaluation to watch": (classifier, (X, Y), {"early_stopping": ctl.EarlyStopping("loss")},
                                "nothing is evaluated"),

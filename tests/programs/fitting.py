@@ -89,6 +89,21 @@ def of_policy(policy):
     return make
 
 
+def squared(labels, predicted):
+    """A loss that averages by itself."""
+    return keras.ops.mean(keras.ops.square(labels - predicted))
+
+
+def active():
+    """Losses that layers add: of their outputs, which differ on each replica."""
+    model = keras.Sequential([
+        keras.Input((6,)), layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1)),
+        layers.Dense(1),
+    ])  # fmt: skip
+    model.compile(keras.optimizers.SGD(0.02), squared)
+    return model
+
+
 def words():
     generator = np.random.default_rng(4)
     x = generator.integers(1, 9, (EXAMPLES, 5))
@@ -120,6 +135,7 @@ def optimized(make):
 
 
 VALIDATION = {"validation_data": numbers(7, 21)[:2]}
+VALIDATION_OF_ONE = {"validation_data": (numbers(7, 21)[0], numbers(7, 21)[0][:, :1])}
 # name -> (model, positional arguments, keyword arguments)
 CASES = {
     "adam": (classifier, plain, VALIDATION),
@@ -136,6 +152,9 @@ CASES = {
     "two outputs": (two_outputs, sized, {}),
     "masks": (tagger, words, {}),
     "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in words()), {}),
+    "active": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2), VALIDATION_OF_ONE),
+    "weighted scalar": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2),
+                        {"sample_weight": numbers()[2]}),
     "subclassed": (subclassed, lambda: (numbers()[0], (numbers()[1] == 1).astype(np.float32)), {}),
     "normalised": (normalised, plain, VALIDATION),
     "half precision": (of_policy("mixed_float16"), plain, {}),
