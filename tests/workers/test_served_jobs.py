@@ -69,6 +69,7 @@ def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tm
     assert alone.step == 1000
 
 
+@pytest.mark.slow
 def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
     alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), reports=[])
     alone.train(5)
