@@ -74,6 +74,7 @@ def count_everywhere(mask):
     return tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, count))
 
 
+_EXACT_IN_FLOAT32 = 2**24
 _ROWS = ""  # the row that counts examples; no value of a step has this name
 
 
@@ -151,8 +152,10 @@ def _stack(values) -> tf.Tensor:
     """A list of numbers and tensors of mixed dtypes -> one float64 vector, in few operations."""
     if not any(tf.is_tensor(v) for v in values):
         return tf.constant(values, tf.float64)
-    if all(tf.is_tensor(v) and v.dtype == values[0].dtype for v in values):
-        return tf.cast(tf.stack(values), tf.float64)
+    dtypes = {v.dtype for v in values if tf.is_tensor(v)}
+    if len(dtypes) == 1 and all(tf.is_tensor(v) or abs(v) < _EXACT_IN_FLOAT32 for v in values):
+        (dtype,) = dtypes
+        return tf.cast(tf.stack([tf.cast(v, dtype) for v in values]), tf.float64)
     return tf.stack([tf.cast(v, tf.float64) for v in values])
 
 
