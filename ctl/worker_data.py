@@ -116,12 +116,16 @@ def _graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
         )  # fmt: skip
     except (tf.errors.OpError, ValueError) as e:
         raise UsageError(_not_sent(str(e).splitlines()[0][:200])) from None
-    parsed = tf.compat.v1.GraphDef.FromString(graph.numpy())
-    nodes = [*parsed.node, *(n for f in parsed.library.function for n in f.node_def)]
-    python = {n.op for n in nodes} & _PYTHON_OPS
-    if python:
+    if _operations(tf.compat.v1.GraphDef.FromString(graph.numpy())) & _PYTHON_OPS:
         raise UsageError(_not_sent("it calls Python code, e.g. from_generator or py_function"))
     return graph
+
+
+def _operations(graph: Any) -> set[str]:
+    """The types of all operations of a GraphDef, those within its functions included."""
+    parts = {field.name: part for field, part in graph.ListFields()}
+    functions = parts["library"].function if "library" in parts else ()
+    return {node.op for node in (*graph.node, *(n for f in functions for n in f.node_def))}
 
 
 def _not_sent(why: str) -> str:

@@ -39,6 +39,7 @@ WITHIN = {
     "launch": ["ports", "logs", "roles", "gang", "watching", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease")
 
@@ -111,6 +112,11 @@ def test_files_functions_and_classes_are_within_budget(path):
         if isinstance(node, ast.ClassDef):
             methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
             assert len(methods) <= 15, f"{node.name} has {len(methods)} methods"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_of_tests_are_within_budget(path):
+    assert len(path.read_text().splitlines()) <= 350
 
 
 def test_no_module_is_called_after_what_did_not_fit_elsewhere():

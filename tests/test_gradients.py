@@ -198,45 +198,6 @@ def test_two_optimizers_in_one_step_equal_one_device(two_replicas):
     assert {"gradient_norm", "gradient_norm_2"} <= names[0] & names[1]
 
 
-class Words(ctl.Trainer):
-    """An embedding, whose gradient is sparse; every word comes several times."""
-
-    def build(self):
-        start = np.random.default_rng(0).normal(size=[10, 3]).astype(np.float32)
-        self.model = tf.Module()
-        self.model.table = tf.Variable(start)
-        self.optimizer = keras.optimizers.SGD(1.0)
-        self.optimizer.build([self.model.table])
-
-    def train_data(self, batch_size):
-        ids = np.random.default_rng(1).integers(0, 4, [64, 5])
-        return ctl.from_arrays(ids, batch_size)
-
-    def train_step(self, ids):
-        with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(self.model.table, ids)
-            scores = {"loss": tf.reduce_sum(tf.reduce_sum(rows, 1) ** 2, axis=1)}
-            loss = self.average(scores["loss"])
-        self.minimize(loss, tape)
-        return scores
-
-
-def test_the_sparse_gradient_of_an_embedding_is_that_of_one_device(two_replicas):
-    changed = with_gradients(Words, clip_norm=0.5)
-    one = trained(changed(strategy="default", global_batch_size=8))
-    assert_equal(one, trained(changed(strategy=two_replicas, global_batch_size=8)), atol=1e-5)
-
-
-def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
-    sparse = Words(strategy="default", global_batch_size=8, **NO_SAVE)
-    dense = with_gradients(Words, accumulate_steps=2)(
-        strategy="default", global_batch_size=8, **NO_SAVE
-    )
-    assert sparse.train(1)["gradient_norm"] == pytest.approx(
-        dense.train(1)["gradient_norm"], rel=1e-4
-    )
-
-
 def test_accumulation_of_keras_3_that_fails_on_two_replicas_is_refused(two_replicas):
     changed = with_optimizer(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
     with pytest.raises(ctl.UsageError, match="accumulate_steps"):
@@ -281,36 +242,6 @@ def test_what_cannot_be_an_optimizer_is_refused_before_any_step(optimizer, words
         with_optimizer(optimizer)(strategy="default", **NO_SAVE).train(1)
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_sparse_gradients_are_summed_in_long_loops_too(two_replicas, fixed):
-    words = np.random.default_rng(0).integers(0, 50, (42, 6))
-    words[:20] %= 5  # rows that come often: another number of different ones in every batch
-
-    class Words(Small):
-        def build(self):
-            keras.utils.set_random_seed(3)
-            self.model = keras.Sequential([
-                keras.Input((6,)), keras.layers.Embedding(50, 4), keras.layers.Flatten(),
-                keras.layers.Dense(4),
-            ])  # fmt: skip
-            self.optimizer = keras.optimizers.SGD(0.5)
-
-        def train_data(self, batch_size):
-            arrays = words, words[:, 0] % 4
-            if fixed:
-                return ctl.from_arrays(arrays, batch_size)
-            return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size).repeat()
-
-    found = []
-    for strategy in ("default", two_replicas):
-        trainer = Words(strategy=strategy, global_batch_size=8, reports=[],
-                        intervals=ctl.Intervals(steps_per_loop=12, save=ctl.Every()))  # fmt: skip
-        trainer.train(24)
-        found.append(weights(trainer))
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
 def test_a_loss_that_depends_on_nothing_is_refused():
     class Outside(Small):
         def train_step(self, batch):
@@ -350,23 +281,3 @@ def test_the_learning_rate_grows_with_the_replicas_as_asked():
     assert scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)
     with pytest.raises(ctl.UsageError, match="linear, none, sqrt"):
         scale_learning_rate(0.1, 4, "cubic")
-
-
-def test_variables_of_two_precisions_are_updated_and_clipped_together():
-    class Mixed(Words):
-        def build(self):
-            super().build()
-            self.model.scale = tf.Variable(1.0, dtype=tf.float64)
-            self.optimizer = keras.optimizers.SGD(1.0)
-            self.optimizer.build([self.model.table, self.model.scale])
-            self.gradients = ctl.Gradients(clip_norm=0.5)
-
-        def train_step(self, ids):
-            with tf.GradientTape() as tape:
-                rows = tf.nn.embedding_lookup(self.model.table, ids)
-                scores = tf.reduce_sum(rows, [1, 2]) * tf.cast(self.model.scale, tf.float32)
-                loss = self.average(scores)
-            self.minimize(loss, tape)
-            return {"loss": scores}
-
-    Mixed(strategy="default", global_batch_size=8, **NO_SAVE).train(1)

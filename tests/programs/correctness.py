@@ -53,10 +53,10 @@ class Linear(ctl.Trainer):
     """Least squares on `[b, 3]`; subclasses say which optimizer, data and extras."""
 
     optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05))
-    library = keras
+    framework = keras
 
     def build(self):
-        lib = self.library
+        lib = self.framework
         self.model = lib.Sequential([lib.Input((3,)), lib.layers.Dense(1)])
         self.model.set_weights([np.full([3, 1], 0.3, np.float32), np.zeros([1], np.float32)])
         self.optimizer = self.optimizer_of()
@@ -99,7 +99,7 @@ class Scaled(Linear):
 
 
 class ScaledTfKeras(Scaled):
-    library = tf_keras
+    framework = tf_keras
     optimizer_of = staticmethod(
         lambda: tf_keras.mixed_precision.LossScaleOptimizer(
             tf_keras.optimizers.SGD(0.05), initial_scale=1024.0, dynamic_growth_steps=2

@@ -1,0 +1,181 @@
+"""An evaluator's way through a training: which checkpoint is next, when to wait, when to leave."""
+
+import json
+
+import pytest
+from ctl import following
+from ctl.checkpoints import commit
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.watched import WatchedCheckpoints
+from ctl.errors import PeerLostError
+from ctl.following import Evaluated, Following, Patience
+from ctl.lease import Lease
+
+
+class World:
+    """A clock, a lease and checkpoints that change as the evaluator sleeps or evaluates."""
+
+    def __init__(self, directory):
+        self.now, self.did = 1000.0, []
+        self.directory = directory / "checkpoints"
+        self.lock = directory / "LOCK"
+        self.events = {}  # time -> what happens then
+
+    def save(self, step, created=1.0):
+        def write_state(prefix):
+            with open(f"{prefix}.index", "w") as file:
+                file.write("x")
+
+        commit.write(self.directory, Manifest(step=step, created=created), write_state)
+
+    def lease(self, host="elsewhere", **changes):
+        content = {
+            "host": host, "pid": 1, "process": "", "started": 900.0, "beat": self.now, "step": 2,
+            "state": "training", **changes,
+        }  # fmt: skip
+        self.lock.write_text(json.dumps(content))
+
+    def sleep(self, secs):
+        self.now += secs
+        for at in sorted(t for t in self.events if t <= self.now):
+            self.events.pop(at)()
+
+    def follow(self, stopped=lambda: False, born=1000.0, evaluate=None):
+        lease = Lease(self.lock, clock=lambda: self.now)
+        way = Following(
+            WatchedCheckpoints(self.directory), lease, Evaluated(self.lock.with_name("e.json")),
+            born=born, patience=Patience(poll_secs=1.0, begin_secs=600.0), clock=lambda: self.now,
+            sleep=self.sleep,
+        )  # fmt: skip
+        return way.run(evaluate or (lambda m: self.did.append((m.step, self.now))), stopped)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_checkpoints_are_evaluated_as_they_come_oldest_first(world):
+    world.lease()
+    world.save(4)
+    world.save(2)
+    world.events = {
+        1010.0: lambda: (world.save(6), world.lease()),
+        1050.0: lambda: (world.save(8), world.lease(state="ended", reason="done", step=8)),
+    }
+    assert world.follow() == "done"
+    assert world.did == [(2, 1000.0), (4, 1000.0), (6, 1010.0), (8, 1050.0)]
+
+
+def test_what_was_saved_just_before_the_end_is_evaluated_too(world, monkeypatch):
+    look = WatchedCheckpoints.committed
+
+    def nothing_there_yet(self):
+        found = look(self)
+        if not found:  # between this look and the next thing it does, training saves and ends
+            world.save(4)
+            world.lease(state="ended", reason="done")
+        return found
+
+    monkeypatch.setattr(WatchedCheckpoints, "committed", nothing_there_yet)
+    world.lease()
+    assert world.follow() == "done"
+    assert [step for step, _ in world.did] == [4]
+
+
+def test_a_checkpoint_saved_again_at_the_same_step_is_another_one(world):
+    world.lease()
+    world.save(2)
+    world.events = {
+        1005.0: lambda: (world.save(2, created=2.0), world.lease(state="ended", reason="done"))
+    }
+    world.follow()
+    assert world.did == [(2, 1000.0), (2, 1005.0)]
+
+
+def test_a_training_that_fell_silent_is_dead_after_a_minute_and_what_it_left_is_evaluated(world):
+    world.lease()
+    world.events = {1030.0: lambda: world.save(2)}
+    with pytest.raises(PeerLostError, match="died without a word after step 2") as caught:
+        world.follow()
+    assert world.did == [(2, 1030.0)] and caught.value.exit_code == 134
+    assert 1060.0 < world.now <= 1062.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(134, "failed: PeerLostError"), (143, "stopped by a signal")]
+)
+def test_a_training_that_is_to_be_started_again_wants_its_evaluator_again(world, code, reason):
+    world.save(2)
+    world.lease(state="ended", reason=reason, exit_code=code)
+    with pytest.raises(PeerLostError, match=f"not complete: {reason} at step 2"):
+        world.follow()
+    assert [step for step, _ in world.did] == [2]
+
+
+def test_a_training_that_failed_for_good_is_an_end_like_any_other(world):
+    world.lease(state="ended", reason="failed: NonFiniteError", exit_code=1)
+    assert world.follow() == "failed: NonFiniteError"
+
+
+@pytest.mark.parametrize("left", [{"state": "ended", "reason": "done"}, {}, None])
+def test_what_an_earlier_run_left_does_not_make_it_leave_at_once(world, left):
+    if left is not None:
+        world.lease(beat=500.0, **left)
+    world.save(2)
+    world.events = {
+        1500.0: lambda: world.lease(started=1500.0),
+        1520.0: lambda: (world.save(4), world.lease(started=1500.0, state="ended", reason="done")),
+    }
+    assert world.follow() == "done"
+    assert world.did == [(2, 1000.0), (4, 1520.0)]
+
+
+@pytest.mark.parametrize("left", [{"state": "ended", "reason": "done"}, {}, None])
+def test_a_training_that_never_begins_is_waited_for_ten_minutes(world, left):
+    if left is not None:
+        world.lease(beat=500.0, **left)
+    with pytest.raises(PeerLostError, match="No training began in .* within 600 s"):
+        world.follow()
+    assert 1600.0 < world.now <= 1617.0  # 15 s of it for a beat that might still move
+
+
+def test_a_training_seen_alive_is_ours_whatever_the_clocks_say(world):
+    world.lease(beat=700.0)
+    world.events = {
+        1003.0: lambda: world.lease(beat=705.0),
+        1008.0: lambda: world.lease(beat=710.0, state="ended", reason="done"),
+    }
+    assert world.follow(born=999.0) == "done" and world.now == 1008.0
+
+
+def test_a_signal_ends_it_between_two_checkpoints(world):
+    world.lease()
+    world.save(2)
+    world.save(4)
+    assert world.follow(stopped=lambda: bool(world.did)) == "stopped"
+    assert [step for step, _ in world.did] == [2]
+    world.lease(state="ended", reason="done")
+    world.follow()
+    assert [step for step, _ in world.did] == [2, 4]
+
+
+def test_the_list_of_what_is_done_survives_damage_and_a_full_disk(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "evaluated.json"
+    path.write_text('{"evaluated": ')
+    done = Evaluated(path)
+    one, two = (Manifest(step=s, created=1.5) for s in (1, 2))
+    assert one not in done
+    done.add(one)
+    assert one in Evaluated(path) and two not in Evaluated(path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(following.os, "replace", full)
+    done.add(two)
+    done.add(two)
+    assert two in done and two not in Evaluated(path)
+    assert [r.getMessage().partition(" (")[0] for r in caplog.records] == [
+        f"{path} cannot be read", f"{path} cannot be written",
+    ]  # fmt: skip
