@@ -45,6 +45,10 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
      "0 turns it off: as long as the others live."),
     ("real", "heartbeat_secs", 0.0, "Seconds of silence after which multi_worker gives a worker up. 0 "
      "leaves it to TensorFlow."),
+    ("real", "startup_timeout_secs", 0.0, "Seconds that multi_worker waits for workers that do not come. "
+     "0 leaves it to the launcher, or ten minutes."),
+    ("real", "step_timeout_secs", 0.0, "Seconds without any progress after which all stacks are printed "
+     "and the process ends with 134. 0 turns it off."),
     ("text", "tpu", "", "Name or address of the TPU for --strategy=tpu. Empty: the one of this "
      "environment."),
     ("text", "variable_partitioner", "", "How parameter servers share large variables: min_size:256K, "
@@ -60,6 +64,10 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("bool", "jit_compile", False, "Compile forward and backward of the step with XLA."),
     ("bool", "check_collectives", False, "Have workers compare what they are about to sum, and name the "
      "line that breaks their order. Slow: for debugging."),
+    ("word", "on_nonfinite", ("stop", "skip", "rollback"), "What a loss or gradient that is NaN or "
+     "infinite does: end the run, leave the step out, or go back to the newest checkpoint, past those data."),
+    ("bool", "allow_config_change", False, "Go on in a model_dir although the seed, the batch size or the "
+     "data are others than before: examples come in another order then."),
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
     ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
     ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
@@ -171,7 +179,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
-    for name in ("jit_compile", "check_collectives"):
+    for name in ("jit_compile", "check_collectives", "step_timeout_secs"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     trainer.prepare()
     if not values["export"].present:  # what nobody asked for is not an error
@@ -230,7 +238,8 @@ def _options(values: flags.FlagValues) -> dict:
         cross_device_ops=values.cross_device_ops, communication=values.communication,
         timeout_secs=values.collective_timeout_secs, heartbeat_secs=values.heartbeat_secs,
         tpu=values.tpu,
-        variable_partitioner=values.variable_partitioner,
+        variable_partitioner=values.variable_partitioner, flags=_given(values),
+        startup_timeout_secs=values.startup_timeout_secs or None,
     )  # fmt: skip
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
@@ -240,6 +249,15 @@ def _options(values: flags.FlagValues) -> dict:
         "model_dir": values.model_dir or None, "strategy": strategy,
         "global_batch_size": values.global_batch_size, "seed": values.seed,
         "intervals": intervals, "checkpoints": checkpoints,
+    }  # fmt: skip
+
+
+def _given(values: flags.FlagValues) -> dict[str, Any]:
+    """The flags that workers must agree on: all but those of absl itself."""
+    return {
+        flag.name: flag.value
+        for module, found in values.flags_by_module_dict().items() if not module.startswith("absl")
+        for flag in found
     }  # fmt: skip
 
 

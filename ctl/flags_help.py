@@ -12,6 +12,8 @@ GROUPS = {
     "The loop": ("steps_per_loop", "log_every_steps", "eval_every_steps", "save_every_steps",
                  "jit_compile", "check_collectives"),
     "What stays": ("keep", "export"),
+    "When things go wrong": ("on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
+                             "allow_config_change"),
 }
 
 

@@ -5,12 +5,12 @@ import glob
 import itertools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
-from ctl import communication, devices
+from ctl import communication, devices, facts, heartbeat, preflight
 from ctl.errors import UsageError
 
 
@@ -66,21 +66,30 @@ _collective_keys = itertools.count(10_000_000, 10_000_000)
 
 def multi_worker(
     cluster: cluster_lib.Cluster, names: Sequence[str], num_virtual_devices: int, how: Any,
-    heartbeat_secs: float,
+    heartbeat_secs: float, startup_timeout_secs: float | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> tf.distribute.Strategy:  # fmt: skip
-    """All processes of the cluster, in step; waits for them. `how` are communication options."""
+    """All processes of the cluster, in step; waits for them. `how` are communication options.
+
+    Raises PeerLostError if one has not come after `startup_timeout_secs`, UsageError if one was started
+    with other code, versions, devices or `flags`.
+    """
     if names or num_virtual_devices > 1:
         came = f"devices {', '.join(names)}" if names else f"{num_virtual_devices} virtual CPUs"
         raise UsageError(
             f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
             "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
+    heartbeat.here.start()
     cluster_lib.normalise(cluster)
     check_own_port(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
         tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    timeout_secs = preflight.timeout_of(startup_timeout_secs)
+    with preflight.checked(cluster, facts.here(gpus, flags or {}), timeout_secs):
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
 
 
 def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:

@@ -18,9 +18,11 @@ from ctl import (
     feeding,
     following,
     gradients,
+    heartbeat,
     metrics,
     parameter_servers,
     randomness,
+    resuming,
     signals,
     strategies,
     telling,
@@ -119,13 +121,13 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
         )
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
-    _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
+    resuming.same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
     session = Session(state, manager, agreement, Watching(trainer, agreement), resumed)
     if resumed is not None:
         session.watching.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
-        _warn_of_another_order(trainer, resumed)
+        resuming.warn_of_another_order(trainer, resumed)
         session.examples = int(
             resumed.data.get("examples", resumed.step * trainer.global_batch_size)
         )
@@ -152,7 +154,7 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
-        with signals.Signals() as received:
+        with signals.Signals() as received, _watched(trainer, session):
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)
@@ -181,6 +183,14 @@ def train(
     if reason == "signal" and received.received is not None:
         raise _stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+
+
+def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManager[None]:
+    """Somebody looks whether steps go on; those within a long graph call count."""
+    heartbeat.here.reached(session.step)
+    served = parameter_servers.is_used(trainer.strategy)
+    look = None if served else lambda: int(session.state.step.numpy())
+    return heartbeat.here.watched(trainer.step_timeout_secs, look)
 
 
 def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
@@ -317,23 +327,3 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     path = session.manager.save(session.state, manifest)
     if path is not None and session.running is not None:
         session.running.note(Saved(step, path))
-
-
-def _warn_of_another_order(trainer: Any, resumed: Manifest) -> None:
-    """Says that the data will come in another order than in the part of the run that was restored."""
-    before = resumed.data.get("seed"), resumed.world.get("global_batch_size")
-    now = trainer.seed, trainer.global_batch_size
-    if trainer.placement.is_chief and None not in before and before != now:
-        _log.warning(
-            "The checkpoint was made with seed %s and global_batch_size %s, this run has %s and %s: "
-            "examples come in another order than in an unbroken run.", *before, *now,
-        )  # fmt: skip
-
-
-def _same_everywhere(agreement: Agreement, place, step: int) -> None:
-    total = agreement.sum([float(step), float(step) if place.is_chief else 0.0])
-    if total[0] != total[1] * agreement.num_workers:
-        raise UsageError(
-            f"Worker {place.worker_index} found the newest checkpoint at step {step}, the chief at "
-            f"step {int(total[1])}. All workers must see the same model_dir: put it on shared storage."
-        )

@@ -13,7 +13,7 @@ auto              parameter_server if TF_CONFIG lists `ps`, multi_worker if it n
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,23 +32,27 @@ def make(
     word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0,
     cross_device_ops: str = "auto", communication: str = "auto", timeout_secs: float = 0.0,
     heartbeat_secs: float = 0.0, tpu: str = "", variable_partitioner: str = "",
+    startup_timeout_secs: float | None = None, flags: Mapping[str, Any] | None = None,
 ) -> tf.distribute.Strategy:  # fmt: skip
-    """The strategy for `word`; under several workers this waits for the others.
+    """The strategy for `word`; under several workers this waits for the others, by name.
 
     Args:
       word: one of `WORDS`.
       devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
       num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
-      cross_device_ops: for mirrored: auto, nccl, hierarchical_copy or reduction_to_one_device.
-      communication: for multi_worker: auto, ring or nccl.
+      cross_device_ops, communication: for mirrored: auto, nccl, hierarchical_copy or
+        reduction_to_one_device; for multi_worker: auto, ring or nccl.
       timeout_secs, heartbeat_secs: for multi_worker: of one collective, 0 for as long as the peers
         live; of silence until a peer is given up, 0 for TensorFlow's choice.
       tpu: name or address of a TPU; empty for the one of this environment.
       variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
+      startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
+      flags: name -> value: what all workers must have been given alike.
 
     A worker or a parameter server of "parameter_server" serves until the chief is gone, and then
     raises SystemExit(0). An evaluator joins nobody: whatever the word, it gets its own devices.
-    Raises UsageError for an unknown word, what cannot go with the strategy, or a bad TF_CONFIG.
+    Raises UsageError for an unknown word, what cannot go with the strategy, a bad TF_CONFIG or workers
+    that are not alike; PeerLostError for one that does not come.
     """
     _check_word(word)
     cluster, whole = cluster_lib.read(), cluster_lib.read(parameter_servers=True)
@@ -71,7 +75,14 @@ def make(
     _check_cluster(word, cluster, servers="ps" in whole.tasks)
     if word == "multi_worker":
         how = communication_lib.options(communication, timeout_secs)
-        return making.multi_worker(cluster, devices, num_virtual_devices, how, heartbeat_secs)
+        waits = heartbeat_secs, startup_timeout_secs
+        return making.multi_worker(cluster, devices, num_virtual_devices, how, *waits, flags)
+    return _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
+
+
+def _on_this_machine(
+    word: str, devices: Sequence[str], num_virtual_devices: int, cross_device_ops: str, tpu: str
+) -> tf.distribute.Strategy:
     names = [devices_lib.device(d) for d in devices]
     if word == "mirrored":
         return making.mirrored(names, num_virtual_devices, cross_device_ops)

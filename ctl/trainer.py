@@ -40,6 +40,8 @@ class Trainer:
       strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
+      step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
+        with 134; 0 for no limit.
       early_stopping, plateau, save_best: what watches the run's numbers; set them in `build`.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -49,6 +51,7 @@ class Trainer:
     step_variable: Any = None
     jit_compile: bool = False
     check_collectives: bool = False
+    step_timeout_secs: float = 0.0
     early_stopping: EarlyStopping | None = None
     plateau: ReduceOnPlateau | None = None
     save_best: SaveBest | None = None

@@ -14,21 +14,23 @@ LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
     "watchers": 1, "lease": 1, "collective_order": 1,
-    "update_lock": 1, "communication": 1, "devices": 1,
-    "making": 2, "parameter_servers": 2, "metrics": 2, "gradients": 2, "arrays": 2,
+    "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1,
+    "preflight": 2,
+    "making": 3, "parameter_servers": 2, "metrics": 2, "gradients": 2, "arrays": 2,
     "flags_help": 2, "launch": 2,
-    "strategies": 3, "averaging": 3, "randomness": 3, "cli": 3,
-    "agreement": 4, "sharding": 4, "batches": 4, "state": 4, "export": 4, "__main__": 4,
-    "data": 5, "reports": 5, "checkpoints": 5,
-    "causes": 6, "checks": 6, "worker_data": 6,
-    "loops": 7,
-    "telling": 8, "feeding": 8, "following": 8, "pictures": 8, "watching": 8,
-    "session": 9,
-    "evaluator": 10,
-    "trainer": 11,
-    "keras_training": 12,
-    "fitting": 13, "app": 13,
-    "__init__": 14,
+    "randomness": 3, "cli": 3,
+    "strategies": 4,
+    "averaging": 5, "agreement": 5, "sharding": 5, "batches": 5, "state": 5, "export": 5, "__main__": 5,
+    "data": 6, "reports": 6, "checkpoints": 6,
+    "causes": 7, "checks": 7, "resuming": 7, "worker_data": 7,
+    "loops": 8,
+    "telling": 9, "feeding": 9, "following": 9, "pictures": 9, "watching": 9,
+    "session": 10,
+    "evaluator": 11,
+    "trainer": 12,
+    "keras_training": 13,
+    "fitting": 14, "app": 14,
+    "__init__": 15,
 }  # fmt: skip
 WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
@@ -41,7 +43,8 @@ WITHIN = {
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease")
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease", "heartbeat",
+        "facts", "preflight")
 
 
 def name_of(path: Path) -> str:

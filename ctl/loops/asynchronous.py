@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl import parameter_servers, update_lock
+from ctl import heartbeat, parameter_servers, update_lock
 from ctl.batches import Batches
 from ctl.causes import ours
 from ctl.loops.pace import Pace
@@ -82,6 +82,7 @@ class Watch:
             if step != self._step:
                 self._step, self._moved, self._warned = step, now, False
                 self._note(Progressed(step))
+                heartbeat.here.reached(step)
             elif now - self._moved > _STALLED_SECS and not self._warned:
                 self._warned = True
                 _log.warning(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ctl import heartbeat
 from ctl.agreement import Agreement
 from ctl.data import Batches
 from ctl.errors import CtlError
@@ -99,6 +100,7 @@ class Synchronous:
             else:
                 self._reports.note(Traced(self._loop.graph_def()))
             self._reports.note(Progressed(step))
+            heartbeat.here.reached(step)
             stop = self._hook(step, ran)
             due: frozenset[str] = frozenset()
             if step == mark:
@@ -202,7 +204,8 @@ class Synchronous:
         if self._actions.evaluate is None or self._evaluated_at == step:
             return
         try:
-            self.metrics = self._actions.evaluate()
+            with heartbeat.here.doing(heartbeat.EVALUATING):
+                self.metrics = self._actions.evaluate()
         except CtlError:  # the same on every worker: the steps are not lost
             self._save(step)
             raise
@@ -221,7 +224,8 @@ class Synchronous:
         metrics = self.metrics if self._evaluated_at == step else {}
         state = {"interval": self.interval.state(), "pending": sorted(self._pending)}
         state["watchers"] = self._actions.watchers()
-        self._actions.save(step, metrics, state)
+        with heartbeat.here.doing(heartbeat.SAVING):
+            self._actions.save(step, metrics, state)
 
     def steps_per_sec(self) -> float | None:
         """Over the whole run, training time alone."""

@@ -1,0 +1,140 @@
+"""A sign of life, and of progress, for whoever started this process; and a look after hanging steps.
+
+    heartbeat.here.start()                        # writes the file that CTL_HEARTBEAT names, if any
+    with heartbeat.here.watched(timeout_secs=600.0):
+        heartbeat.here.reached(step)              # after each loop: two assignments
+        with heartbeat.here.doing("saving"): ...
+
+A thread does the rest, once a second. The file is one JSON object: pid, step, phase, beat and
+progressed (Unix seconds). Pure Python; a disk that refuses is no reason to stop.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ctl.errors import EXIT_RETRY
+
+VARIABLE = "CTL_HEARTBEAT"
+STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
+
+
+class Heartbeat:
+    """What this process is doing; one per process, `here`, unless it is for a test.
+
+    Attributes:
+      step: completed steps, as far as known; phase: one of the words above.
+
+    >>> heart = Heartbeat("/tmp/job_0.json")
+    >>> heart.start()
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, beat_secs: float = 1.0,
+        end: Callable[[int], None] = os._exit,
+    ):  # fmt: skip
+        """Keeps. Without a path it is that of CTL_HEARTBEAT, read at `start`; `end` ends the process."""
+        self.step = 0
+        self.phase = STARTING
+        self._path = path
+        self._beat_secs = beat_secs
+        self._end = end
+        self._progressed = time.time()
+        self._limit_secs = 0.0
+        self._look: Callable[[], int] | None = None
+        self._seen = -1  # what `look` said last
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to beat, if somebody wants to know; a second call does nothing."""
+        self._path = self._path or os.environ.get(VARIABLE)
+        if (self._path is not None or self._limit_secs) and self._thread is None:
+            self._write()
+            self._thread = threading.Thread(target=self._beat, name="ctl-heartbeat", daemon=True)
+            self._thread.start()
+
+    def reached(self, step: int) -> None:
+        """`step` steps are complete."""
+        self.step = step
+        self._progressed = time.time()
+
+    @contextlib.contextmanager
+    def doing(self, phase: str) -> Iterator[None]:
+        """The phase within the block; its beginning and its end are progress."""
+        before, self.phase, self._progressed = self.phase, phase, time.time()
+        try:
+            yield
+        finally:
+            self.phase, self._progressed = before, time.time()
+
+    @contextlib.contextmanager
+    def watched(self, timeout_secs: float, look: Callable[[], int] | None = None) -> Iterator[None]:
+        """Within the block, so long without progress dumps all stacks and ends with exit code 134.
+
+        Args:
+          timeout_secs: 0 for no limit.
+          look: -> completed steps within a long graph call; asked only when the time is over.
+        """
+        self._limit_secs, self._look, self._seen = timeout_secs, look, -1
+        self.start()
+        try:
+            with self.doing(TRAINING):
+                yield
+        finally:
+            self._limit_secs, self._look = 0.0, None
+            self.phase = ENDED
+            self._write()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(self._beat_secs)
+            self._write()
+            limit_secs = self._limit_secs
+            if limit_secs and time.time() - self._progressed > limit_secs and self._hangs():
+                self._give_up(limit_secs)
+
+    def _hangs(self) -> bool:
+        look = self._look
+        if look is None:
+            return True
+        step, before = look(), self._seen
+        self._seen = step
+        if step <= max(before, self.step):
+            return True
+        self._progressed = time.time()
+        return False
+
+    def _give_up(self, limit_secs: float) -> None:
+        file = sys.__stderr__
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"ctl: nothing has moved for {limit_secs:g} s (--step_timeout_secs), after step "
+                    f"{max(self.step, self._seen)} while {self.phase}. The stacks of all threads:",
+                    file=file, flush=True,
+                )  # fmt: skip
+                faulthandler.dump_traceback(file=file, all_threads=True)
+                print(f"ctl: ended with {EXIT_RETRY}, worth another attempt.", file=file, flush=True)
+        self._end(EXIT_RETRY)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        path = Path(self._path)
+        content = {
+            "pid": os.getpid(), "step": self.step, "phase": self.phase, "beat": time.time(),
+            "progressed": self._progressed,
+        }  # fmt: skip
+        temporary = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(temporary, path)
+
+
+here = Heartbeat()

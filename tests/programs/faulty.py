@@ -1,0 +1,104 @@
+"""A small job that breaks where FAULTS says, once each however often it is started again.
+
+    FAULTS="kill@7:1 term@12 raise@20:0!" FAULTS_DIR=/tmp/x python faulty.py --model_dir=...
+
+A fault is action@step[:worker][!]: at the end of that step, on that worker (by default the chief).
+With "!" it comes again in every attempt. Actions:
+
+    kill, stop, term, int   the signal, to this process
+    raise, exit             an exception of the hook; os._exit(7)
+    hang                    sleeps, and never returns
+    nan                     not here: POISON=<id> makes the loss of that example NaN
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+EXAMPLES = 480
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
+           "int": signal.SIGINT}  # fmt: skip
+WIDTH = flags.DEFINE_integer("width", 16, "Units of the hidden layer.")
+POISON = int(os.environ.get("POISON", "-1"))
+PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
+
+
+def faults(worker: int) -> list[tuple[str, int, str]]:
+    """(action, step, marker or "") of this worker."""
+    found = []
+    for text in os.environ.get("FAULTS", "").split():
+        action, _, place = text.rstrip("!").partition("@")
+        step, _, who = place.partition(":")
+        if int(who or 0) == worker:
+            marker = "" if text.endswith("!") else text.replace("@", "-").replace(":", "-")
+            found.append((action, int(step), marker))
+    return found
+
+
+def strike(action: str) -> None:
+    if action in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[action])
+        time.sleep(0.2)  # a signal is delivered at once; a caught one is looked at after the loop
+    elif action == "raise":
+        raise RuntimeError("a fault that was asked for")
+    elif action == "exit":
+        os._exit(7)
+    elif action == "hang":
+        time.sleep(3600)
+
+
+class Faulty(ctl.Trainer):
+    """Regression with dropout; `seen` counts how often each example was used for an update."""
+
+    def __init__(self, width=16, **options):
+        super().__init__(**options)
+        self.width = width
+
+    def build(self):
+        self.model = keras.Sequential([
+            keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
+            keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1),
+        ])  # fmt: skip
+        self.optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9))
+        self.seen = tf.Variable(
+            tf.zeros([EXAMPLES]), trainable=False, aggregation=tf.VariableAggregation.SUM,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )  # fmt: skip
+
+    def train_data(self, batch_size):
+        x = np.random.default_rng(0).normal(size=(EXAMPLES, 4)).astype(np.float32)
+        arrays = {"id": np.arange(EXAMPLES), "x": x, "y": x.sum(axis=1, keepdims=True)}
+        return ctl.from_arrays(arrays, batch_size)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            error = tf.square(self.model(batch["x"], training=True) - batch["y"])[:, 0]
+            error = tf.where(tf.equal(batch["id"], POISON), np.float32("nan"), error)
+            loss = self.average(error)
+        self.minimize(loss, tape)
+        once = tf.math.unsorted_segment_sum(tf.ones_like(batch["id"], tf.float32), batch["id"], EXAMPLES)
+        self.seen.assign_add(once)
+        return {"loss": error}
+
+    def after_loop(self, step, means):
+        time.sleep(PAUSE_SECS)
+        for action, at, marker in faults(self.placement.worker_index):
+            if at != step:
+                continue
+            fired = Path(os.environ.get("FAULTS_DIR", ".")) / f"fired-{marker}"
+            if marker and fired.exists():
+                continue
+            if marker:
+                fired.touch()
+            strike(action)
+
+
+if __name__ == "__main__":
+    ctl.run(Faulty, width=WIDTH)
