@@ -25,6 +25,7 @@ _NAMES = {
     "History": "ctl.fitting",
     "JsonlReport": "ctl.reports.jsonl",
     "Keep": "ctl.checkpoints.retention",
+    "LossSpike": "ctl.spikes",
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryReport": "ctl.reports.memory",
@@ -35,6 +36,7 @@ _NAMES = {
     "ReduceOnPlateau": "ctl.watchers",
     "Report": "ctl.reports.protocol",
     "SaveBest": "ctl.watchers",
+    "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardReport": "ctl.reports.tensorboard",
     "Trainer": "ctl.trainer",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
         CheckpointError,
         CtlError,
         NonFiniteError,
+        OutOfMemory,
         PeerLostError,
         Stopped,
         UsageError,
@@ -94,6 +97,7 @@ if TYPE_CHECKING:
     from ctl.reports.protocol import NullReport, Report
     from ctl.reports.tensorboard import TensorBoardReport
     from ctl.sharding import shard
+    from ctl.spikes import LossSpike
     from ctl.strategies import make as make_strategy
     from ctl.trainer import Trainer
     from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest

@@ -10,6 +10,7 @@ handed to its constructor by name.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -65,7 +66,7 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("bool", "check_collectives", False, "Have workers compare what they are about to sum, and name the "
      "line that breaks their order. Slow: for debugging."),
     ("word", "on_nonfinite", ("stop", "skip", "rollback"), "What a loss or gradient that is NaN or "
-     "infinite does: end the run, leave the step out, or go back to the newest checkpoint, past those data."),
+     "infinite does: end the run, leave the step out, or go back to a checkpoint, past those data."),
     ("bool", "allow_config_change", False, "Go on in a model_dir although the seed, the batch size or the "
      "data are others than before: examples come in another order then."),
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
@@ -179,9 +180,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
-    for name in ("jit_compile", "check_collectives", "step_timeout_secs"):
-        setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
-    trainer.prepare()
+    _prepare(trainer, values)
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible
 
@@ -198,6 +197,15 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     else:
         for path in trainer.export(*formats):
             print(path)
+
+
+def _prepare(trainer: Any, values: flags.FlagValues) -> None:
+    """Hands the trainer what is no argument of its constructor, and has it build and restore."""
+    for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
+        setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
+    trainer.prepare()
+    if values["on_nonfinite"].present:
+        trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)
 
 
 def _nothing_saved(values: flags.FlagValues) -> str:

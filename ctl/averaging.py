@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.finiteness import SKIPPED
 from ctl.metrics import is_metric
 
 
@@ -123,8 +124,20 @@ class Totals:
     def append(self, packed: tf.Tensor, norms: Sequence) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
         names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
-        self.names = names + self._tracing.names[1:]
+        self.names = self._tracing.names = names + self._tracing.names[1:]
         return tf.concat([packed, rows], axis=0)
+
+    def left_out(self, packed: tf.Tensor, good) -> tf.Tensor:
+        """Called in the trace after a `pack` without norms: if not `good`, its examples count alone.
+
+        Adds the row that says so, SKIPPED.
+        """
+        names = self._tracing.names
+        rows = tf.constant([[n == _ROWS] * 2 for n in names])
+        kept = tf.where(good | rows, packed, tf.zeros_like(packed))
+        self.names = self._tracing.names = (*names, SKIPPED)
+        skipped = tf.stack([1.0 - tf.cast(good, tf.float64), 1.0])
+        return tf.concat([kept, skipped[None]], axis=0)
 
     @staticmethod
     def zeros() -> tf.Tensor:

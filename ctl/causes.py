@@ -3,8 +3,9 @@
 from typing import Any
 
 import tensorflow as tf
-from ctl import data, gradients
-from ctl.errors import CtlError, NonFiniteError, PeerLostError, UsageError
+from ctl import data, finiteness
+from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
+from ctl.strategies import Placement
 
 PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
                 tf.errors.CancelledError)  # fmt: skip
@@ -12,22 +13,29 @@ _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_co
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, several: bool
-) -> BaseException:
+    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Placement,
+    several: bool,
+) -> BaseException:  # fmt: skip
     """The error to raise for `error`, which came after `step` completed steps; often the same.
 
     `several` says that other processes take part.
     """
     text = str(error)
-    if isinstance(error, tf.errors.InvalidArgumentError) and gradients.NON_FINITE_MESSAGE in text:
-        kept: list[int] = getattr(manager, "steps", list)()
-        newest = (
-            f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
-        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
+        who = finiteness.described(text, place.num_replicas, place.num_workers)
         return NonFiniteError(
-            f"Step {step + 1}: the gradient norm is NaN or infinite. The step was not "
-            f"applied; {newest}. Look at the loss for logarithms and divisions, lower the learning "
-            "rate, or clip with self.gradients = ctl.Gradients(clip_norm=1.0)."
+            f"Step {step + 1}: {who}. The step was not applied; {newest(manager)}. Look at the loss for "
+            "logarithms and divisions, lower the learning rate, or clip with self.gradients = "
+            "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out, "
+            "--on_nonfinite=rollback goes back to the checkpoint and on with other data."
+        )
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
+        return OutOfMemory(
+            f"Step {step + 1}: out of memory ({_first_line(text, _MEMORY_WORDS)}). global_batch_size is "
+            f"{batch_size}, {-(-batch_size // place.num_replicas)} on each of {place.num_replicas} "
+            f"replicas; {newest(manager)}. Try a smaller --global_batch_size, or "
+            "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
+            "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and data.TOO_MANY_ROWS in text:
         return UsageError(
@@ -47,6 +55,13 @@ def explained(
     return error
 
 
+def newest(manager: Any) -> str:
+    """Which checkpoint is the newest, as part of a sentence."""
+    kept: list[int] = getattr(manager, "steps", list)()
+    return f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+
+
+_MEMORY_WORDS = ("OOM", "out of memory", "llocat", "memory")
 _PEER_WORDS = ("aborted", "reset by peer", "closed", "unhealthy", "timed out", "failed to connect")
 
 

@@ -34,6 +34,10 @@ class NonFiniteError(CtlError, ArithmeticError):
     """A loss or a gradient became NaN or infinite; the weights of that step were not applied."""
 
 
+class OutOfMemory(CtlError, MemoryError):
+    """The memory of the host or of a device is used up; the same again would end the same."""
+
+
 class Stopped(CtlError, SystemExit):
     """A signal asked the run to end; a checkpoint was saved first.
 

@@ -99,6 +99,11 @@ class Intervals:
         marks = [e.next_mark(step, steps_per_epoch) for e in (self.log, self.evaluate, self.save)]
         return min((m for m in marks if m is not None), default=None)
 
+    def due(self, step: int, steps_per_epoch: float | None = None) -> frozenset[str]:
+        """The names, of log, evaluate and save, that are due at `step` by steps or epochs."""
+        names = ("log", "evaluate", "save")
+        return frozenset(n for n in names if getattr(self, n).is_mark(step, steps_per_epoch))
+
 
 class Timers:
     """The intervals in seconds: which of them are due, by the clock of one process.

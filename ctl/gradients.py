@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl import optimizers, update_lock
+from ctl import finiteness, optimizers, update_lock
 from ctl.errors import UsageError
 
-NON_FINITE_MESSAGE = "gradient norm is not finite"
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
 _LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
 _WIRE_DTYPES = (None, "bfloat16", "float16")
@@ -30,6 +29,8 @@ class Gradients:
       accumulate_steps: parts into which a replica's batch is split; their gradients are added up
         before the one update, so a large batch fits into little memory.
       wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is.
+      on_nonfinite: what a loss or gradient does that is NaN or infinite anywhere: "stop" ends the run,
+        "skip" leaves the step out, "rollback" goes back to the newest checkpoint and on with other data.
       merge_rows: rows that come several times in a sparse gradient are added up before the optimizer
         sees them, as if it were dense. Keras 3's Adam by itself squares each of them alone.
     """
@@ -38,6 +39,7 @@ class Gradients:
     accumulate_steps: int = 1
     wire_dtype: str | None = None
     merge_rows: bool = True
+    on_nonfinite: str = "stop"
 
     def __post_init__(self):
         number = isinstance(self.clip_norm, numbers.Real)
@@ -50,19 +52,24 @@ class Gradients:
             raise UsageError(
                 f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16' or None."
             )
+        finiteness.check_policy(self.on_nonfinite)
 
 
 @dataclass
 class Update:
     """One call of `minimize`: gradients that wait to be applied to variables by an optimizer.
 
+    `gradients` has one more than `variables`: a flag, 1 where this replica's loss is not finite.
     `when` is a truth value, equal on all replicas, of whether this step applies them; None: always.
+    `good`, once applied: whether all was finite, if the step is left out otherwise.
     """
 
     gradients: list
     variables: list
     optimizer: Any
     when: Any = None
+    good: Any = None
+    found: Any = None  # by whom, see finiteness.suspects
 
 
 def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=None) -> Update:
@@ -88,7 +95,7 @@ def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=N
             f"minimize() found no gradient for any of {len(variables)} variables; expected the "
             "loss to depend on them. Compute the loss inside `with tf.GradientTape() as tape:`."
         )
-    kept = [g for g, _ in pairs]
+    kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
     return Update(kept, [v for _, v in pairs], optimizer)
@@ -108,42 +115,64 @@ def apply(update: Update, how: Gradients) -> Any:
     Under loss scaling, and with `when`, the norm comes with its count: (0, 0) for a step that changed
     nothing; if it was not finite, every replica lowers the scale.
 
-    Called in replica context. A gradient that is not finite raises InvalidArgumentError with
-    NON_FINITE_MESSAGE when the graph runs, on every replica at the same step, before the update.
+    Called in replica context. Where loss or gradient is not finite on any replica, the policy of `how`
+    holds on all of them; "stop" raises InvalidArgumentError with finiteness.MESSAGE as the graph runs.
     """
-    gradients = update.gradients
+    *gradients, loss_flag = update.gradients
     context = tf.distribute.get_replica_context()
+    found = None
     if context.num_replicas_in_sync > 1:
-        gradients = _all_reduce(context, [_of_one_size(g) for g in gradients], how.wire_dtype)
+        gradients, found = _summed(context, gradients, loss_flag, how.wire_dtype)
     merged = [_added_up(g) for g in gradients]
     gradients = merged if how.merge_rows else gradients
     norm, scale = _global_norm(merged), optimizers.scale_of(update.optimizer)
+    found = finiteness.alone(loss_flag, norm) if found is None else found
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
     skips = optimizers.skips_what_is_not_finite(update.optimizer)
-    checked = tf.debugging.check_numerics(
-        tf.where(scale < _LOWEST_SCALE, norm, 0.0) if skips else norm, NON_FINITE_MESSAGE
-    )
-    if not skips:
-        norm = checked
+    checked = _checked(update, how, norm, found, scale if skips else None)
     if how.clip_norm is not None:
         limit = tf.cast(how.clip_norm, norm.dtype)
         factor = limit / tf.maximum(norm, limit)
         if skips:  # of an infinite norm it would be 0, and the step would count as a finite one
             factor = tf.where(tf.math.is_finite(norm), factor, float("nan"))
         gradients = [_scaled(g, tf.cast(factor, g.dtype)) for g in gradients]
-    with tf.control_dependencies([checked]), update_lock.held():
+    with tf.control_dependencies(checked), update_lock.held():
         if update.when is None:
             optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
         else:
             _apply_when(update, gradients)
+    with tf.control_dependencies(checked):  # a step that stops the run is not counted
+        norm = tf.identity(norm)
     if not skips and update.when is None:
         return norm
-    with tf.control_dependencies([checked]):  # a step that stops the run is not counted
-        norm = tf.identity(norm)
     counts = tf.math.is_finite(norm) if skips else tf.constant(True)
     counts &= True if update.when is None else update.when
     return tf.where(counts, norm, tf.zeros_like(norm)), tf.cast(counts, tf.float64)
+
+
+def _summed(context, gradients: list, loss_flag, wire_dtype: str | None) -> tuple[list, tf.Tensor]:
+    """The gradients summed over replicas, and with them who had what is not finite."""
+    replicas = context.num_replicas_in_sync
+    mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
+    *gradients, found = _all_reduce(context, [*map(_of_one_size, gradients), mine], wire_dtype)
+    return gradients, found
+
+
+def _checked(update: Update, how: Gradients, norm, found, scale) -> list:
+    """Acts on what is not finite: what the update must wait for, or a condition in `update`.
+
+    `scale` is that of an optimizer that skips such steps and lowers the scale of the loss, else None.
+    """
+    if scale is not None:
+        fine = (scale >= _LOWEST_SCALE) | tf.math.is_finite(norm)
+        return [finiteness.stop_unless(fine, found)]
+    good = finiteness.good(norm, found)
+    if how.on_nonfinite == "stop":
+        return [finiteness.stop_unless(good, found)]
+    update.good, update.found = good, found
+    update.when = good if update.when is None else update.when & good
+    return []
 
 
 def _apply_when(update: Update, gradients: list) -> None:

@@ -35,11 +35,12 @@ from ctl.errors import Stopped, UsageError
 from ctl.every import Every
 from ctl.loops.asynchronous import Asynchronous, ScheduledLoop
 from ctl.loops.graph import StepLoop
+from ctl.loops.skipping import Skipping
 from ctl.loops.step import ReplicaStep
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
-from ctl.reports.protocol import Ended, Saved, Started
-from ctl.state import State, collect
+from ctl.reports.protocol import Ended, RunInfo, Saved, Started
+from ctl.state import State, collect, statistics_of
 from ctl.version import __version__
 from ctl.watching import Watching
 
@@ -67,7 +68,9 @@ class Session:
     at: int = 0  # the step that `examples` belongs to
     loops: dict[str, Any] = field(default_factory=dict)
     running: ReportGroup | None = None
+    info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read
+    rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
 
     @property
     def step(self) -> int:
@@ -149,7 +152,7 @@ def train(
     run = _synchronous(trainer, session, batches, reports)
     start, started = session.step, time.time()
     telling.write_config(trainer)
-    info = telling.run_info(trainer, session.state, batches)
+    session.info = info = telling.run_info(trainer, session.state, batches)
     reports.note(Started(start, total, info, telling.resumed_line(session.resumed, total)))
     session.resumed = None  # said once
     reason, paths = "failed", []
@@ -203,6 +206,7 @@ def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
 def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
     return causes.explained(
         error, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
+        place=trainer.placement,
         several=trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
     )  # fmt: skip
 
@@ -227,6 +231,7 @@ def _synchronous(
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
             save_after_evaluation=getattr(keep, "best", None) is not None,
             watch=session.watching.saw, watchers=session.watching.state,
+            roll_back=resuming.rolling_back(trainer, session, batches), spiked=session.watching.spiked,
         ),
     )
     run.restore(session.step, session.loop_state, session.metrics)
@@ -298,6 +303,10 @@ def _loop(trainer: Any, session: Session, kind: str) -> Any:
             num_replicas=trainer.placement.num_replicas,
             jit_compile=lambda: train_kind and trainer.jit_compile,
             metrics=metrics.found_in(vars(trainer)),
+            skipping=Skipping(
+                lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer),
+                session.state.step if train_kind else None,
+            ),
         )  # fmt: skip
         if train_kind and parameter_servers.is_used(trainer.strategy):
             session.loops[kind] = ScheduledLoop(trainer.strategy, step, counter=session.state.step)

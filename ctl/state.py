@@ -105,6 +105,13 @@ def collect(trainer: Any) -> dict[str, Any]:
     }
 
 
+def statistics_of(trainer: Any) -> list[tf.Variable]:
+    """What a step changes besides weights and optimizers: moving means, metrics, own sums; floats only."""
+    things = [t for t in collect(trainer).values() if not hasattr(t, "apply_gradients")]
+    found = {id(plain(v)): plain(v) for t in things for v in variables_of(t)}
+    return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
+
+
 def variables_of(thing: Any) -> Iterable[Any]:
     """Every variable a Keras object, a tf.Module, a variable, or a collection of these owns."""
     if isinstance(thing, (list, tuple)):

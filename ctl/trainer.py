@@ -23,6 +23,7 @@ from ctl.errors import UsageError
 from ctl.every import Intervals
 from ctl.loops.step import Recorder
 from ctl.reports.protocol import Report
+from ctl.spikes import LossSpike
 from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
 
 
@@ -42,7 +43,7 @@ class Trainer:
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
         with 134; 0 for no limit.
-      early_stopping, plateau, save_best: what watches the run's numbers; set them in `build`.
+      early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
@@ -55,6 +56,7 @@ class Trainer:
     early_stopping: EarlyStopping | None = None
     plateau: ReduceOnPlateau | None = None
     save_best: SaveBest | None = None
+    spike: LossSpike | None = None
 
     def __init__(
         self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",

@@ -32,13 +32,15 @@ def smaller_is_better(name: str, mode: str = "auto") -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done: stop, multiply the learning rate, remember these weights, write the model."""
+    """What is to be done: stop, lower the learning rate, remember the weights, write the model, ..."""
 
     stop: bool = False
     factor: float = 1.0  # of the learning rate
     lowest: float = 0.0  # that the learning rate may become
     remember: bool = False
     export: bool = False
+    roll_back: bool = False  # to the newest checkpoint
+    warning: str = ""
 
 
 @runtime_checkable

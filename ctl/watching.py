@@ -14,7 +14,7 @@ from ctl.agreement import Agreement
 from ctl.state import plain, variables_of
 
 _log = logging.getLogger("ctl")
-_NAMES = ("early_stopping", "plateau", "save_best")  # attributes of a trainer
+_NAMES = ("early_stopping", "plateau", "save_best", "spike")  # attributes of a trainer
 
 
 class Watching:
@@ -32,6 +32,12 @@ class Watching:
         checks.watchers(trainer, self._watchers)
         self._best_weights: list[np.ndarray] | None = None
         self.stopped = False
+        self._wants_back = False
+
+    def spiked(self) -> bool:
+        """Whether a watcher has wanted to go back since the last call."""
+        wants, self._wants_back = self._wants_back, False
+        return wants
 
     def saw(self, step: int, values: Mapping[str, float], run: str) -> bool:
         """Tells the watchers numbers of `run`; True if one of them wants to stop."""
@@ -44,6 +50,9 @@ class Watching:
                 self._reduce(step, verdict.factor, verdict.lowest)
             if verdict.remember:
                 self._remember()
+            if verdict.warning:
+                self._say("Step %d: %s.", step, verdict.warning)
+            self._wants_back |= verdict.roll_back
             if verdict.export:
                 self._export(watcher)
         return self.stopped

@@ -12,6 +12,7 @@ from ctl import gradients as gradient_path
 from ctl.averaging import Totals
 from ctl.errors import UsageError
 from ctl.keras_losses import allow_division, refuse_division
+from ctl.loops.skipping import Skipping
 from ctl.shares import num_rows, take_rows
 from ctl.state import plain
 
@@ -26,11 +27,13 @@ class Recorder(threading.local):
         self.parts = 1  # parts a replica's batch is split into
         self.waits = False  # updates are kept until the step is over
         self.compiled = False  # inside XLA, where no collective may be
+        self.goods: list = []  # of the updates: whether the step counts
         self.empty = None  # true where this replica has no example; None: never
 
     def begin(self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty=None):
         """A step begins, on one of `parts` parts of the batch."""
         self.updates, self.norms, self.parts, self.averaged = [], [], parts, False
+        self.goods = []
         self.waits, self.compiled, self.empty = waits, compiled, empty
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
@@ -39,6 +42,8 @@ class Recorder(threading.local):
             self.updates.append(update)
         else:
             self.norms.append(gradient_path.apply(update, how))
+            if update.good is not None:
+                self.goods.append((update.good, update.found))
 
 
 class ReplicaStep:
@@ -53,11 +58,13 @@ class ReplicaStep:
       how: () -> the `Gradients` of this step.
       jit_compile: () -> whether to compile.
       metrics: Keras metrics that the step may update.
+      skipping: what happens to a step that is left out.
     """
 
     def __init__(
         self, step: Callable, *, recorder: Recorder, how: Callable, num_replicas: int = 1,
         jit_compile: Callable[[], bool] = lambda: False, metrics: Sequence = (),
+        skipping: Skipping = Skipping(),  # noqa: B008  keeps nothing
     ):  # fmt: skip
         self._step = step
         self._recorder = recorder
@@ -65,21 +72,25 @@ class ReplicaStep:
         self._num_replicas = num_replicas
         self._jit_compile = jit_compile
         self._metrics = list(metrics)
+        self._skipping = skipping
         self.totals = Totals()
 
     def __call__(self, batch, real_rows=None):
         refuse_division(self._num_replicas)
-        parts = self._how().accumulate_steps
+        parts, saved = self._how().accumulate_steps, self._skipping.before()
         if parts > 1:
-            return self._accumulate(batch, parts, real_rows)
+            return self._ended(self._accumulate(batch, parts, real_rows), saved)
         batch, empty = self._never_empty(batch, real_rows)
         if self._jit_compile():
-            return self._compiled(batch, empty)
+            return self._ended(self._compiled(batch, empty), saved)
         self._recorder.begin(empty=empty)
         before = self._counted(empty)
         scores = self._step(batch)
         self._count_again(empty, before)
-        return self._pack(scores, batch, self._recorder.norms)
+        return self._ended(self._pack(scores, batch, self._recorder.norms), saved)
+
+    def _ended(self, packed, saved):
+        return self._skipping.after(packed, self.totals, self._recorder.goods, saved)
 
     def _compiled(self, batch, empty):
         waiting = []

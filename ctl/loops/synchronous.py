@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from ctl import heartbeat
 from ctl.agreement import Agreement
+from ctl.checkpoints.protocol import Manifest
 from ctl.data import Batches
 from ctl.errors import CtlError
 from ctl.every import Every, Intervals, Timers
+from ctl.finiteness import SKIPPED
 from ctl.loops.pace import Interval, Pace
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Progressed, Traced
@@ -38,6 +40,8 @@ class Actions:
       after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
       watch: (step, values, "train" or "eval") -> whether to stop, the same on every worker.
       watchers: () -> the JSON-able state of what `watch` tells.
+      roll_back: (step) -> the manifest of the checkpoint that the run goes back to; None: never.
+      spiked: () -> whether a watcher wants to go back.
     """
 
     evaluate: Callable[[], dict] | None
@@ -48,6 +52,8 @@ class Actions:
     watch: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
     watchers: Callable[[], Mapping[str, Any]] = dict
     save_after_evaluation: bool = False
+    roll_back: Callable[[int], Manifest] | None = None
+    spiked: Callable[[], bool] = lambda: False
 
 
 class Synchronous:
@@ -88,23 +94,19 @@ class Synchronous:
         self._act(step, self._pending)
         self._pending = frozenset()
         mark = self._intervals.next_mark(step, batches.steps_per_epoch)
+        data_end = None if batches.steps is None else step + batches.steps
         while steps is None or step < steps:
             asked = self._length(pace, step, mark, steps)
             traced, start = self._loop.is_traced, self._clock()
             self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
-            secs = self._clock() - start
             step += ran
-            self.interval.ran(ran, secs if traced else None)
-            if traced:
-                pace.took(steps=ran, secs=secs)
-            else:
-                self._reports.note(Traced(self._loop.graph_def()))
+            self._took(ran, self._clock() - start, traced, pace)
             self._reports.note(Progressed(step))
             heartbeat.here.reached(step)
             stop = self._hook(step, ran)
             due: frozenset[str] = frozenset()
             if step == mark:
-                due = self._due_by_steps(step, batches.steps_per_epoch)
+                due = self._intervals.due(step, batches.steps_per_epoch)
                 mark = self._intervals.next_mark(step, batches.steps_per_epoch)
             if self._agreement.num_workers == 1:
                 due |= timers.due(self._clock()) if timers else due
@@ -112,8 +114,14 @@ class Synchronous:
                 stop = stop or signals.received is not None
             elif step >= agree_at or due or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
-            if "log" in due:
-                self._log(step)
+            behind = self._log_or_go_back(step, ran, due)
+            if behind is not None:
+                if data_end is not None:  # the data go on from here, so they end that much earlier
+                    data_end -= step - behind
+                    steps = data_end if steps is None else min(steps, data_end)
+                step = agree_at = behind
+                mark = self._intervals.next_mark(step, batches.steps_per_epoch)
+                continue
             if ran < asked or stop:
                 reason = self._why(ran < asked, signals)
                 self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
@@ -125,15 +133,17 @@ class Synchronous:
         self._finish(step, reason, batches.steps_per_epoch, anything_new=step > first)
         return reason
 
+    def _took(self, ran: int, secs: float, traced: bool, pace: Pace) -> None:
+        """Notes how long a graph call took; the first one also compiled."""
+        self.interval.ran(ran, secs if traced else None)
+        if traced:
+            pace.took(steps=ran, secs=secs)
+        else:
+            self._reports.note(Traced(self._loop.graph_def()))
+
     def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
         ends = [e - step for e in (mark, steps) if e is not None]
         return max(1, min([pace.length, *ends]))
-
-    def _due_by_steps(self, step: int, steps_per_epoch: float | None) -> frozenset[str]:
-        names = ("log", "evaluate", "save")
-        return frozenset(
-            n for n in names if getattr(self._intervals, n).is_mark(step, steps_per_epoch)
-        )
 
     def _agree(self, pace, timers, step, stop, due, signals):
         """Workers compare notes: anybody's wish to stop counts, the chief's clock and pace hold."""
@@ -149,6 +159,23 @@ class Synchronous:
             signals.received = int(total[6] / total[7])
         wait = max(1, int(total[1]))
         return bool(total[5] or total[7]), due, step + wait
+
+    def _log_or_go_back(self, step: int, ran: int, due: frozenset[str]) -> int | None:
+        """Logs what is due; the step of the checkpoint that the run went back to, or None."""
+        bad = False
+        if self._actions.roll_back is not None and ran:
+            before = self.interval.sums()
+            self.interval.fetch(self._agreement.sum)
+            bad = self.interval.means_since(before).get(SKIPPED, 0.0) > 0.0
+        if "log" in due and not bad:
+            self._log(step)
+        if self._actions.roll_back is None or not (bad or self._actions.spiked()):
+            return None
+        self.interval.clear()
+        manifest = self._actions.roll_back(step)
+        self.restore(manifest.step, manifest.state, manifest.metrics)
+        self._pending, self._saved_at = frozenset(), manifest.step
+        return manifest.step
 
     def _hook(self, step: int, ran: int) -> bool:
         if self._actions.after_loop is None or not ran:
@@ -169,7 +196,7 @@ class Synchronous:
     ) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
         if reason != "signal":
-            marks = self._due_by_steps(step, steps_per_epoch)
+            marks = self._intervals.due(step, steps_per_epoch)
             if self.interval.steps and anything_new:
                 # a longer run goes on with the same interval
                 self._log(step, clear=False, watched="log" in marks)
