@@ -203,6 +203,8 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     """Hands the trainer what is no argument of its constructor, and has it build and restore."""
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
+    if values.mode in ("train", "train_and_eval"):
+        trainer.claim()
     trainer.prepare()
     if values["on_nonfinite"].present:
         trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)

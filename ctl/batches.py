@@ -1,5 +1,6 @@
 """An open source of replica batches, and the cheapest iterator that feeds `strategy.run`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,10 @@ class Batches:
       examples: from the start of the data to its end, where that is not a matter of whole batches.
       ends_unknown: the data ends, nobody knows when: the loop asks before every step.
       steps_per_epoch: None if unknown; not always whole.
-      mode: "indexed", "skip": how a position is found again.
+      mode: "indexed", "skip", "iterator": how a position is found again, see positions.py.
       description: one line for people.
+      cut: (element, which replica of this process) -> its share, where elements are global batches: a
+        saved iterator does not depend on the number of replicas. None: elements are shares.
       certain: every example is in the totals of the loop; not where workers may be lost.
       counted: an element is (share, number of its real rows), as a share may be without any.
     """
@@ -32,6 +35,7 @@ class Batches:
     examples: int | None = None
     counted: bool = False
     certain: bool = True
+    cut: Callable[[Any, int], Any] | None = None
 
 
 def from_replica_batches(replica_batches, strategy, place: Placement):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl import sharding
+from ctl import positions, sharding
 from ctl.arrays import ArrayData, ExampleNumbers, from_arrays
 from ctl.batches import Batches, from_replica_batches, on_cpu, prefetched
 from ctl.errors import UsageError
@@ -28,22 +28,28 @@ TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 
 def open_train(
     make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
-    seed: int, start_examples: int = 0, epochs: float | None = None,
+    seed: int, start_examples: int = 0, epochs: float | None = None, mode: str = "auto",
+    position: positions.SavedIterator | None = None,
 ) -> Batches:  # fmt: skip
-    """Opens `train_data` at `start_examples` consumed examples.
+    """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
 
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
     Raises UsageError for anything that is not batches of `global_batch_size`.
     """
     place = placement(strategy)
-    _check_batch_size(global_batch_size, place)
+    _check_batch_size(global_batch_size, place, whole=False)
     tf.random.set_seed(seed)
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    in_memory = isinstance(source, (ArrayData, ExampleNumbers))
+    own_files = not in_memory and sharding.by_tensorflow(source, place)
+    _check_batch_size(global_batch_size, place, whole=own_files or isinstance(source, ExampleNumbers))
+    positions.check_mode(mode, in_memory=in_memory, own_files=own_files)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, place, start_examples)
     check_dataset(source, "train_data", global_batch_size, place)
+    positions.check(source, "skip" if position is None else "iterator", is_chief=place.is_chief)
     count = cardinality(source)
     steps: int | None
     if epochs is not None:
@@ -59,18 +65,25 @@ def open_train(
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
     skipped = start_examples // global_batch_size
     dataset = rows_checked(source, global_batch_size)
-    dataset = dataset.skip(skipped) if skipped else dataset
+    if skipped and (position is None or not position.variable.numpy()):
+        dataset = dataset.skip(skipped)
     if steps is not None:
         steps = max(0, steps - skipped)
+    if position is None:
+        iterator = _iterator(dataset, strategy, place)
+    else:
+        iterator = iter(prefetched(dataset))
+        position.opened(iterator)
     return Batches(
-        iterator=_iterator(dataset, strategy, place),
+        iterator=iterator,
         steps=None if sharding.by_tensorflow(source, place) else steps,
         ends_unknown=(not endless and steps is None)
         or (sharding.by_tensorflow(source, place) and not endless),
         steps_per_epoch=count,
-        mode="skip",
+        mode="skip" if position is None else "iterator",
         description=describe(source, count, global_batch_size),
         counted=_counted(source, place),
+        cut=None if position is None else _cut(source, place),
     )
 
 
@@ -206,6 +219,13 @@ def _iterator(dataset, strategy, place: Placement):
     return from_replica_batches(replica_batches, strategy, place)
 
 
+def _cut(source, place: Placement) -> Callable:
+    """(global batch, which replica of this process) -> its share; within the step."""
+    first = place.worker_index * place.num_local_replicas
+    counted = _counted(source, place)
+    return lambda batch, i: share(batch, first + i, place.num_replicas, counted=counted)
+
+
 def _one(batch: tuple):
     """`Dataset.map` spreads tuples over arguments; this undoes it."""
     return batch[0] if len(batch) == 1 else batch
@@ -244,9 +264,9 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     return dataset.map(check).with_options(options)
 
 
-def _check_batch_size(global_batch_size: int, place: Placement) -> None:
+def _check_batch_size(global_batch_size: int, place: Placement, whole: bool = True) -> None:
     r = place.num_replicas
-    if global_batch_size % r:
+    if global_batch_size < r or (whole and global_batch_size % r):
         low = max(r, global_batch_size // r * r)
         raise UsageError(
             f"global_batch_size is {global_batch_size}, which {r} replicas cannot split evenly. "

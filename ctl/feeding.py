@@ -38,7 +38,13 @@ def _open_batches(
 ) -> Batches:
     where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
     parts = getattr(trainer, "train_data_fn", None)
-    if parameter_servers.is_used(trainer.strategy):
+    served = parameter_servers.is_used(trainer.strategy)
+    if session.position is not None and (served or parts is not None):
+        raise UsageError(
+            "data_position is 'iterator', which saves one iterator of global batches; "
+            f"{'parameter servers' if served else 'train_data_fn'} have no such. Leave it out."
+        )
+    if served:
         if parts is not None:
             raise UsageError(
                 "train_data_fn gives each worker's part of batches in step, and workers of parameter "
@@ -53,8 +59,9 @@ def _open_batches(
             parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
         )
     return data.open_train(
-        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs, **where
-    )
+        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
+        mode=trainer.data_position, position=session.position, **where,
+    )  # fmt: skip
 
 
 def open_eval(trainer: Any) -> Batches:

@@ -1,13 +1,13 @@
 """Who trains in a model_dir, and whether it still does: the file LOCK that the chief writes.
 
     with Lease("/tmp/m/LOCK").held(step=lambda: 0):       # the chief, while it trains
-        ...
+        ...                                               # refused while another one lives
     lease = Lease("/tmp/m/LOCK")                          # anybody else
     holder = lease.read()
     holder is not None and lease.is_alive(holder)
 
 A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning
-up. Pure Python; nothing here raises because of the disk.
+up, and takes nobody's lock. Pure Python; nothing here raises because of the disk.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, CtlError, Stopped
+from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, CtlError, Stopped, UsageError
 
 TRAINING, ENDED = "training", "ended"
 NAME = "LOCK"
@@ -109,9 +109,7 @@ class Lease:
         """
         if holder.state != TRAINING:
             return False
-        here, there = _namespace(), holder.process.partition("/")[0]
-        is_here = holder.host == socket.gethostname() and here != "" and here == there
-        if is_here and process_mark(holder.pid) != holder.process:
+        if _is_here(holder) and process_mark(holder.pid) != holder.process:
             return False
         return self._clock() - self._sign_of_life(holder.beat) <= self._stale_secs
 
@@ -124,6 +122,35 @@ class Lease:
             self._seen = (beat, now, sign)
         return self._seen[2]
 
+    def claim(self) -> None:
+        """Raises UsageError if another training lives here; returns once it is known that none does.
+
+        At once where the other process can be looked for. One on another machine is given the time for
+        its next beat, and is taken for dead after `stale_secs` without one.
+        """
+        first = self.read()
+        if first is None or not self.is_alive(first) or first.process == process_mark(os.getpid()):
+            return
+        told = False
+        while not _is_here(first):
+            holder = self.read()
+            if holder is None or not self.is_alive(holder):
+                return
+            if holder.beat != first.beat or holder.identity != first.identity:
+                break
+            if not told:
+                told = True
+                _log.warning(
+                    "%s names process %d on %s; waiting up to %.0f s for a sign that it lives.",
+                    self._path, first.pid, first.host, self._stale_secs,
+                )  # fmt: skip
+            time.sleep(min(1.0, self._beat_secs))
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(first.started))
+        raise UsageError(
+            f"{self._path.parent} is in use: process {first.pid} on {first.host} has trained there since "
+            f"{since}. Wait for its end, end it, or give another --model_dir."
+        )
+
     @contextlib.contextmanager
     def held(self, step: Callable[[], int]) -> Iterator[None]:
         """Holds the lease: beats from a thread of its own, and says at the end why it ended.
@@ -131,8 +158,9 @@ class Lease:
         Args:
           step: -> the step of the newest checkpoint; called from that thread, so it must be cheap.
 
-        A disk that refuses is one warning. Whoever held the lease before is not asked.
+        A disk that refuses is one warning. Raises UsageError while another training holds it.
         """
+        self.claim()
         now = self._clock()
         mine = Holder(
             host=socket.gethostname(), pid=os.getpid(), process=process_mark(os.getpid()),
@@ -189,6 +217,18 @@ def holding(
 ) -> contextlib.AbstractContextManager[None]:
     """Holds the lease of a model_dir; does nothing without one."""
     return Lease(Path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
+
+
+def claim(model_dir: str | None) -> None:
+    """Raises UsageError while another training lives in a model_dir; see `Lease.claim`."""
+    if model_dir:
+        Lease(Path(model_dir) / NAME).claim()
+
+
+def _is_here(holder: Holder) -> bool:
+    """Whether the process of `holder` can be looked for on this machine."""
+    here, there = _namespace(), holder.process.partition("/")[0]
+    return holder.host == socket.gethostname() and here != "" and here == there
 
 
 def process_mark(pid: int) -> str:

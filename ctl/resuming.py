@@ -1,7 +1,7 @@
 """What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctl import causes, parameter_servers
@@ -14,15 +14,42 @@ from ctl.reports.protocol import Started
 _log = logging.getLogger("ctl")
 
 
-def warn_of_another_order(trainer: Any, resumed: Manifest) -> None:
-    """Says that the data will come in another order than in the part of the run that was restored."""
-    before = resumed.data.get("seed"), resumed.world.get("global_batch_size")
-    now = trainer.seed, trainer.global_batch_size
-    if trainer.placement.is_chief and None not in before and before != now:
-        _log.warning(
-            "The checkpoint was made with seed %s and global_batch_size %s, this run has %s and %s: "
-            "examples come in another order than in an unbroken run.", *before, *now,
+_MAY_DIFFER = ("workers", "replicas", "strategy", "tensorflow", "ctl")  # the numbers stay equal
+
+
+def check_configuration(
+    trainer: Any, resumed: Manifest | None, batches: Batches, config: Mapping[str, Any]
+) -> None:
+    """Shows what differs from the run that is resumed; raises UsageError where data come in another order.
+
+    Unless `trainer.allow_config_change`. Another number of workers is no difference: the global batches
+    stay the same.
+    """
+    if resumed is None:
+        return
+    before = {
+        "seed": resumed.data.get("seed"),
+        "global_batch_size": resumed.world.get("global_batch_size"),
+        "train_data": resumed.data.get("source"),
+    }
+    now = {
+        "seed": trainer.seed,
+        "global_batch_size": trainer.global_batch_size,
+        "train_data": batches.description,
+    }
+    order = [k for k in before if before[k] is not None and before[k] != now[k]]
+    lines = [f"  {k}: {before[k]} before, {now[k]} now" for k in order]
+    if lines and not trainer.allow_config_change:
+        raise UsageError(
+            f"The checkpoint of step {resumed.step} was made with other settings: from here on, examples "
+            "would come in another order than in an unbroken run.\n" + "\n".join(lines)
+            + "\nGive the settings of before, another --model_dir, or --allow_config_change."
         )  # fmt: skip
+    old = resumed.config
+    others = [k for k in config if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != config[k]]
+    lines += [f"  {k}: {old.get(k, 'nothing')} before, {config[k]} now" for k in others]
+    if lines and trainer.placement.is_chief:
+        _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
 
 
 def same_everywhere(agreement: Agreement, place, step: int) -> None:

@@ -38,6 +38,7 @@ from ctl.loops.graph import StepLoop
 from ctl.loops.skipping import Skipping
 from ctl.loops.step import ReplicaStep
 from ctl.loops.synchronous import Actions, Synchronous
+from ctl.positions import SavedIterator
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, RunInfo, Saved, Started
 from ctl.state import State, collect, statistics_of
@@ -55,6 +56,7 @@ class Session:
       state: its variables; manager: where they are saved; resumed: what was restored, or None.
       examples: consumed since the start of the data, up to the newest save.
       agreement: sums over workers; watching: early stopping and the like.
+      position: of the data's iterator, where that is what is saved.
     """
 
     state: State
@@ -62,6 +64,7 @@ class Session:
     agreement: Agreement
     watching: Watching
     resumed: Manifest | None
+    position: SavedIterator | None = None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
@@ -104,6 +107,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     randomness.seed_everything(trainer.seed)
     with strategies.place_of_counter(trainer.strategy):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        position = SavedIterator() if trainer.data_position == "iterator" else None
     place = trainer.placement
     if trainer.check_collectives:
         collective_order.watch(place.num_workers, place.worker_index, trainer.step_variable)
@@ -115,7 +119,8 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
             metrics.count_outside_replicas(metrics.found_in(vars(trainer)))
     if trainer.placement.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
-    state = State(collect(trainer), trainer.step_variable, trainer.placement)
+    objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
+    state = State(objects, trainer.step_variable, trainer.placement)
     manager = checkpoints
     if manager is None:
         directory = trainer.model_dir
@@ -125,12 +130,12 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     resuming.same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
-    session = Session(state, manager, agreement, Watching(trainer, agreement), resumed)
+    watching = Watching(trainer, agreement)
+    session = Session(state, manager, agreement, watching, resumed, position)
     if resumed is not None:
         session.watching.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
-        resuming.warn_of_another_order(trainer, resumed)
         session.examples = int(
             resumed.data.get("examples", resumed.step * trainer.global_batch_size)
         )
@@ -148,6 +153,7 @@ def train(
     if _evaluates(trainer):
         feeding.open_eval(trainer)  # a mistake in it is to be found now, not after hours
     total, batches = feeding.open_train(trainer, session, steps, epochs)
+    resuming.check_configuration(trainer, session.resumed, batches, telling.plain_configuration(trainer))
     reports = session.running = telling.reports_of(trainer)
     run = _synchronous(trainer, session, batches, reports)
     start, started = session.step, time.time()
@@ -329,10 +335,13 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
             "strategy": strategies.word_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
-        data={"mode": batches.mode, "examples": session.examples, "seed": trainer.seed},
-        metrics=metrics, state=loop_state,
+        data={"mode": batches.mode, "examples": session.examples, "seed": trainer.seed,
+              "source": batches.description},
+        metrics=metrics, state=loop_state, config=telling.plain_configuration(trainer),
         versions={"ctl": __version__, "tensorflow": tf.__version__},
     )  # fmt: skip
+    if session.position is not None:
+        session.position.take()
     path = session.manager.save(session.state, manifest)
     if path is not None and session.running is not None:
         session.running.note(Saved(step, path))

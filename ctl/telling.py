@@ -88,6 +88,11 @@ def configuration(trainer: Any) -> dict[str, Any]:
     }
 
 
+def plain_configuration(trainer: Any) -> dict[str, Any]:
+    """The same in values that JSON gives back as they are."""
+    return json.loads(json.dumps(configuration(trainer), default=str))
+
+
 def write_config(trainer: Any) -> None:
     """`model_dir/config.json`, by the chief."""
     if not trainer.placement.is_chief or not trainer.model_dir:

@@ -43,6 +43,8 @@ class Trainer:
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
         with 134; 0 for no limit.
+      data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
+      allow_config_change: go on from a checkpoint although the order of the data is another one.
       early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -53,6 +55,8 @@ class Trainer:
     jit_compile: bool = False
     check_collectives: bool = False
     step_timeout_secs: float = 0.0
+    allow_config_change: bool = False
+    data_position: str = "auto"
     early_stopping: EarlyStopping | None = None
     plateau: ReduceOnPlateau | None = None
     save_best: SaveBest | None = None
@@ -157,13 +161,19 @@ class Trainer:
         In an evaluator task of TF_CONFIG this trains nothing: it evaluates the checkpoints of
         model_dir as they come, until training has ended; see docs/evaluator.md.
         """
-        prepared = session.prepared(self)
         if self.placement.evaluates:
-            return evaluator.follow(self, prepared)
+            return evaluator.follow(self, session.prepared(self))
+        self.claim()
+        prepared = session.prepared(self)
         with lease.holding(
             self.model_dir if self.placement.is_chief else None, lambda: prepared.at
         ):
             return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
+
+    def claim(self) -> None:
+        """Raises UsageError while another job trains in model_dir; `train` does it first."""
+        if self.placement.is_chief:
+            lease.claim(self.model_dir)
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl import data, parameter_servers
+from ctl import data, parameter_servers, positions
 from ctl.arrays import ArrayData, ExampleNumbers
 from ctl.batches import Batches, prefetched
 from ctl.errors import UsageError
-
-_IGNORE_STATE = 1  # random operations start from their seeds on each worker
-_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 def open_train(
@@ -110,22 +107,12 @@ def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) 
 
 def _graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
     try:
-        graph = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            external_state_policy=_IGNORE_STATE, strip_device_assignment=True,
-        )  # fmt: skip
+        graph = positions.graph_of(dataset)
     except (tf.errors.OpError, ValueError) as e:
         raise UsageError(_not_sent(str(e).splitlines()[0][:200])) from None
-    if _operations(tf.compat.v1.GraphDef.FromString(graph.numpy())) & _PYTHON_OPS:
+    if positions.operations(graph) & positions.PYTHON_OPS:
         raise UsageError(_not_sent("it calls Python code, e.g. from_generator or py_function"))
     return graph
-
-
-def _operations(graph: Any) -> set[str]:
-    """The types of all operations of a GraphDef, those within its functions included."""
-    parts = {field.name: part for field, part in graph.ListFields()}
-    functions = parts["library"].function if "library" in parts else ()
-    return {node.op for node in (*graph.node, *(n for f in functions for n in f.node_def))}
 
 
 def _not_sent(why: str) -> str:

@@ -14,7 +14,7 @@ LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
     "watchers": 1, "lease": 1, "collective_order": 1,
-    "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1,
+    "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1, "positions": 1,
     "finiteness": 1, "gradients": 2, "spikes": 2,
     "preflight": 2,
     "making": 3, "parameter_servers": 2, "metrics": 2,  "arrays": 2,

@@ -28,9 +28,11 @@ class Manifest:
       variables: name -> {"shape": [...], "dtype": "float32"}.
       files: file name -> {"size": bytes, "checksum": "sha256:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
-      data: {"mode": "indexed" or "skip", "examples": consumed since the start, "seed": n}.
+      data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
+        "source": words}.
       metrics: the newest evaluation at this step, name -> mean; empty if there was none.
       state: JSON-able state of the loop's parts, by part.
+      config: settings of the run, name -> value; what may differ is checked when a run goes on.
       versions: {"ctl": ..., "tensorflow": ...}.
       format: of this file; a newer one is refused.
     """
@@ -43,6 +45,7 @@ class Manifest:
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 

@@ -4,6 +4,8 @@
 fetched and nothing is reduced over workers here: that happens when somebody asks for the means.
 """
 
+from typing import Any
+
 import tensorflow as tf
 from ctl import collective_order
 from ctl.batches import Batches
@@ -28,9 +30,11 @@ class StepLoop:
         self._step = step
         self._counter = counter
         self._single = single
-        self._workers = placement(strategy).num_workers
+        place = placement(strategy)
+        self._workers, self._local = place.num_workers, place.num_local_replicas
         self._functions: dict = {}
         self._counted = False  # elements are (share, number of real rows)
+        self._cut: Any = None  # what takes a share of an element that is a global batch
         self._bound: tuple = (None, None)  # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals = step.totals
@@ -74,7 +78,7 @@ class StepLoop:
     def _function(self, batches: Batches):
         """The concrete function for this type of iterator; calling it skips tf.function's dispatch."""
         spec = tf.type_spec_from_value(batches.iterator)
-        key = batches.ends_unknown, batches.counted, spec
+        key = batches.ends_unknown, batches.counted, batches.cut is not None, spec
         if key not in self._functions:
             try:
                 self._functions[key] = self._trace(spec, batches)
@@ -86,7 +90,7 @@ class StepLoop:
         return self._functions[key]
 
     def _trace(self, spec, batches: Batches):
-        self._counted = batches.counted
+        self._counted, self._cut = batches.counted, batches.cut
         packed = tf.TensorSpec([None, 2], tf.float64)
         length = tf.TensorSpec([], tf.int64)
         if batches.ends_unknown:
@@ -129,12 +133,25 @@ class StepLoop:
 
     def _replicas(self, batch):
         """One step on every replica of this process; `[m, 2]`, the sum over them."""
-        result = self._strategy.run(self._step, batch if self._counted else (batch,))
+        if self._cut is not None:
+            result = self._strategy.run(self._own, (batch,))
+        else:
+            result = self._strategy.run(self._step, batch if self._counted else (batch,))
         local = self._strategy.experimental_local_results(result)
         if self._counter is not None:
             with tf.control_dependencies(local):  # a step that fails is not counted
                 self._counter.assign_add(1, read_value=False)
         return local[0] if len(local) == 1 else tf.add_n(local)
+
+    @tf.autograph.experimental.do_not_convert
+    def _own(self, batch):
+        """The step of one replica on its rows of a global batch."""
+        replica = 0
+        if self._local > 1:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self._local
+        share = self._cut(batch, replica)
+        return self._step(*share) if self._counted else self._step(share)
 
     @tf.autograph.experimental.do_not_convert
     def _everywhere(self, here, iterator):

@@ -26,6 +26,7 @@ EXAMPLES = 480
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
            "int": signal.SIGINT}  # fmt: skip
 WIDTH = flags.DEFINE_integer("width", 16, "Units of the hidden layer.")
+DROPOUT = flags.DEFINE_float("dropout", 0.2, "Share that is dropped; 0 where replicas vary in number.")
 POISON = int(os.environ.get("POISON", "-1"))
 PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
 
@@ -57,14 +58,14 @@ def strike(action: str) -> None:
 class Faulty(ctl.Trainer):
     """Regression with dropout; `seen` counts how often each example was used for an update."""
 
-    def __init__(self, width=16, **options):
+    def __init__(self, width=16, dropout=0.2, **options):
         super().__init__(**options)
-        self.width = width
+        self.width, self.dropout = width, dropout
 
     def build(self):
         self.model = keras.Sequential([
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
-            keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1),
+            keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9))
         self.seen = tf.Variable(
@@ -101,4 +102,4 @@ class Faulty(ctl.Trainer):
 
 
 if __name__ == "__main__":
-    ctl.run(Faulty, width=WIDTH)
+    ctl.run(Faulty, width=WIDTH, dropout=DROPOUT)

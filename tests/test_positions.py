@@ -1,0 +1,139 @@
+"""Where in the data a run goes on: found by index, by skipping, or in a saved iterator."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl import positions
+from small_models import every_step
+
+EXAMPLES, BATCH = 40, 8
+
+
+def examples():
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)
+    return x, x.sum(axis=1)
+
+
+def trace_of(report):
+    return [(step, values["loss"]) for run, step, values in report.rows if run == "train"]
+
+
+class Least(ctl.Trainer):
+    """Least squares on a shuffled, repeated dataset; the loss of each step tells which batch it was."""
+
+    def build(self):
+        self.model = tf.Module()
+        self.model.w = tf.Variable(tf.zeros([3]))
+        self.optimizer = keras.optimizers.SGD(0.05)
+
+    def train_data(self, batch_size):
+        data = tf.data.Dataset.from_tensor_slices(examples())
+        return data.shuffle(20).repeat().batch(batch_size)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.square(tf.linalg.matvec(x, self.model.w) - y)
+            mean = self.average(loss)
+        self.minimize(mean, tape, variables=[self.model.w])
+        return {"loss": loss}
+
+
+class OfArrays(Least):
+    def train_data(self, batch_size):
+        return ctl.from_arrays(examples(), batch_size)
+
+
+def with_mode(mode, base=Least):
+    return type("Moded", (base,), {"data_position": mode})
+
+
+KINDS = {"skip": with_mode("skip"), "iterator": with_mode("iterator"),
+         "indexed": with_mode("indexed", OfArrays)}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", list(KINDS))
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(
+    mode, replicas, tmp_path, two_replicas
+):
+    strategy = two_replicas if replicas == 2 else "default"
+    how = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    whole, before, after = (ctl.MemoryReport() for _ in range(3))
+    KINDS[mode](reports=[whole], **how).train(12)
+    KINDS[mode](reports=[before], model_dir=tmp_path, **how).train(7)
+    KINDS[mode](reports=[after], model_dir=tmp_path, **how).train(12)
+    assert trace_of(before) + trace_of(after) == trace_of(whole)
+    assert len(set(trace_of(whole))) == 12
+
+
+def test_an_iterator_goes_on_with_another_number_of_replicas(tmp_path, two_replicas):
+    how = {"global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    kind, whole, after = KINDS["iterator"], ctl.MemoryReport(), ctl.MemoryReport()
+    kind(reports=[whole], strategy="default", **how).train(10)
+    kind(reports=[], strategy="default", model_dir=tmp_path, **how).train(6)
+    kind(reports=[after], strategy=two_replicas, model_dir=tmp_path, **how).train(10)
+    np.testing.assert_allclose(
+        [loss for _, loss in trace_of(after)], [loss for _, loss in trace_of(whole)][6:], rtol=1e-6
+    )
+
+
+class Generated(Least):
+    def train_data(self, batch_size):
+        def numbers():
+            yield from zip(*examples(), strict=True)
+
+        spec = tf.TensorSpec([3], tf.float32), tf.TensorSpec([], tf.float32)
+        return tf.data.Dataset.from_generator(numbers, output_signature=spec).repeat().batch(batch_size)
+
+
+class Noisy(Least):
+    def train_data(self, batch_size):
+        return super().train_data(batch_size).map(lambda x, y: (x + tf.random.normal([3]), y))
+
+
+class Hasty(Least):
+    def train_data(self, batch_size):
+        options = tf.data.Options()
+        options.deterministic = False
+        return super().train_data(batch_size).with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False")],
+)
+def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog):
+    kind(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+    assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
+
+
+def test_a_pipeline_that_repeats_itself_is_not_named(caplog):
+    Least(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("kind", [Generated, Noisy])
+def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(kind):
+    trainer = with_mode("iterator", kind)(strategy="default", global_batch_size=BATCH, reports=[])
+    with pytest.raises(ctl.UsageError, match="cannot save its iterator.*'skip'"):
+        trainer.train(1)
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "base", "words"),
+    [("indexed", Least, "from_arrays"), ("skip", OfArrays, "indexed"), ("iterator", OfArrays, "indexed"),
+     ("jump", Least, "expected one of auto")],
+)  # fmt: skip
+def test_a_mode_that_the_data_cannot_have_is_refused(mode, base, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        with_mode(mode, base)(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+
+
+def test_files_of_an_iterator_are_packed_and_unpacked_as_they_were():
+    files = [("iterator.index", b"\x00\xff" * 9), ("iterator.data-00000-of-00001", b"")]
+    assert positions._unpacked(positions._packed(files)) == files
+    assert positions._unpacked(positions._packed([("../x", b"1")])) == [("x", b"1")]
