@@ -37,7 +37,8 @@ def open_train(
     Raises UsageError for anything that is not batches of `global_batch_size`.
     """
     place = placement(strategy)
-    _check_batch_size(global_batch_size, place, whole=False)
+    fresh = not start_examples  # a job that goes on may have any number of workers
+    _check_batch_size(global_batch_size, place, whole=fresh)
     tf.random.set_seed(seed)
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     in_memory = isinstance(source, (ArrayData, ExampleNumbers))

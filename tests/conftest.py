@@ -100,3 +100,21 @@ def job(tmp_path):
     if started.process is not None and started.process.poll() is None:
         started.process.kill()
         started.process.wait(TIMEOUT_SECS)
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory):
+    """unbroken(workers, *options) -> the model_dir of a run of faulty.py that nothing happened to."""
+    from training import run
+
+    made = {}
+
+    def get(workers, *options):
+        key = workers, options
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("unbroken") / "run"
+            done = run(made[key], *options, workers=workers)
+            assert done.code == 0, done.output[-3000:]
+        return made[key]
+
+    return get

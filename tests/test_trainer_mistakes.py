@@ -70,7 +70,7 @@ def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
 
 @pytest.mark.parametrize("how", [
     {"checkpoints": "directory"}, {"reports": ["console"]}, {"reports": ctl.NullReport()},
-], ids=str)  # fmt: skip
+], ids=["a manager", "a list", "one report"])  # fmt: skip
 def test_parts_of_another_kind_are_refused(how):
     with pytest.raises(ctl.UsageError, match=next(iter(how))):
         Small(strategy="default", **how)

@@ -7,6 +7,7 @@ for each loop until `steps`:
 save
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Progressed, Traced
 from ctl.signals import Signals
 
+_log = logging.getLogger("ctl")
 _AGREE_SECS = 0.5  # how often workers compare notes when nothing else makes them
 
 
@@ -78,6 +80,7 @@ class Synchronous:
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self._enough = False  # a watcher wants to stop
+        self._failure: Exception | None = None  # of the hook
 
     def restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
@@ -131,6 +134,9 @@ class Synchronous:
                 reason = "stopped"
                 break
         self._finish(step, reason, batches.steps_per_epoch, anything_new=step > first)
+        if self._failure is not None:
+            _log.error("after_loop failed at step %d; the state of that step was saved.", step)
+            raise self._failure
         return reason
 
     def _took(self, ran: int, secs: float, traced: bool, pace: Pace) -> None:
@@ -183,7 +189,11 @@ class Synchronous:
         before = self.interval.sums()
         self.interval.fetch(self._agreement.sum)
         means = self.interval.means_since(before)
-        return bool(self._actions.after_loop(step, means))
+        try:
+            return bool(self._actions.after_loop(step, means))
+        except Exception as e:
+            self._failure = e  # all workers stop at this step, and what was done is saved
+            return True
 
     def _act(self, step: int, due: frozenset[str]) -> None:
         if "evaluate" in due:
@@ -195,7 +205,7 @@ class Synchronous:
         self, step: int, reason: str, steps_per_epoch: float | None, *, anything_new: bool
     ) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
-        if reason != "signal":
+        if reason != "signal" and self._failure is None:
             marks = self._intervals.due(step, steps_per_epoch)
             if self.interval.steps and anything_new:
                 # a longer run goes on with the same interval

@@ -1,0 +1,92 @@
+"""Stopped by a signal anywhere, and started again: nothing is lost, nothing comes twice."""
+
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import TIMEOUT_SECS
+from training import (
+    STEPS,
+    assert_bit_identical,
+    output_of,
+    pids,
+    run,
+    saved,
+    send,
+    started,
+    tensors,
+    trace,
+    wait_until,
+)
+
+pytestmark = pytest.mark.workers
+SLOWLY = {"PAUSE_SECS": "0.1"}
+
+
+@pytest.mark.parametrize("whom", ["the launcher", "one worker", "all"])
+def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(
+    whom, tmp_path, unbroken
+):
+    with started(tmp_path / "run", workers=2, **SLOWLY) as process:
+        wait_until(lambda: len(trace(tmp_path / "run")) >= 7, process)
+        workers = pids(tmp_path / "run")
+        assert sorted(workers) == [0, 1]
+        if whom == "the launcher":
+            process.send_signal(signal.SIGTERM)
+        for index in {"the launcher": [], "one worker": [1], "all": [0, 1]}[whom]:
+            send(workers[index], "TERM")
+        code = process.wait(TIMEOUT_SECS)
+    last = max(trace(tmp_path / "run"))
+    assert code == 143, output_of(tmp_path / "run").read_text()[-2000:]
+    assert max(saved(tmp_path / "run")) == last, "the last step that was logged is the one saved"
+    assert not pids(tmp_path / "run")
+    assert run(tmp_path / "run", workers=2).code == 0
+    assert_bit_identical(tmp_path / "run", unbroken(2))
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    with started(tmp_path / "run", faults="hang@6", PAUSE_SECS="0.1") as process:
+        wait_until((tmp_path / "run-marks" / "fired-hang-6").exists, process)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECS) == 143
+
+
+def test_ctrl_c_in_a_single_process_is_one_line_and_a_checkpoint(tmp_path, unbroken):
+    with started(tmp_path / "run", **SLOWLY) as process:
+        wait_until(lambda: len(trace(tmp_path / "run")) >= 7, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_SECS) == 130
+    output = output_of(tmp_path / "run").read_text()
+    assert "Traceback" not in output
+    assert [line for line in output.splitlines() if "Ctrl-C" in line] == [
+        f"Stopped by Ctrl-C at step {max(saved(tmp_path / 'run'))}; the same command goes on from there."
+    ]
+    assert run(tmp_path / "run").code == 0
+    assert_bit_identical(tmp_path / "run", unbroken(0))
+
+
+@pytest.mark.parametrize("step", [5, 19, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 39))])
+def test_a_stop_at_any_step_leaves_no_trace_in_the_numbers(step, tmp_path, unbroken):
+    assert run(tmp_path / "run", faults=f"term@{step}").code == 143
+    assert saved(tmp_path / "run")[-1] == step
+    assert run(tmp_path / "run").code == 0
+    assert_bit_identical(tmp_path / "run", unbroken(0))
+
+
+@pytest.mark.parametrize("workers", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_job_of_two_workers_goes_on_with_another_number(workers, tmp_path, unbroken):
+    """No example is repeated or skipped, and the losses stay within 1e-5."""
+    whole = unbroken(2, "--dropout=0")
+    first = run(tmp_path / "run", "--dropout=0", workers=2, faults="term@17")
+    assert first.code == 143, first.output[-2000:]
+    again = run(tmp_path / "run", "--dropout=0", workers=workers)
+    assert again.code == 0, again.output[-2000:]
+    here, there = trace(tmp_path / "run"), trace(whole)
+    assert here.keys() == there.keys()
+    np.testing.assert_allclose([here[s] for s in there], list(there.values()), atol=1e-5)
+    seen = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
+    assert set(seen) == {1.0} and len(seen) == STEPS * 12, "each example once"

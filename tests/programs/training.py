@@ -1,0 +1,121 @@
+"""Runs the job of faulty.py as a person would, and reads what it left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, Result, environment
+
+STEPS = 40
+OPTIONS = ("--global_batch_size=12", "--steps_per_loop=1", "--log_every_steps=1", "--save_every_steps=5",
+           "--export=none")  # fmt: skip
+
+
+def command(model_dir, *options, workers=0, launcher=()):
+    """The words of the job; `workers` 0 starts it without the launcher."""
+    job = [sys.executable, str(PROGRAMS / "faulty.py"), f"--model_dir={model_dir}",
+           f"--train_steps={STEPS}", *OPTIONS, *options]  # fmt: skip
+    launch = [sys.executable, "-m", "ctl.launch", f"--workers={workers}", *launcher, "--"]
+    return [*launch, *job] if workers else job
+
+
+@contextmanager
+def started(model_dir, *options, workers=0, launcher=(), faults="", **env):
+    """The process, with its output in a file beside model_dir; killed at the end, its workers with it."""
+    model_dir = Path(model_dir)
+    marks = model_dir.with_name(f"{model_dir.name}-marks")
+    marks.mkdir(exist_ok=True)
+    variables = environment(FAULTS=faults, FAULTS_DIR=str(marks), **env)
+    with open(output_of(model_dir), "ab") as file:
+        process = subprocess.Popen(
+            command(model_dir, *options, workers=workers, launcher=launcher), stdout=file,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=ROOT,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(TIMEOUT_SECS)
+
+
+def output_of(model_dir):
+    model_dir = Path(model_dir)
+    return model_dir.with_name(f"{model_dir.name}.out")
+
+
+def run(model_dir, *options, **how) -> Result:
+    """The job to its end."""
+    before = output_of(model_dir).stat().st_size if output_of(model_dir).exists() else 0
+    with started(model_dir, *options, **how) as process:
+        code = process.wait(TIMEOUT_SECS)
+    return Result(code, output_of(model_dir).read_bytes()[before:].decode(errors="replace"))
+
+
+def wait_until(condition, process=None):
+    """Polls; fails after a generous time, or when the process has ended."""
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not (found := condition()):
+        assert process is None or process.poll() is None, "it ended before"
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+    return found
+
+
+def trace(model_dir, run="train"):
+    """step -> loss."""
+    path = Path(model_dir) / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    steps = [r["step"] for r in rows if r["run"] == run]
+    assert steps == sorted(set(steps)), f"steps come twice or backwards: {steps}"
+    return {r["step"]: r["loss"] for r in rows if r["run"] == run}
+
+
+def saved(model_dir):
+    """Steps of the committed checkpoints."""
+    found = Path(model_dir).glob("checkpoints/ckpt-*/manifest.json")
+    return sorted(int(p.parent.name.partition("-")[2]) for p in found)
+
+
+def tensors(model_dir, step=STEPS):
+    """name -> value, of one checkpoint, as plain TensorFlow reads it."""
+    reader = tf.train.load_checkpoint(f"{model_dir}/checkpoints/ckpt-{step}/state")
+    names = [n for n in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in n]
+    return {n: reader.get_tensor(n) for n in names}
+
+
+def assert_bit_identical(model_dir, unbroken, step=STEPS):
+    """Weights, slots, seeds, step and every loss are those of the unbroken run."""
+    assert trace(model_dir) == trace(unbroken)
+    here, there = tensors(model_dir, step), tensors(unbroken, step)
+    assert here.keys() == there.keys()
+    for name, value in there.items():
+        assert np.array_equal(here[name], value), name
+
+
+def pids(model_dir):
+    """The processes that train in model_dir, without the launcher: number -> pid, by task index."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            env = (path.parent / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"--model_dir={model_dir}".encode() in words and b"ctl.launch" not in words:
+            config = next((e for e in env if e.startswith(b"TF_CONFIG=")), b"")
+            index = json.loads(config[10:])["task"]["index"] if config else 0
+            found[index] = int(path.parent.name)
+    return found
+
+
+def send(pid, name):
+    os.kill(pid, getattr(signal, f"SIG{name}"))

@@ -1,0 +1,118 @@
+"""Signs of life in a file, and the end of a process whose steps hang."""
+
+import json
+import threading
+import time
+
+import ctl
+import pytest
+from conftest import TIMEOUT_SECS
+from ctl import heartbeat
+from ctl.heartbeat import Heartbeat
+from small_models import Small, every_step
+
+
+def until(condition):
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def content(path):
+    return json.loads(path.read_text())
+
+
+def test_the_file_tells_step_phase_and_that_it_beats(tmp_path):
+    path = tmp_path / "job_0.json"
+    heart = Heartbeat(path, beat_secs=0.01)
+    heart.start()
+    assert content(path)["phase"] == "starting"
+    with heart.watched(0.0):
+        heart.reached(7)
+        until(lambda: (content(path)["step"], content(path)["phase"]) == (7, "training"))
+        with heart.doing(heartbeat.SAVING):
+            until(lambda: content(path)["phase"] == "saving")
+        first = content(path)
+        until(lambda: content(path)["beat"] > first["beat"])
+        assert content(path)["progressed"] >= first["progressed"]
+    assert content(path)["phase"] == "ended" and content(path)["step"] == 7
+
+
+def test_nobody_who_asks_no_thread(monkeypatch):
+    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    heart = Heartbeat()
+    with heart.watched(0.0):
+        heart.reached(1)
+    assert heart._thread is None
+
+
+def test_a_disk_that_refuses_is_no_reason_to_stop(tmp_path):
+    heart = Heartbeat(tmp_path / "no" / "such" / "place", beat_secs=0.01)
+    with heart.watched(0.0):
+        heart.reached(1)
+
+
+def test_a_hang_prints_the_stacks_of_all_threads_and_ends_with_134(capfd):
+    ended = threading.Event()
+    codes = []
+
+    def end(code):
+        codes.append(code)
+        ended.set()
+        threading.Event().wait()  # as a process that is gone
+
+    heart = Heartbeat(beat_secs=0.01, end=end)
+
+    def a_hook_that_hangs():
+        assert ended.wait(TIMEOUT_SECS)
+
+    with heart.watched(0.1):
+        heart.reached(12)
+        a_hook_that_hangs()
+    printed = capfd.readouterr().err
+    assert codes == [134]
+    assert "nothing has moved for 0.1 s" in printed and "after step 12 while training" in printed
+    assert "a_hook_that_hangs" in printed and printed.count("Thread 0x") >= 2
+
+
+def test_steps_within_a_long_graph_call_are_progress():
+    ended = []
+    steps = iter(range(13, 10**9))
+    heart = Heartbeat(beat_secs=0.01, end=ended.append)
+    looked = []
+
+    def look():
+        looked.append(next(steps))
+        return looked[-1]
+
+    with heart.watched(0.02, look):
+        heart.reached(12)
+        until(lambda: len(looked) >= 3)
+    assert not ended
+
+
+def test_a_trainer_tells_its_steps_and_its_end(tmp_path, monkeypatch):
+    path = tmp_path / "job_0.json"
+    heart = Heartbeat(path, beat_secs=0.01)
+    monkeypatch.setattr(heartbeat, "here", heart)
+    phases = set()
+
+    class Slow(Small):
+        def after_loop(self, step, means):
+            until(lambda: content(path)["step"] == step)
+            phases.add(content(path)["phase"])
+
+    Slow(strategy="default", intervals=every_step(), reports=[]).train(3)
+    assert phases == {"training"}
+    assert content(path)["phase"] == "ended" and content(path)["step"] == 3
+
+
+@pytest.mark.parametrize("step_timeout_secs", [0.0, 30.0])
+def test_a_run_that_moves_is_left_alone(step_timeout_secs):
+    class Timed(Small):
+        pass
+
+    Timed.step_timeout_secs = step_timeout_secs
+    assert Timed(strategy="default", intervals=every_step(), reports=[]).train(2)["loss"] > 0
+    assert ctl.Trainer.step_timeout_secs == 0.0

@@ -1,0 +1,165 @@
+"""Before TensorFlow waits: who is missing is named, and who is different is refused; in threads here."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from conftest import TIMEOUT_SECS, free_ports
+from ctl import facts, preflight
+from ctl.cluster import Cluster
+from ctl.errors import PeerLostError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(preflight, "_NAME_SECS", 0.2)
+    monkeypatch.setattr(preflight, "_RETRY_SECS", 0.02)
+
+
+def clusters(count, **kinds):
+    addresses = tuple(f"127.0.0.1:{p}" for p in free_ports(count))
+    return [Cluster({"worker": addresses}, "worker", i) for i in range(count)]
+
+
+def meeting(places, all_facts, timeout_secs=TIMEOUT_SECS):
+    """What each of `places` met with: None, or its error; all have answered before the return."""
+    found = {}
+
+    def one(number):
+        try:
+            preflight.meet(places[number], all_facts[number], timeout_secs)
+            found[number] = None
+        except Exception as e:
+            found[number] = e
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_SECS)
+    assert len(found) == len(places), "somebody still waits"
+    return [found[i] for i in range(len(places))]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_workers_that_are_alike_go_on_and_the_port_is_free_again(count):
+    places = clusters(count)
+    assert meeting(places, [{"a": 1}] * count) == [None] * count
+    for place in places:
+        host, _, port = place.address.rpartition(":")
+        with socket.socket() as again:
+            again.bind((host, int(port)))
+
+
+def test_who_is_missing_is_named_to_everybody_and_then_everybody_ends(caplog):
+    places = clusters(3)
+    errors = meeting(places[:2], [{}] * 2, timeout_secs=1.0)
+    for error in errors:
+        assert isinstance(error, PeerLostError) and error.exit_code == 134
+        assert f"worker 2 ({places[2].address})" in str(error) and "1 s" in str(error)
+    waiting = [m for m in caplog.messages if "still waiting for worker 2" in m]
+    assert len(waiting) >= 2, "the chief says it, and the other worker, before the time is over"
+
+
+def test_without_the_chief_its_address_is_named(caplog):
+    place = clusters(2)[1]
+    (error,) = meeting([place], [{}], timeout_secs=1.0)
+    assert isinstance(error, PeerLostError) and place.tasks["worker"][0] in str(error)
+    assert any(place.tasks["worker"][0] in m for m in caplog.messages)
+
+
+def test_a_difference_is_named_to_everybody_as_a_usage_error():
+    errors = meeting(clusters(3), [{"--lr": 1, "GPUs": 0}, {"--lr": 1, "GPUs": 0}, {"--lr": 2, "GPUs": 1}])
+    for error in errors:
+        assert isinstance(error, UsageError) and error.exit_code == 2
+        assert "--lr: 2 on worker 2" in str(error) and "GPUs: 1 on worker 2" in str(error)
+
+
+def test_clusters_in_another_order_are_refused():
+    one, two = clusters(2)
+    turned = Cluster({"worker": (one.address, "127.0.0.1:1")}, "worker", 1)
+    assert all("TF_CONFIG's cluster" in str(e) for e in meeting([one, turned], [{}, {}]))
+
+
+def test_two_processes_of_one_index_are_refused():
+    places = clusters(3)
+    errors = meeting([places[0], places[1], places[1]], [{}] * 3)
+    assert all(isinstance(e, UsageError) and "two processes say" in str(e) for e in errors)
+
+
+def test_a_secret_is_compared_but_never_shown():
+    errors = meeting(clusters(2), [{"--api_token": "hunter2"}, {"--api_token": "hunter3"}])
+    for error in errors:
+        assert "--api_token" in str(error) and "hunter" not in str(error)
+
+
+def test_code_that_only_one_has_loaded_is_no_difference():
+    code = facts.CODE
+    assert meeting(clusters(2), [{f"{code}a": "1"}, {f"{code}b": "2"}]) == [None, None]
+    assert all(isinstance(e, UsageError) for e in meeting(
+        clusters(2), [{f"{code}a": "1"}, {f"{code}a": "2"}]))  # fmt: skip
+
+
+def test_what_else_connects_or_leaves_disturbs_nobody():
+    places = clusters(2)
+    port = int(places[0].address.rpartition(":")[2])
+    stop = threading.Event()
+
+    def stranger():
+        while not stop.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                    connection.sendall(b"PRI * HTTP/2.0\r\n\r\n")
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                    connection.sendall(json.dumps({"ctl": 1, "rank": "x"}).encode() + b"\n")
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                    connection.sendall(b'{"ctl": 1, "rank": 1, "facts": {}')  # and leaves
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=stranger, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    try:
+        assert meeting(places, [{}, {}]) == [None, None]
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_SECS)
+
+
+def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
+    place = clusters(2)[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", int(place.tasks["worker"][0].rpartition(":")[2])))
+        server.listen()
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"\x00\x00\x12\x04\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        (error,) = meeting([place], [{}], timeout_secs=0.5)
+    assert isinstance(error, PeerLostError) and "something else answers" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "launcher", "expected"),
+    [(5.0, "7", 5.0), (None, "7", 7.0), (None, "", 600.0), (None, "soon", 600.0), (None, "-3", 600.0)],
+)
+def test_how_long_to_wait_is_the_persons_word_then_the_launchers(asked, launcher, expected, monkeypatch):
+    monkeypatch.setenv(preflight.VARIABLE, launcher)
+    assert preflight.timeout_of(asked) == expected
+
+
+def test_facts_name_the_code_that_is_ones_own_and_the_versions():
+    found = facts.here(0, {"lr": 0.1})
+    assert found["--lr"] == 0.1 and found["tensorflow"] and found["GPUs"] == 0
+    own = [k.removeprefix(facts.CODE) for k in found if k.startswith(facts.CODE)]
+    assert "test_preflight" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)
