@@ -105,14 +105,24 @@ def write_config(trainer: Any) -> None:
 
 
 def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
-    """One line about where a run goes on, with its age; None on a fresh start."""
+    """One line about where a run goes on, with its age and its restarts; None on a fresh start."""
+    again = _attempt()
     if manifest is None or manifest.step == 0:
-        return None
+        return f"{again}, from the beginning" if again else None
     share = f" ({100 * manifest.step / total:.0f} %)" if total else ""
     secs = max(0.0, time.time() - manifest.created)
     units = ((172800, 86400, "days"), (7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
     size, unit = next((size, unit) for least, size, unit in units if secs >= least)
-    return f"resuming at step {manifest.step}{share}, saved {secs / size:.0f} {unit} ago"
+    line = f"resuming at step {manifest.step}{share}, saved {secs / size:.0f} {unit} ago"
+    return f"{line}; {again}" if again else line
+
+
+def _attempt() -> str | None:
+    """What the launcher says of restarts, if there were any."""
+    count, reason = os.environ.get("CTL_ATTEMPT", ""), os.environ.get("CTL_RESTART_REASON", "")
+    if not count.isdigit() or int(count) < 2:
+        return None
+    return f"attempt {count}" + (f" after: {reason}" if reason else "")
 
 
 def learning_rate_of(optimizer: Any) -> float | None:

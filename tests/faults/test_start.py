@@ -1,0 +1,124 @@
+"""What is wrong at the start is said in words, at once or soon, and never by a silent wait."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
+from training import command, output_of, run, started, trace, wait_until
+
+pytestmark = pytest.mark.workers
+
+
+def start(tmp_path, index, addresses, words):
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    log = tmp_path / f"worker_{index}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+            env=environment(TF_CONFIG=json.dumps(config)),
+        )  # fmt: skip
+    return process, log
+
+
+def ends(started):
+    """(exit code, output) of each of the processes that `start` made."""
+    try:
+        return [(p.wait(TIMEOUT_SECS), log.read_text()) for p, log in started]
+    finally:
+        for process, _ in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def addresses(count):
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def test_a_peer_that_is_missing_is_named_and_in_the_end_everybody_leaves(tmp_path):
+    places = addresses(3)
+    words = command(tmp_path / "run", "--startup_timeout_secs=10")
+    for code, output in ends([start(tmp_path, i, places, words) for i in (0, 1)]):
+        assert code == 134, output[-2000:]
+        assert f"still waiting for worker 2 ({places[2]})" in output
+        waited = re.search(r"(\d+) s: still waiting for worker 2", output)
+        assert int(waited[1]) <= 5
+        assert f"Waited 10 s (--startup_timeout_secs) for worker 2 ({places[2]})" in output
+        assert "Traceback" not in output
+
+
+def test_a_chief_that_is_missing_is_named_too(tmp_path):
+    places = addresses(2)
+    words = command(tmp_path / "run", "--startup_timeout_secs=6")
+    ((code, output),) = ends([start(tmp_path, 1, places, words)])
+    assert code == 134 and f"worker 0 ({places[0]})" in output and "Traceback" not in output
+
+
+def test_tensorflow_waiting_for_a_peer_that_just_left_is_ended_too(tmp_path):
+    """Python does not run while it waits: another process looks after it."""
+    words = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1"]
+    places = addresses(2)
+    (code, output), (left, _) = ends([start(tmp_path, i, places, words) for i in (0, 1)])
+    assert left == 0
+    assert code == -signal.SIGABRT, output[-2000:]  # 134 to a shell
+    assert f"TensorFlow has waited for worker 1 ({places[1]})" in output
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        mine = f"127.0.0.1:{taken.getsockname()[1]}"
+        places = [mine, *addresses(1)]
+        ((code, output),) = ends([start(tmp_path, 0, places, command(tmp_path / "run"))])
+    assert code == 2 and mine.partition(":")[2] in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("difference", ["--width=17", "--seed=3"])
+def test_workers_with_other_flags_are_refused(difference, tmp_path):
+    places = addresses(2)
+    words = [command(tmp_path / "run"), command(tmp_path / "run", difference)]
+    name, _, value = difference.partition("=")
+    for code, output in ends([start(tmp_path, i, places, w) for i, w in enumerate(words)]):
+        assert code == 2, output[-2000:]
+        assert f"{name}: {value} on worker 1" in output and "Traceback" not in output
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_second_job_in_one_model_dir_is_refused_and_loses_nothing(tmp_path):
+    with started(tmp_path / "run", PAUSE_SECS="0.2") as first:
+        wait_until(lambda: len(trace(tmp_path / "run")) >= 6, first)
+        second = run(tmp_path / "run")
+        assert second.code == 2
+        assert f"is in use: process {first.pid} on {socket.gethostname()}" in second.output
+        assert "Traceback" not in second.output.partition("is in use")[2]
+        assert first.wait(TIMEOUT_SECS) == 0, output_of(tmp_path / "run").read_text()[-2000:]
+
+
+def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, unbroken):
+    assert run(tmp_path / "run", faults="kill@7").code == -signal.SIGKILL
+    assert json.loads((tmp_path / "run" / "LOCK").read_text())["state"] == "training"
+    again = run(tmp_path / "run")
+    assert again.code == 0 and "waiting up to" not in again.output
+    assert trace(tmp_path / "run") == trace(unbroken(0))
+
+
+def test_another_order_of_the_data_is_refused_unless_it_is_wanted(tmp_path):
+    assert run(tmp_path / "run", faults="term@6").code == 143
+    refused = run(tmp_path / "run", "--seed=4", "--global_batch_size=24")
+    assert refused.code == 2
+    assert "seed: 0 before, 4 now" in refused.output
+    assert "global_batch_size: 12 before, 24 now" in refused.output
+    wanted = run(tmp_path / "run", "--seed=4", "--allow_config_change", "--train_steps=8")
+    assert wanted.code == 0 and "seed: 0 before, 4 now" in wanted.output
+
+
+def test_settings_that_change_no_data_are_shown(tmp_path):
+    assert run(tmp_path / "run", faults="term@6").code == 143
+    other = run(tmp_path / "run", "--dropout=0.3", "--train_steps=8")
+    assert other.code == 0 and "dropout: 0.2 before, 0.3 now" in other.output
