@@ -19,10 +19,11 @@ OPTIONS = ("--global_batch_size=12", "--steps_per_loop=1", "--log_every_steps=1"
 
 
 def command(model_dir, *options, workers=0, launcher=()):
-    """The words of the job; `workers` 0 starts it without the launcher."""
+    """The words of the job; `workers` 0 starts it without the launcher, "found" leaves it to hosts."""
     job = [sys.executable, str(PROGRAMS / "faulty.py"), f"--model_dir={model_dir}",
            f"--train_steps={STEPS}", *OPTIONS, *options]  # fmt: skip
-    launch = [sys.executable, "-m", "ctl.launch", f"--workers={workers}", *launcher, "--"]
+    count = [] if workers == "found" else [f"--workers={workers}"]
+    launch = [sys.executable, "-m", "ctl.launch", *count, *launcher, "--"]
     return [*launch, *job] if workers else job
 
 
