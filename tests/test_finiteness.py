@@ -136,10 +136,14 @@ def test_skipping_within_accumulation_and_within_long_loops(how, replicas, two_r
     assert int(made.optimizer.iterations.numpy()) == 7
 
 
-def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(tmp_path, caplog):
+@pytest.mark.parametrize("hook", [False, True])
+def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(hook, tmp_path, caplog):
     report = ctl.MemoryReport()
-    intervals = every_step(save=ctl.Every(steps=2))
-    made = trainer("loss", "rollback", model_dir=tmp_path, intervals=intervals, reports=[report])
+    how = {"policy": "rollback", **({"after_loop": lambda *_: None} if hook else {})}
+    made = type("Kind", (Poisoned,), how)(
+        strategy="default", global_batch_size=BATCH, model_dir=tmp_path, reports=[report],
+        intervals=every_step(save=ctl.Every(steps=2)),
+    )  # fmt: skip
     made.train(6)
     rows = [(step, values["loss"]) for run, step, values in report.rows if run == "train"]
     assert [step for step, _ in rows] == [1, 2, 3, 3, 4, 5, 6], "step 4 failed, from 2 it went on"

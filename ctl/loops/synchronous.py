@@ -100,6 +100,7 @@ class Synchronous:
         data_end = None if batches.steps is None else step + batches.steps
         while steps is None or step < steps:
             asked = self._length(pace, step, mark, steps)
+            before = self.interval.sums()
             traced, start = self._loop.is_traced, self._clock()
             self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
             step += ran
@@ -117,7 +118,7 @@ class Synchronous:
                 stop = stop or signals.received is not None
             elif step >= agree_at or due or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
-            behind = self._log_or_go_back(step, ran, due)
+            behind = self._log_or_go_back(step, ran, due, before)
             if behind is not None:
                 if data_end is not None:  # the data go on from here, so they end that much earlier
                     data_end -= step - behind
@@ -166,11 +167,13 @@ class Synchronous:
         wait = max(1, int(total[1]))
         return bool(total[5] or total[7]), due, step + wait
 
-    def _log_or_go_back(self, step: int, ran: int, due: frozenset[str]) -> int | None:
-        """Logs what is due; the step of the checkpoint that the run went back to, or None."""
+    def _log_or_go_back(self, step: int, ran: int, due: frozenset[str], before: Any) -> int | None:
+        """Logs what is due; the step of the checkpoint that the run went back to, or None.
+
+        `before` is what had been summed up before the last loop.
+        """
         bad = False
         if self._actions.roll_back is not None and ran:
-            before = self.interval.sums()
             self.interval.fetch(self._agreement.sum)
             bad = self.interval.means_since(before).get(SKIPPED, 0.0) > 0.0
         if "log" in due and not bad:
