@@ -204,7 +204,9 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     if values.mode in ("train", "train_and_eval"):
-        trainer.claim()
+        from ctl.resuming import claim
+
+        claim(trainer)
     trainer.prepare()
     if values["on_nonfinite"].present:
         trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)

@@ -37,21 +37,25 @@ def open_train(
     Raises UsageError for anything that is not batches of `global_batch_size`.
     """
     place = placement(strategy)
-    fresh = not start_examples  # a job that goes on may have any number of workers
-    _check_batch_size(global_batch_size, place, whole=fresh)
+    # a job that goes on may have any number of workers
+    _check_batch_size(global_batch_size, place, whole=not start_examples)
     tf.random.set_seed(seed)
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
-    in_memory = isinstance(source, (ArrayData, ExampleNumbers))
-    own_files = not in_memory and sharding.by_tensorflow(source, place)
-    _check_batch_size(global_batch_size, place, whole=own_files or isinstance(source, ExampleNumbers))
-    positions.check_mode(mode, in_memory=in_memory, own_files=own_files)
+    _check_sharing(source, global_batch_size, place, mode)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, place, seed, start_examples, epochs)
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, place, start_examples)
     check_dataset(source, "train_data", global_batch_size, place)
     positions.check(source, "skip" if position is None else "iterator", is_chief=place.is_chief)
-    count = cardinality(source)
+    return _open_dataset(source, strategy, global_batch_size, start_examples, epochs, position)
+
+
+def _open_dataset(
+    source: tf.data.Dataset, strategy, global_batch_size: int, start_examples: int, epochs: float | None,
+    position: positions.SavedIterator | None,
+) -> Batches:  # fmt: skip
+    place, count = placement(strategy), cardinality(source)
     steps: int | None
     if epochs is not None:
         if count is None:
@@ -192,6 +196,14 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
         examples=total,
         counted=data.counts_shares(start, total, place.num_replicas),
     )
+
+
+def _check_sharing(source, global_batch_size: int, place: Placement, mode: str) -> None:
+    """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
+    in_memory = isinstance(source, (ArrayData, ExampleNumbers))
+    own_files = not in_memory and sharding.by_tensorflow(source, place)
+    _check_batch_size(global_batch_size, place, whole=own_files or isinstance(source, ExampleNumbers))
+    positions.check_mode(mode, in_memory=in_memory, own_files=own_files)
 
 
 def _iterator(dataset, strategy, place: Placement):

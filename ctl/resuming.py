@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ctl import causes, parameter_servers
+from ctl import causes, lease, parameter_servers
 from ctl.agreement import Agreement
 from ctl.batches import Batches
 from ctl.checkpoints.protocol import Manifest
@@ -12,6 +12,12 @@ from ctl.errors import NonFiniteError, UsageError
 from ctl.reports.protocol import Started
 
 _log = logging.getLogger("ctl")
+
+
+def claim(trainer: Any) -> None:
+    """Raises UsageError while another job trains in the trainer's model_dir."""
+    if trainer.placement.is_chief:
+        lease.claim(trainer.model_dir)
 
 
 _MAY_DIFFER = ("workers", "replicas", "strategy", "tensorflow", "ctl")  # the numbers stay equal

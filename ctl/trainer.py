@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import averaging, checks, evaluator, gradients, lease, pictures, session, strategies
+from ctl import (
+    averaging,
+    checks,
+    evaluator,
+    gradients,
+    lease,
+    pictures,
+    resuming,
+    session,
+    strategies,
+)
 from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
@@ -163,17 +173,12 @@ class Trainer:
         """
         if self.placement.evaluates:
             return evaluator.follow(self, session.prepared(self))
-        self.claim()
+        resuming.claim(self)
         prepared = session.prepared(self)
         with lease.holding(
             self.model_dir if self.placement.is_chief else None, lambda: prepared.at
         ):
             return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
-
-    def claim(self) -> None:
-        """Raises UsageError while another job trains in model_dir; `train` does it first."""
-        if self.placement.is_chief:
-            lease.claim(self.model_dir)
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""

@@ -33,7 +33,10 @@ CONFIG = st.one_of(
                 JSON, st.dictionaries(KIND, st.one_of(JSON, st.lists(ADDRESS, max_size=3)), max_size=3)
             ),
             "task": st.one_of(
-                JSON, st.fixed_dictionaries({}, optional={"type": KIND, "index": st.one_of(JSON, st.integers(-2, 4))}),
+                JSON,
+                st.fixed_dictionaries(
+                    {}, optional={"type": KIND, "index": st.one_of(JSON, st.integers(-2, 4))}
+                ),
             ),
             "environment": JSON,
         },

@@ -90,7 +90,7 @@ def test_the_same_seed_twice_gives_the_same_bits(tmp_path, unbroken):
 class Hungry(Small):
     def train_step(self, batch):
         scores = super().train_step(batch)
-        size = tf.where(self.step_variable < 2, 1, 2**46)
+        size = tf.where(self.step_variable < 2, tf.constant(1, tf.int64), tf.constant(2**46, tf.int64))
         return {**scores, "waste": tf.reduce_sum(tf.random.uniform([size]))}
 
 
