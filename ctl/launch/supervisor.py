@@ -178,6 +178,8 @@ class _Supervisor:
             if gang.running:
                 say(_why_ending(gang, outcome, grace_secs))
             self._end(gang, outcome, grace_secs)
+            for task in gang.tasks:
+                self._pulse.read(task)  # a short life may have gone by between two looks
         except BaseException:
             gang.end(0.0)
             raise

@@ -51,6 +51,16 @@ signal.signal(signal.SIGTERM, tell)
 signal.signal(signal.SIGINT, tell)
 print("ready")
 """
+BEATS = """
+def beat(step, phase, progressed=0.0):
+    "What a worker of ctl writes about once a second."
+    path = pathlib.Path(os.environ["CTL_HEARTBEAT"])
+    facts = {"pid": os.getpid(), "step": step, "phase": phase}
+    facts |= {"beat": time.time(), "progressed": progressed}
+    path.with_suffix(".new").write_text(json.dumps(facts))
+    path.with_suffix(".new").rename(path)
+    time.sleep(0.05)
+"""
 
 
 class Job:
@@ -60,7 +70,11 @@ class Job:
         self.process = None
 
     def start(self, worker, *options, under=(), **popen):
-        """Starts the launcher for the program `worker`; `under` are words to start it through."""
+        """Starts the launcher for the program `worker`.
+
+        `under` are words to start it through, `command` more words for the program.
+        """
+        words = popen.pop("command", [])
         program = self.dir / "worker.py"
         program.write_text(WORKER + textwrap.dedent(worker))
         command = [*under, sys.executable, "-m", "ctl", "launch", f"--log_dir={self.logs}"]
@@ -68,7 +82,7 @@ class Job:
         environ |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **popen.pop("env", {})}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         self.process = subprocess.Popen(
-            [*command, *options, "--", sys.executable, str(program)], env=environ, **streams
+            [*command, *options, "--", sys.executable, str(program), *words], env=environ, **streams
         )
         return self.process
 
