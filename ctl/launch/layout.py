@@ -154,7 +154,8 @@ class Discovered:
             return found.problem
         if found.slots < self._least:
             named = host_lists.tell(found.hosts)
-            return f"{found.slots} slots on {named}, fewer than --min_workers={self._least}"
+            slots = f"{found.slots} slot{'s' if found.slots > 1 else ''}"
+            return f"{slots} on {named}, fewer than --min_workers={self._least}"
         try:
             chosen = first_slots(found.hosts, self._most)
             on_hosts = OnHosts(chosen, port=self._port, own_address=self._own_address)

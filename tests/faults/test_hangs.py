@@ -88,7 +88,9 @@ def test_training_without_a_step_is_a_hang_when_asked_for(job):
     code, _, err = job.run(
         TRAINS + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", SOON
     )
-    assert code == 0 and re.search(r"worker \d \(job \d\) made no step for 2 s \(last at step 7", err)
+    assert code == 0 and re.search(
+        r"worker \d \(job \d\) made no step for 2 s \(last at step 7", err
+    )
 
 
 def test_steps_and_long_evaluations_are_no_hang(job):
