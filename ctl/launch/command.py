@@ -12,7 +12,7 @@ from ctl.launch import hosts, options
 from ctl.launch.heartbeats import Timeouts
 from ctl.launch.layout import LOOPBACK, Discovered, Fixed, Layout, OnHosts, Roles
 from ctl.launch.progress import local_model_dir
-from ctl.launch.saying import say
+from ctl.launch.saying import quoted, say
 from ctl.launch.supervisor import Settings, launch
 
 
@@ -100,7 +100,7 @@ def _discovered(asked: argparse.Namespace) -> Layout:
     script = shutil.which(asked.host_discovery)
     if script is None:
         raise UsageError(
-            f"--host_discovery={asked.host_discovery!r} cannot be run; expected the path of an "
+            f"--host_discovery={quoted(asked.host_discovery)} cannot be run; expected the path of an "
             "executable file that prints a line `host:slots` for each host"
         )
     return Discovered(
@@ -127,7 +127,7 @@ def _check_host(host: str) -> None:
         found = None
     if found is None or ":" in host or "@" in host:
         raise UsageError(
-            f"--host={host!r} is no address; expected an IPv4 address of this machine, or its name. "
+            f"--host={quoted(host)} is no address; expected an IPv4 address of this machine, or its name. "
             f"Write --host={LOOPBACK}."
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
+from ctl.launch.saying import quoted
 
 MOST_WORKERS = 1024
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -71,17 +72,17 @@ def read_one(text: str) -> Host:
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(
-            f"{_short(text)} names the user {_short(user)}; expected letters, digits, dots, hyphens "
+            f"{quoted(text)} names the user {quoted(user)}; expected letters, digits, dots, hyphens "
             "and underscores, as in me@host1:2"
         )
     if not _NAME.fullmatch(name) or len(name) > 253 or not _is_address(name):
         raise UsageError(
-            f"{_short(name)} is no host; expected a name of letters, digits, dots and hyphens or an IPv4 "
+            f"{quoted(name)} is no host; expected a name of letters, digits, dots and hyphens or an IPv4 "
             f"address, as in {_EXAMPLE}"
         )
     if colon and not (re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= MOST_WORKERS):
         raise UsageError(
-            f"{_short(text)} gives {_short(count)} slots; expected a whole number from 1 to "
+            f"{quoted(text)} gives {quoted(count)} slots; expected a whole number from 1 to "
             f"{MOST_WORKERS}, as in host1:2"
         )
     return Host(target, int(count) if colon else 1)
@@ -126,7 +127,3 @@ def _is_ours(name: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")

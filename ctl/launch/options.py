@@ -7,11 +7,13 @@ from typing import NoReturn
 
 from ctl.errors import UsageError
 from ctl.launch.hosts import MOST_WORKERS
+from ctl.launch.saying import quoted
 
 EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
 _LONGEST_SECS = 1e9
 _MOST_RESTARTS = 1_000_000
 _MOST_MIB = 1_000_000
+_MOST_WORDS = 300  # characters of a message that repeats what came
 
 
 def read(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
@@ -29,7 +31,7 @@ def read(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
             if split == len(argv)
             else ("see `ctl launch --help`; options of the command go after `--`")
         )
-        raise UsageError(f"{unknown[0]!r} is not an option of the launcher; {cure}")
+        raise UsageError(f"{quoted(unknown[0])} is not an option of the launcher; {cure}")
     if not command:
         raise UsageError(f"no command came after `--`; expected e.g. {EXAMPLE}")
     return parsed, command
@@ -199,7 +201,8 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `ctl launch --help`")
+        short = message if len(message) <= _MOST_WORDS else message[:_MOST_WORDS] + "..."
+        raise UsageError(f"{short}; see `ctl launch --help`")
 
 
 def _workers(text: str) -> int:
@@ -217,7 +220,7 @@ def _port(text: str) -> int:
 def _whole(text: str, least: int, most: int) -> int:
     if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
         raise argparse.ArgumentTypeError(
-            f"{_short(text)} came, expected a whole number from {least} to {most}"
+            f"{quoted(text)} came, expected a whole number from {least} to {most}"
         )
     return int(text)
 
@@ -226,7 +229,7 @@ def _secs(text: str) -> float:
     secs = _number(text)
     if not 0 <= secs <= _LONGEST_SECS:
         raise argparse.ArgumentTypeError(
-            f"{_short(text)} came, expected seconds from 0, such as 30"
+            f"{quoted(text)} came, expected seconds from 0, such as 30"
         )
     return secs
 
@@ -235,7 +238,7 @@ def _mib(text: str) -> float:
     mib = _number(text)
     if not (mib == 0 or 0.01 <= mib <= _MOST_MIB):
         raise argparse.ArgumentTypeError(
-            f"{_short(text)} came, expected MiB, such as 256, or 0 for no bound"
+            f"{quoted(text)} came, expected MiB, such as 256, or 0 for no bound"
         )
     return mib
 
@@ -245,7 +248,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")
