@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from launching import ROOT, TELL_SIGNALS, is_alive, wait_for
-from test_supervision import attempts
 
 pytestmark = [
     pytest.mark.workers,
@@ -70,7 +69,7 @@ def test_each_host_gets_its_workers_with_addresses_in_its_name(job, ssh):
     assert [t["task"] for t in tasks] == [{"type": "worker", "index": i} for i in range(3)]
     addresses = ["host1:3333", "host1:3334", "host2:3333"]
     assert all(t["cluster"] == {"worker": addresses} for t in tasks)
-    assert out.decode() == job.log(0) and attempts(job)[0]["hosts"] == ["me@host1"] * 2 + ["host2"]
+    assert out.decode() == job.log(0) and job.attempts[0]["hosts"] == ["me@host1"] * 2 + ["host2"]
 
 
 def test_ssh_gets_a_list_of_words_and_nothing_of_the_environment(job, ssh):
@@ -164,7 +163,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
         far(job, "print('attempt', os.environ['CTL_ATTEMPT'])\nwait_for((here / 'up').exists)"),
         "-H", "host1,host2", SOON, "--grace_secs=1", "--max_restarts=50", env=ssh,
     )  # fmt: skip
-    wait_for((job.logs / "attempts.jsonl").exists)
+    wait_for(lambda: job.attempts)
     (job.dir / "dead").write_text("")
     wait_for(lambda: job.log(1).startswith("attempt"))
     (job.dir / "up").touch()
@@ -189,8 +188,8 @@ def test_workers_come_and_go_between_attempts(job, ssh):
         "sys.exit(0 if os.environ['CTL_ATTEMPT'] == '3' else 134)",
         f"--host_discovery={script}", "--max_workers=3", SOON, env=ssh,
     )  # fmt: skip
-    assert code == 0 and [a["workers"] for a in attempts(job)] == [2, 3, 1]
-    assert attempts(job)[1]["hosts"] == ["host1", "host1", "host2"]
+    assert code == 0 and [a["workers"] for a in job.attempts] == [2, 3, 1]
+    assert job.attempts[1]["hosts"] == ["host1", "host1", "host2"]
     assert "ctl launch: 2 workers → 3 workers\n" in err
     assert "ctl launch: 3 workers → 1 worker\n" in err
 

@@ -8,7 +8,6 @@ import time
 
 import pytest
 from launching import BEATS, is_alive, pid_in, wait_for
-from test_supervision import attempts
 
 pytestmark = [
     pytest.mark.workers,
@@ -48,7 +47,7 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
     who = rf"worker {victim} \(job {victim}\) gave no sign of life for 2 s \(last at step 7\)"
     assert code == 0 and re.search(f"{who}; it is killed", err)
     assert re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
-    first, _ = attempts(job)
+    first, _ = job.attempts
     assert 2 <= first["detected_secs"] <= 7
     assert (first["failed"]["exit_code"], first["failed"]["task"]) == (134, f"worker {victim}")
 
@@ -81,7 +80,7 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
     code, err = job.end()
     assert code == 0 and not is_alive(pid)
     assert "worker 1 (job 1) is stopped, as after SIGSTOP; others lost it, so it is killed" in err
-    assert attempts(job)[0]["failed"]["task"] == "worker 1"
+    assert job.attempts[0]["failed"]["task"] == "worker 1"
 
 
 def test_training_without_a_step_is_a_hang_when_asked_for(job):
@@ -131,7 +130,7 @@ def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)
     pid = pid_in(job.log(0))
-    assert is_alive(pid) and not (job.logs / "attempts.jsonl").exists()
+    assert is_alive(pid) and not job.attempts
     os.kill(pid, signal.SIGSTOP)
     code, err = job.end()
     assert code == 0 and "gave no sign of life" in err

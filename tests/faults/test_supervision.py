@@ -1,6 +1,5 @@
 """The supervisor with real processes: restarts, no progress, what is written down, logs, ports."""
 
-import json
 import os
 import signal
 import socket
@@ -23,10 +22,6 @@ def save(step):
 attempt = int(os.environ["CTL_ATTEMPT"])
 print("attempt", attempt, "because", os.environ.get("CTL_RESTART_REASON"), flush=True)
 """
-
-
-def attempts(job):
-    return [json.loads(line) for line in (job.logs / "attempts.jsonl").read_text().splitlines()]
 
 
 @LINUX
@@ -54,7 +49,7 @@ print(task["cluster"]["worker"])
     for i in range(2):
         assert job.log(f"job_{i}.attempt1").startswith("attempt 1 because None\n")
         assert job.log(i).startswith(f"attempt 2 because {why}\n")
-    first, second = attempts(job)
+    first, second = job.attempts
     assert first["failed"] == {
         "task": f"worker {victim}", "job": victim, "exit_code": 137, "signal": "SIGKILL",
     }  # fmt: skip
@@ -86,7 +81,7 @@ wait_for(lambda: False)
     assert "2 restarts are used up (--max_restarts=2); not started again" in err
     end = err[err.index("worker 1 (job 1) failed first: SIGSEGV; its log is") :]
     assert end.splitlines()[-1] == "the last words of 3"
-    assert [a["next"].partition(":")[0] for a in attempts(job)] == [
+    assert [a["next"].partition(":")[0] for a in job.attempts] == [
         "restart in 0.1 s", "restart in 0.2 s", "no restart",
     ]  # fmt: skip
 
@@ -109,7 +104,7 @@ wait_for(lambda: False)
         "--workers=2", "--max_restarts=50", SOON, command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
     assert code == 134 and f"ctl launch: {says}; not started again\n" in err
-    told = attempts(job)
+    told = job.attempts
     assert len(told) == 3 and told[2]["next"] == f"no restart: {says}"
     assert [a["step_after"] for a in told] == [checkpoint or 0] * 3
     assert [a["step_before"] for a in told][1:] == [checkpoint or 0] * 2
@@ -120,20 +115,20 @@ def test_a_crash_loop_that_gets_on_goes_on(job):
         TRAINS + "save(attempt); sys.exit(134 * (attempt < 6))",
         "--max_restarts=5", "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
-    assert code == 0 and [a["step_after"] for a in attempts(job)] == [1, 2, 3, 4, 5, 6]
+    assert code == 0 and [a["step_after"] for a in job.attempts] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 130, 143])
 def test_an_end_that_would_come_again_or_was_asked_for_is_not_retried(job, code):
     ended, _, err = job.run(f"print('once')\nsys.exit({code})", SOON)
     assert ended == code and "restart 1" not in err and job.log(0) == "once\n"
-    [told] = attempts(job)
+    [told] = job.attempts
     assert told["next"].startswith(f"no restart: exit code {code} ")
 
 
 def test_errors_are_retried_when_asked_but_never_usage_errors(job):
     code, _, err = job.run(TRAINS + "sys.exit([3, 1, 2][attempt - 1])", "--restart_on_error", SOON)
-    assert code == 2 and len(attempts(job)) == 3 and "restart 2 of 3" in err
+    assert code == 2 and len(job.attempts) == 3 and "restart 2 of 3" in err
 
 
 def test_a_chief_s_usage_error_wins_over_the_peers_that_lost_it(job):
@@ -147,13 +142,13 @@ def test_a_chief_s_usage_error_wins_over_the_peers_that_lost_it(job):
         """,
         "--workers=2",
     )
-    assert code == 2 and len(attempts(job)) == 1
+    assert code == 2 and len(job.attempts) == 1
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_waiting_before_a_restart_at_once(job, signum, code):
     job.start("sys.exit(134)", "--backoff_secs=1000")
-    wait_for((job.logs / "attempts.jsonl").exists)
+    wait_for(lambda: job.attempts)
     job.process.send_signal(signum)
     ended, err = job.end()
     assert ended == code and "restart 1 of 3 in 60 s" in err and "not started again" in err
@@ -171,7 +166,7 @@ wait_for(lambda: "because" in (here / "logs/evaluator_0.log").read_text())
 """,
         "--evaluator", SOON,
     )  # fmt: skip
-    assert code == 0 and len(attempts(job)) == 2
+    assert code == 0 and len(job.attempts) == 2
     assert "evaluator 0 failed: exit code 134; the training does not depend on it" in err
     assert job.log("evaluator_0").startswith("attempt 2 because worker 0 (job 0) failed")
 
@@ -187,8 +182,8 @@ if attempt == 1:
 """,
         "--ps=1", SOON,
     )  # fmt: skip
-    assert code == 0 and [a["workers"] for a in attempts(job)] == [2, 2]
-    assert attempts(job)[0]["failed"]["task"] == "ps 0"
+    assert code == 0 and [a["workers"] for a in job.attempts] == [2, 2]
+    assert job.attempts[0]["failed"]["task"] == "ps 0"
     assert all("attempt 2" in job.log(n) for n in ("job_0", "job_1", "ps_0"))
 
 

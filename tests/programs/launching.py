@@ -4,6 +4,7 @@ Each sees `role`, `index`, `job` (the number of its log, if it trains) and `wait
 writes into its log by printing.
 """
 
+import json
 import os
 import re
 import select
@@ -100,6 +101,12 @@ class Job:
         """The log of a number, or of a name such as "ps_0"."""
         path = self.logs / f"{number if isinstance(number, str) else f'job_{number}'}.log"
         return path.read_text() if path.exists() else ""
+
+    @property
+    def attempts(self):
+        """What is written down of each attempt that has ended."""
+        path = self.logs / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_logs(self, text, workers=2):
         wait_for(lambda: all(text in self.log(i) for i in range(workers)))
