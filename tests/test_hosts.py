@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -181,6 +183,22 @@ def test_the_line_for_ssh_quotes_every_word_and_passes_on_little(monkeypatch):
         "cd", "/a b", "&&", "exec", "env", 'TF_CONFIG={"a": 1}', "PYTHONUNBUFFERED=1",
         "PYTHONPATH=/my code", sys.executable, "-m", "ctl.launch.remote", "--", "run", "it's", "$x",
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
+def test_the_real_ssh_understands_its_options():
+    """-G prints what it would do and connects to nobody."""
+    words = ssh.line(["true"], host="me@h1", environ={}, directory="/")
+    told = subprocess.run(
+        [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert {
+        "batchmode yes",
+        "stricthostkeychecking true",
+        "user me",
+        "serveraliveinterval 5",
+    } <= set(told)
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():

@@ -137,10 +137,11 @@ class Gang:
                 self._guard.close()
 
     def kill(self, task: Cluster) -> None:
-        """SIGKILL to one process and all in its group; `poll` notes its end."""
-        for process in self._processes:
-            if process.task == task:
-                process.kill()
+        """SIGKILL to one process and all in its group; returns when it has ended."""
+        chosen = [process for process in self._processes if process.task == task]
+        for process in chosen:
+            process.kill()
+        self._wait(chosen, _KILL_SECS)
 
     @property
     def running(self) -> tuple[Cluster, ...]:

@@ -166,7 +166,8 @@ def start(
       environ: what it is told beside TF_CONFIG; host: where, None for here.
     """
     told = {**environ, "TF_CONFIG": task.tf_config()}
-    here = {**os.environ, **told, "PYTHONUNBUFFERED": "1"}
+    outer = {k: v for k, v in os.environ.items() if k != "CTL_RESTART_REASON"}  # not about this job
+    here = {**outer, **told, "PYTHONUNBUFFERED": "1"}
     if host is not None:
         settings = ssh.passed_on(told)
         command = ssh.line(command, host=host, environ=settings, directory=os.getcwd())

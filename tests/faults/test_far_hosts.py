@@ -277,3 +277,25 @@ def test_workers_in_two_networks_reach_each_other_at_their_addresses(job, ssh, t
     )  # fmt: skip
     assert (code, job.log(0)) == (0, "heard hello\nof 10.77.1.2\n"), err
     assert [call["words"][-2] for call in calls(job)] == ["10.77.1.2"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not networks(), reason="no rights to make network namespaces")
+def test_training_over_two_networks_goes_on_after_a_lost_connection(job, ssh, two_networks):
+    """TensorFlow's own workers, found at the addresses that the launcher gave them."""
+    here, there = two_networks
+    run = job.dir / "run"
+    words = [f"--model_dir={run}", "--train_steps=300", "--save_every_steps=20"]
+    job.start(
+        "import runpy; sys.argv[0] = 'mnist'; runpy.run_module('models.mnist', run_name='__main__')",
+        "-H", "10.77.1.1,10.77.1.2",
+        under=("ip", "netns", "exec", here), command=words,
+        env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {there}"},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for((run / "checkpoints" / "ckpt-20" / "manifest.json").exists, 240)
+    os.kill(calls(job)[0]["pid"], signal.SIGKILL)
+    code, err = job.end(240)
+    assert code == 0 and "restart 1 of 3" in err
+    assert (run / "checkpoints" / "ckpt-300").is_dir() and len(job.attempts) == 2
+    assert job.attempts[1]["step_before"] >= 20

@@ -92,9 +92,9 @@ class Job:
         out, err = self.start(worker, *options, **popen).communicate(timeout=TIMEOUT_SECS)
         return self.process.returncode, out, err.decode()
 
-    def end(self):
+    def end(self, timeout_secs=TIMEOUT_SECS):
         """Waits for the launcher's own end; returns its exit code and what it said."""
-        err = self.process.communicate(timeout=TIMEOUT_SECS)[1]
+        err = self.process.communicate(timeout=timeout_secs)[1]
         return self.process.returncode, (err or b"").decode()
 
     def log(self, number):
@@ -112,8 +112,8 @@ class Job:
         wait_for(lambda: all(text in self.log(i) for i in range(workers)))
 
 
-def wait_for(condition):
-    until = time.monotonic() + TIMEOUT_SECS
+def wait_for(condition, timeout_secs=TIMEOUT_SECS):
+    until = time.monotonic() + timeout_secs
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.02)
