@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -255,11 +256,21 @@ def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):
     assert "cannot be run" in ask("/bin/echo h1").problem
 
 
-def test_the_far_end_without_a_sign_of_the_launcher_ends_its_process():
+@pytest.fixture
+def handlers():
+    """Those of this process, put back at the end."""
+    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+
+
+def test_the_far_end_without_a_sign_of_the_launcher_ends_its_process(handlers):
     reader, writer = os.pipe()
     os.write(writer, b"ALIVE\n")
     assert run_far(["--", "sleep", "1000"], orders=reader, silence_secs=0.3) == 128 + 9
     assert run_far(["--", "/nowhere/x"], orders=reader) == 2
+    assert run_far(["--", "sh", "-c", "exit 255"], orders=reader) == 254, "255 is ssh's own"
     os.close(writer)
     assert run_far(["--", "sleep", "1000"], orders=reader) == 128 + 9
     os.close(reader)

@@ -162,7 +162,16 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     hang = hearts.look(2.0)
     assert hang.task == hearts.tasks[1]
     assert hang.why == "gave no sign of life within 601 s of the start"
+    hearts.pulse.begin(hearts.tasks)
+    assert hearts.look(600.0) is None, "nobody beats any more"
+    hearts.tasks = plan(Roles(workers=3), "127.0.0.1")
+    hearts.beat(1)
+    why = hearts.look(1.0).why
+    assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
+    hearts.tasks = hearts.tasks[:2]
     hearts.beat(0, beat=2)
+    hearts.beat(1, beat=2)
+    hearts.pulse.forget(hearts.tasks[1])
     assert hearts.look(1.0, far=[hearts.tasks[1]]) is None, "its file may be out of sight"
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ctl.cluster import Cluster
-from ctl.launch.roles import log_name, trains
+from ctl.launch.roles import log_name, name, trains
 
 _LOOK_SECS = 0.5
 _LEAVING_SECS = 300.0  # for a process that said "ended", to end
@@ -188,4 +188,6 @@ class Pulse:
         absent = [t for t in running if log_name(t) not in self._seen]
         if not (limit and self.any and absent and waited >= limit):
             return None
-        return Hang(absent[0], f"gave no sign of life within {waited:.0f} s of the start", waited)
+        others = ", ".join(map(name, absent[1:]))
+        why = f"gave no sign of life within {waited:.0f} s of the start"
+        return Hang(absent[0], f"{why}, nor did {others}" if others else why, waited)

@@ -4,7 +4,7 @@
 
 Lines on stdin are orders: TERM and INT go to the process, KILL to its whole group, ALIVE says that
 the launcher is there. When stdin ends, or nothing came for `SILENCE_SECS`, the group is killed. The
-exit code is the command's, 128+n for signal n.
+exit code is the command's, 128+n for signal n, and 254 for 255, which is ssh's own.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SEC
     _follow(child, orders, silence_secs)
     kill_group(child.pid)
     returncode = child.wait()
-    return returncode if returncode >= 0 else 128 - returncode
+    return min(returncode, 254) if returncode >= 0 else 128 - returncode
 
 
 def _follow(child: subprocess.Popen, orders: int, silence_secs: float) -> None:
