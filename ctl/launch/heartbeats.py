@@ -102,19 +102,21 @@ class Pulse:
         with contextlib.suppress(OSError):
             self.path(task).unlink(missing_ok=True)
 
+    @property
+    def is_due(self) -> bool:
+        """True twice a second: looking at many processes takes time."""
+        return self._clock() - self._looked_secs >= _LOOK_SECS
+
     def look(
         self, running: Iterable[Cluster], stopped: Iterable[Cluster] = (),
         far: Iterable[Cluster] = (),
     ) -> Hang | None:  # fmt: skip
-        """The first process that is hung, if any; reads the files twice a second at most.
+        """The first process that is hung, if any; reads their files.
 
         Args:
           stopped: those that the kernel calls stopped; far: those whose files may be out of sight.
         """
-        now = self._clock()
-        if now - self._looked_secs < _LOOK_SECS:
-            return None
-        self._looked_secs = now
+        now = self._looked_secs = self._clock()
         running = list(running)
         for task in running:
             self.read(task)

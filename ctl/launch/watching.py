@@ -164,8 +164,10 @@ class Watch:
 
     def _hung(self) -> Exit | None:
         """The end of the attempt if a process is hung; one that may die is only killed."""
-        gang = self._gang
-        hang = self._pulse.look(gang.running, gang.stopped, gang.far) if self._pulse else None
+        gang, pulse = self._gang, self._pulse
+        if pulse is None or not pulse.is_due:
+            return None
+        hang = pulse.look(gang.running, gang.stopped, gang.far)
         if hang is None:
             return None
         say(f"{name(hang.task)} {hang.why}; it is killed")
