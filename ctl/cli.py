@@ -13,7 +13,7 @@ from ctl.version import __version__
 
 # name -> (module, what it does in one line)
 _SUBCOMMANDS = {
-    "launch": ("ctl.launch.command", "start the workers of one job on this machine"),
+    "launch": ("ctl.launch.command", "start the workers of one job, and look after them"),
 }
 
 

@@ -39,7 +39,9 @@ WITHIN = {
                 "tensorboard", "console"],
     "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup", "watched"],
     "loops": ["pace", "skipping", "step", "graph", "synchronous", "asynchronous"],
-    "launch": ["ports", "logs", "roles", "gang", "watching", "supervisor", "command"],
+    "launch": ["saying", "groups", "guard", "remote", "ports", "logs", "roles", "log_files", "hosts",
+               "ssh", "discovery", "progress", "heartbeats", "attempts", "retrying", "layout",
+               "processes", "gang", "watching", "supervisor", "options", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

@@ -17,7 +17,7 @@ from absl import flags
 from conftest import ROOT, environment
 from ctl import cluster, errors
 from ctl.app import define_flags
-from ctl.launch import command as launch_command
+from ctl.launch import options as launch_options
 
 pytestmark = pytest.mark.workers  # a process with TensorFlow per page
 
@@ -89,7 +89,7 @@ def mnist_flags() -> flags.FlagValues:
 def check_command(words: list[str]) -> None:
     """Fails for a flag that the program does not have, or a value it does not take."""
     if words[:2] == ["ctl", "launch"] or words[:3] == ["python", "-m", "ctl.launch"]:
-        options, inner = launch_command._read(words[2:] if words[0] == "ctl" else words[3:])
+        options, inner = launch_options.read(words[2:] if words[0] == "ctl" else words[3:])
         if options is not None:
             check_command(inner)
     elif words[:3] == ["python", "-m", "models.mnist"]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -15,12 +16,13 @@ import pytest
 from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import command as launch_command
-from ctl.launch import logs, watching
-from ctl.launch.gang import Exit
+from ctl.launch import groups, logs, watching
+from ctl.launch import options as launch_options
+from ctl.launch.layout import Roles, plan
 from ctl.launch.logs import ConsoleCopy, TerminalText, tail
 from ctl.launch.ports import free_ports
+from ctl.launch.processes import Exit
 from ctl.launch.roles import log_name
-from ctl.launch.supervisor import Roles, plan
 from ctl.launch.watching import PassedOnSignals, Watch
 from ctl.version import __version__
 
@@ -41,6 +43,7 @@ class ScriptedGang:
         self.exits = []
         self.rounds = list(rounds)
         self.started = []
+        self.stopped = self.far = ()
 
     def poll(self):
         for index, returncode in self.rounds.pop(0) if self.rounds else ():
@@ -262,10 +265,21 @@ def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_pat
 def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
     assert cli.main(["launch", "--help"]) == 0
     out = capsys.readouterr().out
-    options = ("workers", "chief", "ps", "evaluator", "host", "log_dir", "grace_secs")
-    for word in (*(f"--{name}" for name in options), "example:"):
+    names = [name for name in vars(launch_options.read(["--", "true"])[0]) if name != "help"]
+    for word in (*(f"--{name}" for name in names), "example:"):
         assert word in out
-    assert out.count("default:") == 7 and "seconds" in out
+    assert out.count("default:") == len(names) == 19 and "seconds" in out
+
+
+def test_the_table_of_the_page_has_every_option_and_its_default():
+    page = (ROOT / "docs/launch.md").read_text(encoding="utf-8").split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `-")]
+    named = [name for row in rows for name in re.findall(r"--(\w+)", row[0])]
+    defaults = vars(launch_options.read(["--", "true"])[0])
+    assert sorted(named) == sorted(name for name in defaults if name != "help")
+    for first, _, default in rows:
+        value = defaults[re.findall(r"--(\w+)", first)[0]]
+        assert not value or f"{value:g}" == default.strip()
 
 
 def test_help_after_the_two_dashes_belongs_to_the_command(monkeypatch, tmp_path):
@@ -315,8 +329,6 @@ def test_signals_are_only_kept_inside_the_block():
 
 
 def test_a_system_without_prctl_starts_workers_without_it(monkeypatch):
-    from ctl.launch import gang
-
     ctypes = types.SimpleNamespace(CDLL=lambda _: types.SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ctypes", ctypes)
-    assert gang._die_with_launcher() is None
+    assert groups.die_with_parent() is None

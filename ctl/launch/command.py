@@ -1,21 +1,19 @@
 """The `ctl launch` command: reads the line, checks it, and hands it to the supervisor."""
 
 import argparse
-import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from ctl.errors import EXIT_DONE, UsageError
-from ctl.launch.supervisor import Roles, launch
-from ctl.launch.watching import say
-
-_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
-_MODEL_DIR = re.compile(r"--?model_dir(?:=(.*))?", re.DOTALL)
+from ctl.launch import hosts, options
+from ctl.launch.heartbeats import Timeouts
+from ctl.launch.layout import LOOPBACK, Discovered, Fixed, Layout, OnHosts, Roles
+from ctl.launch.progress import local_model_dir
+from ctl.launch.saying import quoted, say
+from ctl.launch.supervisor import Settings, launch
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,142 +22,114 @@ def main(argv: Sequence[str]) -> int:
     What cannot be used is one sentence on stderr and exit code 2.
     """
     try:
-        options, command = _read(list(argv))
-        if options is None:
+        asked, command = options.read(list(argv))
+        if asked is None:
             return EXIT_DONE
+        layout = _layout(asked)
         _check_command(command)
-        log_dir = _log_dir(options.log_dir, command)
+        log_dir = _log_dir(asked.log_dir, command)
         if os.environ.get("TF_CONFIG"):
             say("TF_CONFIG was set already; each worker gets a new one instead")
-        roles = Roles(
-            workers=options.workers,
-            chief=options.chief or options.ps > 0,
-            ps=options.ps,
-            evaluator=options.evaluator,
-        )
-        if roles.chief and not options.chief:
+        if asked.ps and not asked.chief:
             say("parameter servers need a coordinator: a chief is started as well (--chief)")
-        count = roles.count
-        say(f"starting {count} process{'es' if count > 1 else ''}, logs in {log_dir}")
-        return launch(
-            command,
-            roles=roles,
-            host=options.host,
-            log_dir=log_dir,
-            grace_secs=options.grace_secs,
-        )
+        return launch(command, layout=layout, log_dir=log_dir, settings=_settings(asked, command))
     except UsageError as e:
         say(str(e))
         return e.exit_code
 
 
-def _read(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
-    """The options and the command; no options when only help was wanted, which is then printed."""
-    split = argv.index("--") if "--" in argv else len(argv)
-    options, command = argv[:split], argv[split + 1 :]
-    parser = _parser()
-    if "-h" in options or "--help" in options:
-        print(parser.format_help())
-        return None, []
-    parsed, unknown = parser.parse_known_args(options)
-    if unknown:
-        cure = (
-            f"write the command after `--`: {_EXAMPLE}"
-            if split == len(argv)
-            else ("see `ctl launch --help`; options of the command go after `--`")
+def _settings(asked: argparse.Namespace, command: list[str]) -> Settings:
+    return Settings(
+        grace_secs=asked.grace_secs,
+        max_restarts=asked.max_restarts,
+        backoff_secs=asked.backoff_secs,
+        restart_on_error=asked.restart_on_error,
+        timeouts=Timeouts(
+            heartbeat=asked.heartbeat_timeout_secs,
+            hang=asked.hang_timeout_secs,
+            startup=asked.startup_timeout_secs,
+        ),
+        model_dir=local_model_dir(command),
+        most_log_bytes=int(asked.max_log_mib * 2**20),
+    )
+
+
+def _layout(asked: argparse.Namespace) -> Layout:
+    """Where the workers go; UsageError for options that exclude each other."""
+    if asked.host is not None:
+        _check_host(asked.host)
+    if asked.hosts is None and asked.host_discovery is None:
+        _refuse_elastic(asked)
+        roles = Roles(
+            workers=1 if asked.workers is None else asked.workers,
+            chief=asked.chief or asked.ps > 0,
+            ps=asked.ps,
+            evaluator=asked.evaluator,
         )
-        raise UsageError(f"{unknown[0]!r} is not an option of the launcher; {cure}")
-    if not command:
-        raise UsageError(f"no command came after `--`; expected e.g. {_EXAMPLE}")
-    return parsed, command
+        return Fixed(roles, LOOPBACK if asked.host is None else asked.host)
+    word = "-H" if asked.host_discovery is None else "--host_discovery"
+    given = {
+        "--workers": asked.workers is not None, "--chief": asked.chief, "--ps": asked.ps > 0,
+        "--evaluator": asked.evaluator,
+    }  # fmt: skip
+    for option, is_given in given.items():
+        if is_given:
+            cure = (
+                "the slots of the hosts say how many workers there are"
+                if option == "--workers"
+                else "on several machines there are workers only"
+            )
+            raise UsageError(f"{option} came with {word}; {cure}, so leave {option} out")
+    if asked.host_discovery is None:
+        _refuse_elastic(asked)
+        return OnHosts(hosts.read(asked.hosts), port=asked.port, own_address=asked.host)
+    if asked.hosts is not None:
+        raise UsageError(
+            "-H came with --host_discovery; the script names the hosts, so leave -H out"
+        )
+    return _discovered(asked)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="ctl launch",
-        usage="ctl launch [options] -- command [its options]",
-        description="Runs a command once per worker on this machine, with a TF_CONFIG for each. "
-        "The first to fail decides the exit code, and ends the others.",
-        epilog=f"example:\n  {_EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    _add_job(parser)
-    logs = parser.add_argument_group("logs")
-    logs.add_argument(
-        "--log_dir",
-        metavar="DIR",
-        help="where job_0.log, job_1.log, ... go, the chief's first, and ps_0.log, evaluator_0.log "
-        "(default: workers/ in the command's --model_dir, or a new temporary directory)",
-    )
-    ending = parser.add_argument_group("ending")
-    ending.add_argument(
-        "--grace_secs",
-        type=_secs,
-        default=30.0,
-        metavar="SECS",
-        help="seconds from SIGTERM (or a Ctrl-C passed on) to SIGKILL, and for workers to end "
-        "once the chief is done (default: 30)",
-    )
-    about = parser.add_argument_group("about")
-    about.add_argument("-h", "--help", action="store_true", help="show this text")
-    return parser
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    job = parser.add_argument_group("the job")
-    job.add_argument(
-        "--workers",
-        type=_workers,
-        default=1,
-        metavar="N",
-        help="how many workers to start (default: 1)",
-    )
-    job.add_argument(
-        "--chief",
-        action="store_true",
-        help="start a chief beside them, one process more (default: worker 0 is the chief)",
-    )
-    job.add_argument(
-        "--ps",
-        type=_workers,
-        default=0,
-        metavar="N",
-        help="how many parameter servers to start, and a chief, who coordinates (default: none)",
-    )
-    job.add_argument(
-        "--evaluator",
-        action="store_true",
-        help="start an evaluator, which evaluates the checkpoints (default: none)",
-    )
-    job.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="this machine's address in TF_CONFIG, IPv4 (default: 127.0.0.1)",
+def _discovered(asked: argparse.Namespace) -> Layout:
+    least = 1 if asked.min_workers is None else asked.min_workers
+    if asked.max_workers is not None and asked.max_workers < least:
+        raise UsageError(
+            f"--min_workers={least} is more than --max_workers={asked.max_workers}; expected at most "
+            "as many"
+        )
+    script = shutil.which(asked.host_discovery)
+    if script is None:
+        raise UsageError(
+            f"--host_discovery={quoted(asked.host_discovery)} cannot be run; expected the path of an "
+            "executable file that prints a line `host:slots` for each host"
+        )
+    return Discovered(
+        script, least=least, most=asked.max_workers, port=asked.port, own_address=asked.host
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `ctl launch --help`")
+def _refuse_elastic(asked: argparse.Namespace) -> None:
+    for option, value in (
+        ("--min_workers", asked.min_workers),
+        ("--max_workers", asked.max_workers),
+    ):
+        if value is not None:
+            raise UsageError(
+                f"{option}={value} needs --host_discovery=SCRIPT, which says how many workers there is "
+                "room for; without one the number is that of --workers or -H"
+            )
 
 
-def _workers(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} came, expected a whole number from 1")
-    return int(text)
-
-
-def _secs(text: str) -> float:
+def _check_host(host: str) -> None:
     try:
-        secs = float(text)
-    except ValueError:
-        secs = math.nan
-    if not 0 <= secs < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} came, expected seconds from 0, such as 30")
-    return secs
+        found = hosts.read_one(host)
+    except UsageError:
+        found = None
+    if found is None or ":" in host or "@" in host:
+        raise UsageError(
+            f"--host={quoted(host)} is no address; expected an IPv4 address of this machine, or its name. "
+            f"Write --host={LOOPBACK}."
+        )
 
 
 def _check_command(command: list[str]) -> None:
@@ -174,11 +144,11 @@ def _check_command(command: list[str]) -> None:
 
 def _log_dir(asked: str | None, command: list[str]) -> Path:
     """Creates the directory for the logs if need be; UsageError when it cannot be written."""
-    model_dir = _model_dir(command)
+    model_dir = local_model_dir(command)
     if asked:
         log_dir = Path(asked)
-    elif model_dir and "://" not in model_dir:  # an object store's address is no local path
-        log_dir = Path(model_dir) / "workers"
+    elif model_dir is not None:
+        log_dir = model_dir / "workers"
     else:
         return Path(tempfile.mkdtemp(prefix="ctl-launch-"))
     try:
@@ -190,13 +160,3 @@ def _log_dir(asked: str | None, command: list[str]) -> Path:
             "can be written with --log_dir=DIR"
         ) from None
     return log_dir
-
-
-def _model_dir(command: list[str]) -> str | None:
-    """The value of the command's last --model_dir, with `=` or as the next word."""
-    found = None
-    for word, following in zip(command, [*command[1:], None], strict=True):
-        match = _MODEL_DIR.fullmatch(word)
-        if match:
-            found = following if match[1] is None else match[1]
-    return found

@@ -11,44 +11,22 @@ All of it belongs into the main thread: the kernel ends a worker with the thread
 """
 
 import contextlib
-import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ctl.cluster import Cluster
-from ctl.errors import EXIT_FAILED, UsageError
+from ctl.errors import UsageError
+from ctl.launch.guard import Guard
+from ctl.launch.log_files import Bounds
 from ctl.launch.logs import ConsoleCopy
+from ctl.launch.processes import Exit, Process, start
 from ctl.launch.roles import log_name
 
 _POLL_SECS = 0.05
 _KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How one process ended; `returncode` is negative for a signal, as `subprocess` has it."""
-
-    task: Cluster
-    returncode: int
-    lived_secs: float
-
-    @property
-    def exit_code(self) -> int:
-        """The code a shell would give: 128+n for signal n."""
-        return self.returncode if self.returncode >= 0 else 128 - self.returncode
-
-    def __str__(self) -> str:
-        if self.returncode >= 0:
-            return f"exit code {self.returncode}"
-        try:
-            return signal.Signals(-self.returncode).name
-        except ValueError:
-            return f"signal {-self.returncode}"
+_NOBODY: Mapping[str, str] = {}
 
 
 class Gang:
@@ -58,28 +36,46 @@ class Gang:
       exits: those that have ended, in the order in which it was noticed.
 
     Each process leads a session of its own, so a Ctrl-C in the terminal reaches it only through
-    us; what it has started itself is killed when it has ended.
+    us; what it has started itself is killed when it has ended, or when we are killed.
     """
 
-    def __init__(self, command: Sequence[str], tasks: Sequence[Cluster], log_dir: Path):
+    def __init__(
+        self, command: Sequence[str], tasks: Sequence[Cluster], log_dir: Path, *,
+        far: Mapping[str, str] = _NOBODY,
+        environ: Callable[[Cluster], Mapping[str, str]] = lambda _: {},
+        most_log_bytes: int = 0,
+    ):  # fmt: skip
+        """Keeps.
+
+        Args:
+          far: address in the cluster -> host, for those on other machines.
+          environ: what a process is told beside TF_CONFIG.
+          most_log_bytes: of one log file; 0 is without bound.
+        """
         self.tasks = tuple(tasks)
         self.exits: list[Exit] = []
         self._command = list(command)
         self._log_dir = log_dir
-        self._processes: list[_Process] = []
+        self._far = far
+        self._environ = environ
+        self._bounds = Bounds(most_log_bytes)
+        self._processes: list[Process] = []
         self._console: ConsoleCopy | None = None
+        self._guard: Guard | None = None
 
     def start(self) -> None:
         """Starts every process with its TF_CONFIG; a log of an earlier start is overwritten.
 
         Raises UsageError when a log cannot be written or the command cannot be run.
         """
+        self._guard = Guard()
         try:
             self._console = ConsoleCopy(self.log(self.tasks[0]))
             try:
                 self._spawn(self.tasks[0], self._console.writer)
                 for task in self.tasks[1:]:
-                    with open(self.log(task), "wb") as file:
+                    self.log(task).unlink(missing_ok=True)
+                    with open(self.log(task), "ab") as file:  # appending, so that it can be cut
                         self._spawn(task, file.fileno())
             finally:
                 self._console.start()  # after the last fork: threads and forks do not mix
@@ -104,14 +100,13 @@ class Gang:
 
     def poll(self) -> list[Exit]:
         """Notes and returns the processes that have ended since the last call; does not wait."""
-        news = []
-        for process in self._processes:
-            returncode = process.popen.poll()
-            if returncode is not None:
-                _kill_group(process.popen.pid)
-                lived_secs = time.monotonic() - process.started_secs
-                news.append(Exit(process.task, returncode, lived_secs))
-        self._processes = [p for p in self._processes if p.popen.returncode is None]
+        ends = [(process, process.poll()) for process in self._processes]
+        for process, end in ends:
+            if end and self._guard:
+                self._guard.remove(process.pid)
+        self._processes = [process for process, end in ends if end is None]
+        self._bounds.look(map(self.log, self.running))
+        news = [end for _, end in ends if end]
         self.exits += news
         return news
 
@@ -129,19 +124,39 @@ class Gang:
         """
         chosen = [p for p in self._processes if only is None or p.task in only]
         for process in chosen:
-            process.popen.send_signal(signum)
+            process.send(signum)
         self._wait(chosen, grace_secs, hurry)
         for process in chosen:
-            if process.popen.returncode is None:
-                _kill_group(process.popen.pid)
+            if not process.has_ended:
+                process.kill()
         self._wait(chosen, _KILL_SECS)
-        if self._console and only is None:
-            self._console.finish()
+        if only is None:
+            if self._console:
+                self._console.finish()
+            if self._guard:
+                self._guard.close()
+
+    def kill(self, task: Cluster) -> None:
+        """SIGKILL to one process and all in its group; returns when it has ended."""
+        chosen = [process for process in self._processes if process.task == task]
+        for process in chosen:
+            process.kill()
+        self._wait(chosen, _KILL_SECS)
 
     @property
     def running(self) -> tuple[Cluster, ...]:
         """Those not yet seen to have ended."""
         return tuple(process.task for process in self._processes)
+
+    @property
+    def stopped(self) -> tuple[Cluster, ...]:
+        """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
+        return tuple(process.task for process in self._processes if process.is_stopped)
+
+    @property
+    def far(self) -> tuple[Cluster, ...]:
+        """Those that run on other machines."""
+        return tuple(task for task in self.running if task.address in self._far)
 
     @property
     def failures(self) -> list[Exit]:
@@ -153,61 +168,24 @@ class Gang:
         return self._log_dir / log_name(task)
 
     def _spawn(self, task: Cluster, output: int) -> None:
-        popen = subprocess.Popen(
-            self._command,
-            env={**os.environ, "TF_CONFIG": task.tf_config(), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_launcher(),  # noqa: PLW1509 (see `start`: no threads yet)
-        )
-        self._processes.append(_Process(task, popen, time.monotonic()))
+        process = start(
+            self._command, task, output=output, environ=self._environ(task),
+            host=self._far.get(task.address or ""),
+        )  # fmt: skip
+        self._processes.append(process)
+        if self._guard:
+            self._guard.add(process.pid)
 
     def _wait(
         self,
-        chosen: "Sequence[_Process]",
+        chosen: Sequence[Process],
         timeout_secs: float,
         hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         until_secs = time.monotonic() + timeout_secs
         self.poll()
-        while any(p.popen.returncode is None for p in chosen):
+        while not all(p.has_ended for p in chosen):
             if time.monotonic() >= until_secs or hurry():
                 return
             time.sleep(_POLL_SECS)
             self.poll()
-
-
-@dataclass(frozen=True)
-class _Process:
-    task: Cluster
-    popen: subprocess.Popen
-    started_secs: float  # time.monotonic
-
-
-def _kill_group(pid: int) -> None:
-    """SIGKILL to a process and all in its group; right after its end the number is still ours."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _die_with_launcher() -> Callable[[], None] | None:
-    """What a child does before it runs the command, so that a `kill -9` of us ends it too.
-
-    Linux only: None elsewhere. It calls into C and nothing else, as is safe after a fork.
-    """
-    try:
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return None
-    launcher_pid = os.getpid()
-
-    def in_child() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher_pid:  # it was gone before the kernel knew of our wish
-            os._exit(EXIT_FAILED)
-
-    return in_child

@@ -92,7 +92,9 @@ class ConsoleCopy:
     """
 
     def __init__(self, path: Path):
-        self._log = open(path, "wb", buffering=0)  # noqa: SIM115 (closed by the thread)
+        with open(path, "wb"):  # what an earlier start left
+            pass
+        self._log = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by the thread)
         self._window_size = b""
         self._text = None
         try:

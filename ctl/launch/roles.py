@@ -31,3 +31,8 @@ def log_name(task: Cluster) -> str:
     if task.task_type in ("ps", "evaluator"):
         return f"{task.task_type}_{task.task_index}.log"
     return f"job_{task.worker_index}.log"
+
+
+def trains(task: Cluster) -> bool:
+    """True for what takes part in every step: chief and workers, not what serves or looks on."""
+    return task.task_type in ("chief", "worker") and not serves(task)

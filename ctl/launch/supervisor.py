@@ -1,108 +1,277 @@
-"""Starts the processes of one job on this machine, watches them and ends them together.
+"""Starts the processes of one job, looks after them, and starts them again when that may help.
 
-    exit_code = launch(["python", "train.py"], roles=Roles(workers=2), host="127.0.0.1",
-                       log_dir=Path("logs"), grace_secs=30.0)
+    exit_code = launch(["python", "train.py"], layout=Fixed(Roles(workers=2)),
+                       log_dir=Path("logs"), settings=Settings(max_restarts=3))
 
-`Gang` starts and ends processes, `Watch` decides when it is time to, `launch` puts both together
-and says what happened. Call it from the main thread: signals are delivered there.
+A layout says where processes go, `Gang` starts and ends them, `Watch` decides when it is time to,
+`Policy` whether to try again; this puts them together and says what happened. Call it from the main
+thread: signals are delivered there.
 """
 
 import contextlib
+import itertools
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ctl.cluster import Cluster
-from ctl.errors import EXIT_DONE, EXIT_FAILED
+from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
+from ctl.launch.attempts import Attempt
 from ctl.launch.gang import Gang
+from ctl.launch.heartbeats import Pulse, Timeouts
+from ctl.launch.layout import Layout, Places
+from ctl.launch.log_files import earlier_name, forget_earlier, set_aside
 from ctl.launch.logs import tail
-from ctl.launch.ports import free_ports
-from ctl.launch.roles import name, serves
-from ctl.launch.watching import Outcome, PassedOnSignals, Watch, clashed, failures, say
+from ctl.launch.processes import Exit
+from ctl.launch.progress import newest_step
+from ctl.launch.retrying import Policy, Verdict
+from ctl.launch.roles import name, serves, trains
+from ctl.launch.saying import say
+from ctl.launch.watching import Outcome, PassedOnSignals, Watch, clashed, failures
 
 _SERVER_SECS = 5.0  # from SIGTERM to SIGKILL for what has no state to save
+_LOST_SECS = 8.0  # the same for those that lost a peer, unless they are saving
+_LONGEST_SAVE_SECS = 25.0  # and then
+_ASK_SECS = 2.0  # between two questions for hosts, while there are too few
+_POLL_SECS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
-    """How many processes of each kind; without a chief worker 0 is the chief."""
+class Settings:
+    """How long to wait and how often to try.
 
-    workers: int
-    chief: bool = False
-    ps: int = 0
-    evaluator: bool = False
+    Attributes:
+      grace_secs: from SIGTERM to SIGKILL; backoff_secs: before the first restart, then doubled.
+      model_dir: where checkpoints tell how far the job is, if known.
+      most_log_bytes: of one log file; 0 is without bound.
+    """
 
-    @property
-    def count(self) -> int:
-        """All of them."""
-        return self.workers + self.chief + self.ps + self.evaluator
-
-
-def plan(roles: Roles, host: str) -> list[Cluster]:
-    """The places in the cluster, one per process and the chief's first, on free ports of `host`."""
-    counts = {
-        "chief": int(roles.chief), "worker": roles.workers, "ps": roles.ps,
-        "evaluator": int(roles.evaluator),
-    }  # fmt: skip
-    addresses = iter([f"{host}:{port}" for port in free_ports(roles.count, host)])
-    tasks = {kind: tuple(next(addresses) for _ in range(n)) for kind, n in counts.items() if n}
-    return [Cluster(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
+    grace_secs: float = 30.0
+    max_restarts: int = 3
+    backoff_secs: float = 1.0
+    restart_on_error: bool = False
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    model_dir: Path | None = None
+    most_log_bytes: int = 256 * 2**20
 
 
-def launch(
-    command: Sequence[str], *, roles: Roles, host: str, log_dir: Path, grace_secs: float
-) -> int:
-    """Runs `command` once per process until all have ended; returns the exit code for the job.
+def launch(command: Sequence[str], *, layout: Layout, log_dir: Path, settings: Settings) -> int:
+    """Runs `command` once per process until the job has ended; returns its exit code.
 
-    That is 0 if all that train ended with 0, the first failing one's code (128+n for signal n), or
-    130 and 143 after a SIGINT or SIGTERM to us. Raises UsageError when nothing could be started.
-    When a process lost its port to another program, all are started once more on other ports.
+    That is 0 if all that train ended with 0, the first failing one's code (128+n for signal n) of
+    the last attempt, or 130 and 143 after a SIGINT or SIGTERM to us. Raises UsageError when
+    nothing could be started. When a process lost its port to another program, all are started once
+    more on other ports.
     """
     with PassedOnSignals() as signals:
-        gang = Gang(command, plan(roles, host), log_dir)
-        outcome = _run(gang, grace_secs, signals)
-        lost = _port_clash(gang, outcome) if not signals.received else None
+        return _Supervisor(command, layout, log_dir, settings, signals).run()
+
+
+class _Supervisor:
+    """One job, from its first attempt to its last."""
+
+    def __init__(
+        self, command: Sequence[str], layout: Layout, log_dir: Path, settings: Settings,
+        signals: PassedOnSignals,
+    ):  # fmt: skip
+        self._command = command
+        self._layout = layout
+        self._log_dir = log_dir
+        self._settings = settings
+        self._signals = signals
+        self._pulse = Pulse(log_dir, settings.timeouts)
+        self._policy = Policy(
+            max_restarts=settings.max_restarts, backoff_secs=settings.backoff_secs,
+            restart_on_error=settings.restart_on_error, saves=settings.model_dir is not None,
+        )  # fmt: skip
+        self._reason = ""  # of the newest restart
+        self._workers = 0  # of the attempt before
+
+    def run(self) -> int:
+        """Attempt after attempt, until one is done, cannot be helped, or a signal comes."""
+        forget_earlier(self._log_dir)
+        for number in itertools.count(1):
+            places = self._places()
+            if isinstance(places, int):
+                return places
+            self._tell_size(places)
+            record = self._record(number, places)
+            gang, outcome = self._attempt(number, places)
+            verdict = self._judge(outcome, record)
+            record.add_to(self._log_dir)
+            if verdict.delay_secs is None:
+                return _conclude(gang, outcome)
+            self._tell_restart(outcome, number, verdict.delay_secs)
+            if not self._rest(verdict.delay_secs):
+                say("a signal came while waiting; not started again")
+                return 128 + self._signals.received[0]
+            set_aside(self._log_dir, gang.tasks, number)
+        raise AssertionError("attempts do not run out")
+
+    def _places(self, shift: int = 0) -> Places | int:
+        """Where the next attempt goes; an exit code if there is no place for it."""
+        limit_secs, said = self._settings.timeouts.startup, ""
+        until_secs = time.monotonic() + (limit_secs or float("inf"))
+        while True:
+            found = self._layout.places(
+                shift=shift, interrupted=lambda: bool(self._signals.received)
+            )
+            if self._signals.received:
+                return 128 + self._signals.received[0]
+            if isinstance(found, Places):
+                return found
+            if time.monotonic() >= until_secs:
+                say(f"still not enough workers after {limit_secs:g} s: {found}")
+                return EXIT_RETRY
+            if found != said:
+                say(f"waiting for workers: {found}")
+                said = found
+            self._rest(min(_ASK_SECS, max(0.0, until_secs - time.monotonic())))
+
+    def _attempt(self, number: int, places: Places) -> tuple[Gang, Outcome]:
+        gang = self._gang(number, places)
+        outcome = self._run(gang)
+        lost = _port_clash(gang, outcome) if not self._signals.received else None
         if lost:
             say(
                 f"{name(lost)} could not bind its port ({lost.address}); "
                 "starting all workers once more, on other ports"
             )
-            gang = Gang(command, plan(roles, host), log_dir)
-            outcome = _run(gang, grace_secs, signals)
-        return _conclude(gang, outcome)
+            again = self._places(shift=1)
+            if isinstance(again, Places):
+                gang = self._gang(number, again)
+                outcome = self._run(gang)
+        return gang, outcome
 
+    def _gang(self, number: int, places: Places) -> Gang:
+        told = {"CTL_ATTEMPT": str(number)}
+        told["CTL_STARTUP_TIMEOUT_SECS"] = f"{self._settings.timeouts.startup:g}"
+        told |= {"CTL_RESTART_REASON": self._reason} if self._reason else {}
 
-def _run(gang: Gang, grace_secs: float, signals: PassedOnSignals) -> Outcome:
-    watch = Watch(gang, grace_secs, signals)
-    try:
-        gang.start()
-        outcome = watch.wait()
-        if outcome.stragglers and all(map(serves, outcome.stragglers)):
-            gang.end(
-                min(grace_secs, _SERVER_SECS), hurry=signals.impatient, only=outcome.stragglers
-            )
+        def environ(task: Cluster) -> Mapping[str, str]:
+            return {**told, "CTL_HEARTBEAT": str(self._pulse.path(task))}
+
+        self._pulse.begin(places.tasks)
+        return Gang(
+            self._command, places.tasks, self._log_dir, far=places.far, environ=environ,
+            most_log_bytes=self._settings.most_log_bytes,
+        )  # fmt: skip
+
+    def _run(self, gang: Gang) -> Outcome:
+        grace_secs, signals = self._settings.grace_secs, self._signals
+        watch = Watch(gang, grace_secs, signals, self._pulse)
+        try:
+            gang.start()
             outcome = watch.wait()
-        if _port_clash(gang, outcome):
-            grace_secs = 0.0  # nothing to save yet, and TensorFlow sits it out
-        if gang.running:
-            say(_why_ending(gang, outcome, grace_secs))
-        _end(gang, outcome, grace_secs, signals)
-    except BaseException:
-        gang.end(0.0)
-        raise
-    return outcome
+            if outcome.stragglers and all(map(serves, outcome.stragglers)):
+                gang.end(
+                    min(grace_secs, _SERVER_SECS), hurry=signals.impatient, only=outcome.stragglers
+                )
+                outcome = watch.wait()
+            if _port_clash(gang, outcome):
+                grace_secs = 0.0  # nothing to save yet, and TensorFlow sits it out
+            elif outcome.cause and _lost(outcome.cause):
+                grace_secs = min(grace_secs, _LOST_SECS)
+            if gang.running:
+                say(_why_ending(gang, outcome, grace_secs))
+            self._end(gang, outcome, grace_secs)
+            for task in gang.tasks:
+                self._pulse.read(task)  # a short life may have gone by between two looks
+        except BaseException:
+            gang.end(0.0)
+            raise
+        return outcome
+
+    def _end(self, gang: Gang, outcome: Outcome, grace_secs: float) -> None:
+        """Ends what runs; those that serve come last, because the chief saves what they hold."""
+        signum = outcome.signum or signal.SIGTERM
+        hurry = self._signals.impatient
+        if outcome.cause and _lost(outcome.cause) and grace_secs:
+            until_secs = time.monotonic() + grace_secs
+            grace_secs = min(self._settings.grace_secs, _LONGEST_SAVE_SECS)
+
+            def hurry() -> bool:
+                late = time.monotonic() >= until_secs and not self._pulse.is_saving(gang.running)
+                return late or self._signals.impatient()
+
+        if any(map(serves, gang.running)):
+            first = [t for t in gang.running if not serves(t)]
+            gang.end(grace_secs, signum, hurry, only=first)
+            signum, grace_secs = signal.SIGTERM, min(grace_secs, _SERVER_SECS)
+        gang.end(grace_secs, signum, hurry)
+
+    def _record(self, number: int, places: Places) -> Attempt:
+        return Attempt(
+            attempt=number, started=time.time(), step_before=self._step(), hosts=places.hosts,
+            workers=sum(t.task_type in ("chief", "worker") for t in places.tasks),
+        )  # fmt: skip
+
+    def _step(self) -> int | None:
+        """How far the job is; None if neither checkpoints nor heartbeats tell."""
+        step, highest = newest_step(self._settings.model_dir), self._pulse.highest_step
+        if step is None and highest is not None:
+            return 0 if self._settings.model_dir else highest
+        return step
+
+    def _judge(self, outcome: Outcome, record: Attempt) -> Verdict:
+        """What comes next, noted in the record."""
+        record.ended, record.step_after = time.time(), self._step()
+        cause, verdict = outcome.cause, Verdict()
+        if cause and not self._signals.received:
+            verdict = self._policy.after(cause.exit_code, record.step_after)
+            self._reason = cause.reason
+        if cause:
+            record.reason, record.detected_secs = cause.reason, cause.silent_secs
+            record.failed = {
+                "task": f"{cause.task.task_type} {cause.task.task_index}",
+                "job": cause.task.worker_index if trains(cause.task) else None,
+                "exit_code": cause.exit_code, "signal": cause.signal_name,
+            }  # fmt: skip
+        elif outcome.stragglers:
+            record.reason = "did not end by themselves: " + ", ".join(map(name, outcome.stragglers))
+        if self._signals.received:
+            signame = signal.Signals(self._signals.received[0]).name
+            record.reason = record.reason if cause else f"{signame} to the launcher"
+            record.next = f"no restart: {signame} came"
+        elif verdict.delay_secs is not None:
+            record.next = f"restart in {verdict.delay_secs:g} s"
+        elif cause or outcome.stragglers:
+            record.next = f"no restart: {verdict.why_not or 'the chief was done'}"
+        if verdict.is_news:
+            say(f"{verdict.why_not}; not started again")
+        return verdict
+
+    def _tell_size(self, places: Places) -> None:
+        count, before = len(places.tasks), self._workers
+        self._workers = count
+        if not before:
+            say(f"starting {count} process{'es' if count > 1 else ''}, logs in {self._log_dir}")
+        elif before != count:
+            said = [f"{n} worker{'s' if n > 1 else ''}" for n in (before, count)]
+            say(" → ".join(said))
+
+    def _tell_restart(self, outcome: Outcome, number: int, delay_secs: float) -> None:
+        if outcome.cause is None:
+            return
+        kept = self._log_dir / earlier_name(outcome.cause.task, number)
+        say(f"{outcome.cause.reason}; its log will be {kept}")
+        used = f"{self._policy.restarts} of {self._policy.max_restarts}"
+        say(f"restart {used} in {delay_secs:g} s: {outcome.cause.reason}")
+
+    def _rest(self, secs: float) -> bool:
+        """Waits; False, at once, when a signal came."""
+        until_secs = time.monotonic() + secs
+        while not self._signals.received and time.monotonic() < until_secs:
+            time.sleep(_POLL_SECS)
+        return not self._signals.received
 
 
-def _end(gang: Gang, outcome: Outcome, grace_secs: float, signals: PassedOnSignals) -> None:
-    """Ends what runs; those that serve come last, because the chief saves what they hold."""
-    signum = outcome.signum or signal.SIGTERM
-    if any(map(serves, gang.running)):
-        first = [t for t in gang.running if not serves(t)]
-        gang.end(grace_secs, signum, signals.impatient, only=first)
-        signum, grace_secs = signal.SIGTERM, min(grace_secs, _SERVER_SECS)
-    gang.end(grace_secs, signum, signals.impatient)
+def _lost(cause: Exit) -> bool:
+    """True when what remains of the job has lost a peer, and so has nothing that it could save."""
+    return cause.exit_code >= 128 and cause.exit_code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED)
 
 
 def _why_ending(gang: Gang, outcome: Outcome, grace_secs: float) -> str:

@@ -1,34 +1,30 @@
 """Watches a gang, and decides when it is time to end it and for what reason.
 
     with PassedOnSignals() as signals:
-        outcome = Watch(gang, grace_secs=30.0, signals=signals).wait()
+        outcome = Watch(gang, grace_secs=30.0, signals=signals, pulse=pulse).wait()
 
-A worker of a job with parameter servers that dies is started again here; else nothing is started or
-ended. Call it from the main thread: signals are delivered there.
+A worker of a job with parameter servers that dies is started again here, and what is hung is killed;
+else nothing is started or ended. Call it from the main thread: signals are delivered there.
 """
 
 import contextlib
 import signal
-import sys
 import time
 from dataclasses import dataclass
 
 from ctl.cluster import Cluster
 from ctl.errors import EXIT_RETRY
-from ctl.launch.gang import Exit, Gang
+from ctl.launch.gang import Gang
+from ctl.launch.heartbeats import Pulse
+from ctl.launch.processes import Exit
 from ctl.launch.roles import may_die, name, serves
+from ctl.launch.saying import say
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
 _PORT_CLASH = b"Could not start gRPC server"
 _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 RESTART_SECS = (1.0, 2.0, 4.0)  # before each new start of one worker; as many starts as these
-
-
-def say(text: str) -> None:
-    """Writes one line to stderr; a stderr that is gone is no reason to leave workers alone."""
-    with contextlib.suppress(OSError):
-        print(f"ctl launch: {text}", file=sys.stderr, flush=True)
 
 
 class PassedOnSignals:
@@ -86,8 +82,11 @@ def clashed(gang: Gang, end: Exit) -> bool:
 class Watch:
     """One look after a gang, from its start to its end; `wait` may be called again to go on."""
 
-    def __init__(self, gang: Gang, grace_secs: float, signals: PassedOnSignals):
+    def __init__(
+        self, gang: Gang, grace_secs: float, signals: PassedOnSignals, pulse: Pulse | None = None
+    ):
         self._gang = gang
+        self._pulse = pulse
         self._chief = gang.tasks[0]
         self._grace_secs = grace_secs
         self._signals = signals
@@ -107,6 +106,7 @@ class Watch:
             if self._signals.received:
                 return Outcome(signum=self._signals.received[0])
             cause = self._first_cause() if failures(self._gang) else self._without_them()
+            cause = cause or self._hung()
             if cause is not None:
                 return Outcome(cause=cause)
             if not self._gang.running and not self._due:
@@ -143,12 +143,38 @@ class Watch:
                 served = serves(failure.task) and self._chief in self._gang.running
                 if failure.exit_code != EXIT_RETRY and not served:
                     return failure
+            stopped = self._stopped_peer()
+            if stopped is not None:
+                return stopped
             late = time.monotonic() >= until_secs
             if not self._gang.running or self._signals.received or late:
                 return failed[0]
             time.sleep(_POLL_SECS)
             self._gang.poll()
         return None
+
+    def _stopped_peer(self) -> Exit | None:
+        """A process that the kernel has stopped, killed at once, when others have lost a peer."""
+        task = next((t for t in self._gang.stopped if not may_die(t)), None)
+        if task is None:
+            return None
+        say(f"{name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
+        self._gang.kill(task)
+        return Exit(task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers")
+
+    def _hung(self) -> Exit | None:
+        """The end of the attempt if a process is hung; one that may die is only killed."""
+        gang, pulse = self._gang, self._pulse
+        if pulse is None or not pulse.is_due:
+            return None
+        hang = pulse.look(gang.running, gang.stopped, gang.far)
+        if hang is None:
+            return None
+        say(f"{name(hang.task)} {hang.why}; it is killed")
+        gang.kill(hang.task)
+        if may_die(hang.task):
+            return None
+        return Exit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
 
     def _without_them(self) -> Exit | None:
         """Deals with those that may die; returns an end after which the job cannot go on."""
@@ -189,6 +215,8 @@ class Watch:
         for index, (at_secs, end) in list(self._due.items()):
             if time.monotonic() >= at_secs and self._chief in self._gang.running:
                 del self._due[index]
+                if self._pulse:
+                    self._pulse.forget(end.task)
                 self._gang.restart(end)
 
     def _nobody_left(self, news: list[Exit]) -> Exit | None:

@@ -4,6 +4,7 @@ Each sees `role`, `index`, `job` (the number of its log, if it trains) and `wait
 writes into its log by printing.
 """
 
+import json
 import os
 import re
 import select
@@ -51,6 +52,16 @@ signal.signal(signal.SIGTERM, tell)
 signal.signal(signal.SIGINT, tell)
 print("ready")
 """
+BEATS = """
+def beat(step, phase, progressed=0.0):
+    "What a worker of ctl writes about once a second."
+    path = pathlib.Path(os.environ["CTL_HEARTBEAT"])
+    facts = {"pid": os.getpid(), "step": step, "phase": phase}
+    facts |= {"beat": time.time(), "progressed": progressed}
+    path.with_suffix(".new").write_text(json.dumps(facts))
+    path.with_suffix(".new").rename(path)
+    time.sleep(0.05)
+"""
 
 
 class Job:
@@ -60,7 +71,11 @@ class Job:
         self.process = None
 
     def start(self, worker, *options, under=(), **popen):
-        """Starts the launcher for the program `worker`; `under` are words to start it through."""
+        """Starts the launcher for the program `worker`.
+
+        `under` are words to start it through, `command` more words for the program.
+        """
+        words = popen.pop("command", [])
         program = self.dir / "worker.py"
         program.write_text(WORKER + textwrap.dedent(worker))
         command = [*under, sys.executable, "-m", "ctl", "launch", f"--log_dir={self.logs}"]
@@ -68,7 +83,7 @@ class Job:
         environ |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **popen.pop("env", {})}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         self.process = subprocess.Popen(
-            [*command, *options, "--", sys.executable, str(program)], env=environ, **streams
+            [*command, *options, "--", sys.executable, str(program), *words], env=environ, **streams
         )
         return self.process
 
@@ -77,9 +92,9 @@ class Job:
         out, err = self.start(worker, *options, **popen).communicate(timeout=TIMEOUT_SECS)
         return self.process.returncode, out, err.decode()
 
-    def end(self):
+    def end(self, timeout_secs=TIMEOUT_SECS):
         """Waits for the launcher's own end; returns its exit code and what it said."""
-        err = self.process.communicate(timeout=TIMEOUT_SECS)[1]
+        err = self.process.communicate(timeout=timeout_secs)[1]
         return self.process.returncode, (err or b"").decode()
 
     def log(self, number):
@@ -87,12 +102,18 @@ class Job:
         path = self.logs / f"{number if isinstance(number, str) else f'job_{number}'}.log"
         return path.read_text() if path.exists() else ""
 
+    @property
+    def attempts(self):
+        """What is written down of each attempt that has ended."""
+        path = self.logs / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def wait_for_logs(self, text, workers=2):
         wait_for(lambda: all(text in self.log(i) for i in range(workers)))
 
 
-def wait_for(condition):
-    until = time.monotonic() + TIMEOUT_SECS
+def wait_for(condition, timeout_secs=TIMEOUT_SECS):
+    until = time.monotonic() + timeout_secs
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.02)

@@ -127,8 +127,9 @@ def test_a_failing_chief_is_named_and_not_shown_twice(job):
 
 def test_a_worker_ended_by_a_signal_is_128_and_its_number(job):
     code, _, err = job.run(
-        "if job: os.kill(os.getpid(), signal.SIGKILL)\nwait_for(lambda: False)", "--workers=2"
-    )
+        "if job: os.kill(os.getpid(), signal.SIGKILL)\nwait_for(lambda: False)",
+        "--workers=2", "--max_restarts=0",
+    )  # fmt: skip
     assert code == 137 and "worker 1 (job 1) failed first: SIGKILL" in err
 
 

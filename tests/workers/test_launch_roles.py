@@ -19,7 +19,7 @@ def test_every_role_gets_its_place_in_one_cluster_and_a_log_of_its_name(job):
     code, _, err = job.run("print(os.environ['TF_CONFIG'])", *ALL)
     assert (code, err) == (0, f"ctl launch: starting 5 processes, logs in {job.logs}\n")
     configs = {name: json.loads(job.log(name)) for name in LOGS}
-    assert sorted(p.stem for p in job.logs.iterdir()) == sorted(LOGS)
+    assert sorted(p.stem for p in job.logs.glob("*.log")) == sorted(LOGS)
     assert [(c["task"]["type"], c["task"]["index"]) for c in configs.values()] == [
         ("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0),
     ]  # fmt: skip
@@ -166,6 +166,7 @@ def test_a_dead_parameter_server_or_chief_ends_the_job(job, who):
         """,
         "--ps=1",
         "--evaluator",
+        "--max_restarts=0",
     )
     called = "ps 0" if who == "ps" else "chief 0 (job 0)"
     log = "ps_0" if who == "ps" else "job_0"

@@ -1,0 +1,184 @@
+"""One process of a job, on this machine or behind ssh; and how it ended.
+
+    process = start(command, task, output=file.fileno(), environ={"CTL_ATTEMPT": "1"})
+    process.send(signal.SIGTERM)
+    process.poll()                -> an Exit once it has ended
+
+A process of another machine takes signals as lines on the standard input of ssh.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ctl.cluster import Cluster
+from ctl.launch import ssh
+from ctl.launch.groups import die_with_parent, kill_group, state
+from ctl.launch.remote import ALIVE_SECS
+from ctl.launch.roles import name
+
+_KILL_ORDER_SECS = 2.0  # for a far process to be killed by its own end of the connection
+_ORDERS = {signal.SIGTERM: b"TERM\n", signal.SIGINT: b"INT\n", signal.SIGKILL: b"KILL\n"}
+_BY_SIGNALS = {
+    128 + n: -n
+    for n in (signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV)
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one process ended; `returncode` is negative for a signal, as `subprocess` has it.
+
+    `why` says in words that follow its name what the code does not, as of one that was hung, and
+    `silent_secs` how long that had been.
+    """
+
+    task: Cluster
+    returncode: int
+    lived_secs: float
+    why: str = ""
+    silent_secs: float | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The code a shell would give: 128+n for signal n."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    @property
+    def signal_name(self) -> str | None:
+        """Of the signal that ended it, e.g. "SIGKILL"; None if none did."""
+        if self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:
+            return f"signal {-self.returncode}"
+
+    @property
+    def reason(self) -> str:
+        """A sentence without its full stop: who failed, and how."""
+        return f"{name(self.task)} " + (self.why or f"failed: {self}")
+
+    def __str__(self) -> str:
+        return f"it {self.why}" if self.why else self.signal_name or f"exit code {self.returncode}"
+
+
+class Process:
+    """A process of this machine, the leader of a session of its own."""
+
+    def __init__(self, task: Cluster, popen: subprocess.Popen):
+        self.task = task
+        self.pid = popen.pid
+        self._popen = popen
+        self._started_secs = time.monotonic()
+
+    @property
+    def has_ended(self) -> bool:
+        """As of the last `poll`."""
+        return self._popen.returncode is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True for one that does not run because of SIGSTOP, Ctrl-Z or a debugger."""
+        return state(self.pid) in ("T", "t")
+
+    def send(self, signum: int) -> None:
+        """A signal to the process itself, not to what it has started."""
+        self._popen.send_signal(signum)
+
+    def kill(self) -> None:
+        """SIGKILL to it and all in its group."""
+        kill_group(self.pid)
+
+    def poll(self) -> Exit | None:
+        """How it ended, and then nothing of its group is left; None while it runs."""
+        returncode = self._popen.poll()
+        if returncode is None:
+            return None
+        kill_group(self.pid)
+        return self._exit(returncode)
+
+    def _exit(self, returncode: int) -> Exit:
+        return Exit(self.task, returncode, time.monotonic() - self._started_secs)
+
+
+class FarProcess(Process):
+    """A process of another machine: its signals are lines to the other end of ssh."""
+
+    def __init__(self, task: Cluster, popen: subprocess.Popen, host: str):
+        super().__init__(task, popen)
+        self._host = host
+        self._told_secs = time.monotonic()
+        self._kill_secs: float | None = None
+        if popen.stdin is not None:
+            os.set_blocking(popen.stdin.fileno(), False)  # an ssh that hangs must not hang us
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nobody can tell from here."""
+        return False
+
+    def send(self, signum: int) -> None:
+        self._tell(_ORDERS.get(signal.Signals(signum), b"TERM\n"))
+
+    def kill(self) -> None:
+        """Over there first; ssh itself a little later, and then the closed connection kills."""
+        if self._kill_secs is None:
+            self._kill_secs = time.monotonic() + _KILL_ORDER_SECS
+            self._tell(_ORDERS[signal.SIGKILL])
+
+    def poll(self) -> Exit | None:
+        now = time.monotonic()
+        if self._kill_secs is not None and now >= self._kill_secs:
+            kill_group(self.pid)
+        elif now - self._told_secs >= ALIVE_SECS:
+            self._tell(b"ALIVE\n")
+        return super().poll()
+
+    def _tell(self, order: bytes) -> None:
+        self._told_secs = time.monotonic()
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._popen.stdin.fileno(), order)
+
+    def _exit(self, returncode: int) -> Exit:
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
+        if returncode == ssh.EXIT_UNREACHABLE:
+            end = super()._exit(returncode)
+            why = f"lost its machine: cannot reach host {self._host} (ssh ended with {returncode})"
+            return Exit(self.task, returncode, end.lived_secs, why)
+        return super()._exit(_BY_SIGNALS.get(returncode, returncode))
+
+
+def start(
+    command: Sequence[str], task: Cluster, *, output: int, environ: Mapping[str, str],
+    host: str | None = None,
+) -> Process:  # fmt: skip
+    """Starts the command in the task's place, its output going to a file descriptor.
+
+    Args:
+      environ: what it is told beside TF_CONFIG; host: where, None for here.
+    """
+    told = {**environ, "TF_CONFIG": task.tf_config()}
+    outer = {k: v for k, v in os.environ.items() if k != "CTL_RESTART_REASON"}  # not about this job
+    here = {**outer, **told, "PYTHONUNBUFFERED": "1"}
+    if host is not None:
+        settings = ssh.passed_on(told)
+        command = ssh.line(command, host=host, environ=settings, directory=os.getcwd())
+        here = dict(os.environ)
+    popen = subprocess.Popen(
+        command,
+        env=here,
+        stdin=subprocess.DEVNULL if host is None else subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
+    )
+    return Process(task, popen) if host is None else FarProcess(task, popen, host)

@@ -1,0 +1,49 @@
+"""How far a job is: the step of its newest complete checkpoint, read without TensorFlow.
+
+    newest_step("/tmp/mnist")      -> 500, or None
+
+Nothing else of a checkpoint is looked at.
+"""
+
+import json
+import re
+from pathlib import Path
+
+_CHECKPOINT = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})", re.ASCII)
+_MODEL_DIR = re.compile(r"--?model_dir(?:=(.*))?", re.DOTALL)
+
+
+def model_dir_of(command: list[str]) -> str | None:
+    """The value of the command's last --model_dir, with `=` or as the next word."""
+    found = None
+    for word, following in zip(command, [*command[1:], None], strict=True):
+        match = _MODEL_DIR.fullmatch(word)
+        if match:
+            found = following if match[1] is None else match[1]
+    return found
+
+
+def local_model_dir(command: list[str]) -> Path | None:
+    """The same as a path, if it is one: an object store's address is none."""
+    model_dir = model_dir_of(command)
+    return Path(model_dir) if model_dir and "://" not in model_dir else None
+
+
+def newest_step(model_dir: str | Path | None) -> int | None:
+    """The highest step with a manifest that says so; None without any, or without a directory."""
+    if model_dir is None:
+        return None
+    try:
+        names = [p.name for p in (Path(model_dir) / "checkpoints").iterdir()]
+    except (OSError, ValueError):
+        return None
+    steps = sorted((int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m), reverse=True)
+    for step in steps:
+        manifest = Path(model_dir) / "checkpoints" / f"ckpt-{step}" / "manifest.json"
+        try:
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(content, dict) and content.get("step") == step:
+            return step
+    return None

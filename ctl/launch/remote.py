@@ -1,0 +1,77 @@
+"""The far end of an ssh connection: runs one command and ends it with the connection.
+
+    python -m ctl.launch.remote -- python train.py --steps=100
+
+Lines on stdin are orders: TERM and INT go to the process, KILL to its whole group, ALIVE says that
+the launcher is there. When stdin ends, or nothing came for `SILENCE_SECS`, the group is killed. The
+exit code is the command's, 128+n for signal n, and 254 for 255, which is ssh's own.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from ctl.errors import EXIT_USAGE
+from ctl.launch.groups import die_with_parent, kill_group
+
+ALIVE_SECS = 5.0  # between two signs of the launcher
+SILENCE_SECS = 120.0  # a network that is cut closes no connection
+_LOOK_SECS = 0.1
+_SIGNALS = {b"TERM": signal.SIGTERM, b"INT": signal.SIGINT}
+
+
+def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SECS) -> int:
+    """Runs the words after "--" until they end or have to; returns the exit code.
+
+    Args:
+      orders: file descriptor of the lines; silence_secs: without any for so long, the end.
+    """
+    words = list(argv)[1:] if list(argv)[:1] == ["--"] else list(argv)
+    try:
+        child = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 (no threads here)
+        )  # fmt: skip
+    except (OSError, IndexError, ValueError) as e:
+        print(f"ctl launch: {words[:1]} cannot be run on {os.uname().nodename}: {e}", flush=True)
+        return EXIT_USAGE
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: _send(child, signal.SIGTERM))
+    _follow(child, orders, silence_secs)
+    kill_group(child.pid)
+    returncode = child.wait()
+    return min(returncode, 254) if returncode >= 0 else 128 - returncode
+
+
+def _follow(child: subprocess.Popen, orders: int, silence_secs: float) -> None:
+    """Returns when the process has ended, or its group is to be killed."""
+    heard, rest = time.monotonic(), b""
+    while child.poll() is None:
+        if not select.select([orders], [], [], _LOOK_SECS)[0]:
+            if time.monotonic() - heard > silence_secs:
+                return
+            continue
+        data = os.read(orders, 4096)
+        if not data:
+            return
+        heard = time.monotonic()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line == b"KILL":
+                return
+            if line in _SIGNALS:
+                _send(child, _SIGNALS[line])
+
+
+def _send(child: subprocess.Popen, signum: int) -> None:
+    with contextlib.suppress(OSError):
+        child.send_signal(signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+"""Hung workers with real processes: silent, stopped, without a step, never there."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+from launching import BEATS, is_alive, pid_in, wait_for
+
+pytestmark = [
+    pytest.mark.workers,
+    pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are seen in /proc"),
+]
+SOON = "--backoff_secs=0.1"
+TRAINS = (
+    BEATS
+    + """
+attempt = int(os.environ["CTL_ATTEMPT"])
+print("pid", os.getpid(), flush=True)
+if attempt == 2: sys.exit()
+def train_for_ever(step=7):
+    until = time.monotonic() + 60
+    while time.monotonic() < until: beat(step, "training", 1.0)
+"""
+)
+
+
+def beats(job, number):
+    return (job.logs / "heartbeat" / f"job_{number}.json").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
+    job.start(
+        TRAINS + "train_for_ever()",
+        "--workers=2", "--heartbeat_timeout_secs=3", SOON,
+    )  # fmt: skip
+    wait_for(lambda: beats(job, 0) and beats(job, 1))
+    pids = [pid_in(job.log(i)) for i in range(2)]
+    os.kill(pids[victim], signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_for(lambda: not any(map(is_alive, pids)))
+    assert time.monotonic() - stopped <= 30
+    code, err = job.end()
+    who = rf"worker {victim} \(job {victim}\) gave no sign of life for \d+ s \(last at step 7\)"
+    assert code == 0 and re.search(f"{who}; it is killed", err)
+    assert re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+    first, _ = job.attempts
+    assert 3 <= first["detected_secs"] <= 15
+    assert (first["failed"]["exit_code"], first["failed"]["task"]) == (134, f"worker {victim}")
+
+
+def test_a_hang_again_and_again_ends_with_134(job):
+    code, _, err = job.run(
+        BEATS + "beat(7, 'training'); wait_for(lambda: False)",
+        "--max_restarts=1", "--heartbeat_timeout_secs=0.7", SOON,
+    )  # fmt: skip
+    assert code == 134
+    failed = (
+        r"worker 0 \(job 0\) failed first: it gave no sign of life for \d+ s \(last at step 7\)"
+    )
+    assert re.search(failed, err)
+
+
+def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job):
+    """Also without heartbeats: nobody writes one here."""
+    job.start(
+        """
+        print("pid", os.getpid(), flush=True)
+        if os.environ["CTL_ATTEMPT"] == "2": sys.exit()
+        wait_for((here / "lost").exists)
+        if job == 0: sys.exit(134)
+        wait_for(lambda: False)
+        """,
+        "--workers=2", "--grace_secs=1000", SOON,
+    )  # fmt: skip
+    job.wait_for_logs("pid ")
+    pid = pid_in(job.log(1))
+    os.kill(pid, signal.SIGSTOP)
+    (job.dir / "lost").touch()
+    code, err = job.end()
+    assert code == 0 and not is_alive(pid)
+    assert "worker 1 (job 1) is stopped, as after SIGSTOP; others lost it, so it is killed" in err
+    assert job.attempts[0]["failed"]["task"] == "worker 1"
+
+
+def test_training_without_a_step_is_a_hang_when_asked_for(job):
+    code, _, err = job.run(
+        TRAINS + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", SOON
+    )
+    assert code == 0 and re.search(
+        r"worker \d \(job \d\) made no step for \d+ s \(last at step 7", err
+    )
+
+
+def test_steps_and_long_evaluations_are_no_hang(job):
+    code, _, err = job.run(
+        TRAINS
+        + """
+for step in range(30): beat(step, "training", float(step))
+for _ in range(60): beat(30, "evaluating", 30.0)
+""",
+        "--hang_timeout_secs=2", "--max_restarts=0",
+    )  # fmt: skip
+    assert code == 0 and len(err.splitlines()) == 1
+
+
+def test_a_worker_that_never_comes_is_named_when_others_have(job):
+    code, _, err = job.run(
+        TRAINS + "if job == 0: train_for_ever(0)\nwait_for(lambda: False)",
+        "--workers=2", "--startup_timeout_secs=3", SOON,
+    )  # fmt: skip
+    said = r"worker 1 \(job 1\) gave no sign of life within \d+ s of the start; it is killed"
+    assert code == 0 and re.search(said, err)
+
+
+def test_programs_that_never_beat_are_left_alone(job):
+    code, _, err = job.run(
+        "time.sleep(3)",
+        "--workers=2", "--heartbeat_timeout_secs=1", "--startup_timeout_secs=1",
+        "--hang_timeout_secs=1",
+    )  # fmt: skip
+    assert code == 0 and len(err.splitlines()) == 1
+
+
+def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
+    """TensorFlow stops all threads of Python meanwhile."""
+    job.start(
+        TRAINS + "beat(0, 'starting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON
+    )
+    wait_for(lambda: beats(job, 0))
+    time.sleep(2.5)
+    pid = pid_in(job.log(0))
+    assert is_alive(pid) and not job.attempts
+    os.kill(pid, signal.SIGSTOP)
+    code, err = job.end()
+    assert code == 0 and "gave no sign of life" in err
+
+
+def test_a_hung_evaluator_is_killed_alone(job):
+    code, _, err = job.run(
+        BEATS
+        + """
+if role == "evaluator":
+    leave_pid(here / "pid")
+    beat(1, "evaluating")
+    wait_for(lambda: False)
+wait_for_end_of(here / "pid")
+""",
+        "--evaluator", "--heartbeat_timeout_secs=1", "--max_restarts=0",
+    )  # fmt: skip
+    assert code == 0 and re.search(r"evaluator 0 gave no sign of life for \d+ s \(last at", err)
+    assert "the training does not depend on it" in err
+
+
+def test_an_old_heartbeat_is_deleted_before_each_attempt(job):
+    (job.logs / "heartbeat").mkdir(parents=True)
+    (job.logs / "heartbeat" / "job_0.json").write_text('{"step": 99, "phase": "training"}')
+    code, _, _ = job.run(
+        """
+        print(pathlib.Path(os.environ["CTL_HEARTBEAT"]).exists())
+        pathlib.Path(os.environ["CTL_HEARTBEAT"]).write_text("no JSON")
+        time.sleep(1)                       # until it has been read, too
+        sys.exit(134 * (os.environ["CTL_ATTEMPT"] == "1"))
+        """,
+        SOON,
+    )
+    assert code == 0
+    assert job.log("job_0.attempt1") == job.log(0) == "False\n"
+
+
+def test_a_worker_is_told_its_attempt_and_its_timeouts(job):
+    code, out, _ = job.run(
+        """
+        print({k: v for k, v in sorted(os.environ.items()) if k.startswith("CTL_")})
+        sys.exit(134 * (os.environ["CTL_ATTEMPT"] == "1"))
+        """,
+        SOON, "--startup_timeout_secs=77", env={"CTL_RESTART_REASON": "of a job around this one"},
+    )  # fmt: skip
+    assert code == 0
+    first, second = map(eval, out.decode().splitlines())
+    path = str(job.logs / "heartbeat" / "job_0.json")
+    told = {"CTL_HEARTBEAT": path, "CTL_STARTUP_TIMEOUT_SECS": "77"}
+    assert first == {**told, "CTL_ATTEMPT": "1"}
+    why = "worker 0 (job 0) failed: exit code 134"
+    assert second == {**told, "CTL_ATTEMPT": "2", "CTL_RESTART_REASON": why}

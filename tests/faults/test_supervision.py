@@ -1,0 +1,308 @@
+"""The supervisor with real processes: restarts, no progress, what is written down, logs, ports."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from launching import BEATS, TELL_SIGNALS, is_alive, pid_in, wait_for
+
+pytestmark = pytest.mark.workers
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
+SOON = "--backoff_secs=0.1"
+TRAINS = """
+def save(step):
+    path = here / "run" / "checkpoints" / f"ckpt-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").write_text(json.dumps({"step": step}))
+
+attempt = int(os.environ["CTL_ATTEMPT"])
+print("attempt", attempt, "because", os.environ.get("CTL_RESTART_REASON"), flush=True)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_kill_9_all_workers_are_gone_and_start_again_by_themselves(job, victim):
+    job.start(
+        TRAINS
+        + """
+print("pid", os.getpid(), flush=True)
+if attempt == 1: wait_for(lambda: False)
+print(task["cluster"]["worker"])
+""",
+        "--workers=2", SOON,
+    )  # fmt: skip
+    job.wait_for_logs("pid ")
+    pids = [pid_in(job.log(i)) for i in range(2)]
+    os.kill(pids[victim], signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: not any(map(is_alive, pids)))
+    gone_secs = time.monotonic() - killed
+    code, err = job.end()
+    assert code == 0 and gone_secs <= 35 and time.monotonic() - killed <= 60
+    why = f"worker {victim} (job {victim}) failed: SIGKILL"
+    assert f"ctl launch: restart 1 of 3 in 0.1 s: {why}\n" in err
+    for i in range(2):
+        assert job.log(f"job_{i}.attempt1").startswith("attempt 1 because None\n")
+        assert job.log(i).startswith(f"attempt 2 because {why}\n")
+    first, second = job.attempts
+    assert first["failed"] == {
+        "task": f"worker {victim}", "job": victim, "exit_code": 137, "signal": "SIGKILL",
+    }  # fmt: skip
+    assert (first["next"], second["next"]) == ("restart in 0.1 s", "done")
+    assert second["failed"] is None and first["started"] < first["ended"] <= second["started"]
+
+
+def test_each_attempt_has_ports_of_its_own(job):
+    code, _, _ = job.run(
+        TRAINS + "print(task['cluster']); sys.exit(134 * (attempt == 1))", "--workers=2", SOON
+    )
+    assert code == 0 and job.log("job_1.attempt1").splitlines()[1] != job.log(1).splitlines()[1]
+
+
+def test_max_restarts_is_honoured_and_the_last_failure_named_with_its_log(job):
+    code, _, err = job.run(
+        TRAINS
+        + """
+(here / f"starts{job}").open("a").write("x")
+if job == 1:
+    print("the last words of", attempt)
+    os.kill(os.getpid(), signal.SIGSEGV)
+wait_for(lambda: False)
+""",
+        "--workers=2", "--max_restarts=2", SOON,
+    )  # fmt: skip
+    assert code == 139 and (job.dir / "starts1").read_text() == "xxx"
+    assert "restart 1 of 2 in 0.1 s" in err and "restart 2 of 2 in 0.2 s" in err
+    assert "2 restarts are used up (--max_restarts=2); not started again" in err
+    end = err[err.index("worker 1 (job 1) failed first: SIGSEGV; its log is") :]
+    assert end.splitlines()[-1] == "the last words of 3"
+    assert [a["next"].partition(":")[0] for a in job.attempts] == [
+        "restart in 0.1 s", "restart in 0.2 s", "no restart",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "says"),
+    [
+        (5, "no progress: 3 attempts in a row ended with the newest checkpoint at step 5"),
+        (None, "no progress: 3 attempts in a row ended without a checkpoint"),
+    ],
+)
+def test_a_crash_loop_without_progress_stops_before_the_restarts_are_burnt(job, checkpoint, says):
+    code, _, err = job.run(
+        BEATS + TRAINS + f"""
+beat(3, "training")
+if {checkpoint} and job == 0: save({checkpoint})
+if job == 0: sys.exit(134)
+wait_for(lambda: False)
+""",
+        "--workers=2", "--max_restarts=50", SOON, command=[f"--model_dir={job.dir}/run"],
+    )  # fmt: skip
+    assert code == 134 and f"ctl launch: {says}; not started again\n" in err
+    told = job.attempts
+    assert len(told) == 3 and told[2]["next"] == f"no restart: {says}"
+    assert [a["step_after"] for a in told] == [checkpoint or 0] * 3
+    assert [a["step_before"] for a in told][1:] == [checkpoint or 0] * 2
+
+
+def test_a_crash_loop_that_gets_on_goes_on(job):
+    code, _, _ = job.run(
+        TRAINS + "save(attempt); sys.exit(134 * (attempt < 6))",
+        "--max_restarts=5", "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
+    )  # fmt: skip
+    assert code == 0 and [a["step_after"] for a in job.attempts] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 130, 143])
+def test_an_end_that_would_come_again_or_was_asked_for_is_not_retried(job, code):
+    ended, _, err = job.run(f"print('once')\nsys.exit({code})", SOON)
+    assert ended == code and "restart 1" not in err and job.log(0) == "once\n"
+    [told] = job.attempts
+    assert told["next"].startswith(f"no restart: exit code {code} ")
+
+
+def test_errors_are_retried_when_asked_but_never_usage_errors(job):
+    code, _, err = job.run(TRAINS + "sys.exit([3, 1, 2][attempt - 1])", "--restart_on_error", SOON)
+    assert code == 2 and len(job.attempts) == 3 and "restart 2 of 3" in err
+
+
+def test_a_chief_s_usage_error_wins_over_the_peers_that_lost_it(job):
+    code, _, _ = job.run(
+        """
+        if job == 1:
+            leave_pid(here / "pid")
+            sys.exit(134)
+        wait_for_end_of(here / "pid")
+        sys.exit(2)
+        """,
+        "--workers=2",
+    )
+    assert code == 2 and len(job.attempts) == 1
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_waiting_before_a_restart_at_once(job, signum, code):
+    job.start("sys.exit(134)", "--backoff_secs=1000")
+    wait_for(lambda: job.attempts)
+    job.process.send_signal(signum)
+    ended, err = job.end()
+    assert ended == code and "restart 1 of 3 in 60 s" in err and "not started again" in err
+
+
+def test_an_evaluator_is_started_again_with_the_others_and_alone_restarts_nothing(job):
+    code, _, err = job.run(
+        TRAINS
+        + """
+if role == "evaluator":
+    if attempt == 2: sys.exit(134)
+    wait_for(lambda: False)
+if attempt == 1: sys.exit(134)
+wait_for(lambda: "because" in (here / "logs/evaluator_0.log").read_text())
+""",
+        "--evaluator", SOON,
+    )  # fmt: skip
+    assert code == 0 and len(job.attempts) == 2
+    assert "evaluator 0 failed: exit code 134; the training does not depend on it" in err
+    assert job.log("evaluator_0").startswith("attempt 2 because worker 0 (job 0) failed")
+
+
+def test_a_dead_parameter_server_restarts_the_gang(job):
+    code, _, _ = job.run(
+        TRAINS
+        + """
+print("here", flush=True)
+if attempt == 1:
+    if role == "ps": os.kill(os.getpid(), signal.SIGKILL)
+    wait_for(lambda: False)
+""",
+        "--ps=1", SOON,
+    )  # fmt: skip
+    assert code == 0 and [a["workers"] for a in job.attempts] == [2, 2]
+    assert job.attempts[0]["failed"]["task"] == "ps 0"
+    assert all("attempt 2" in job.log(n) for n in ("job_0", "job_1", "ps_0"))
+
+
+def test_a_full_disk_under_the_records_does_not_stop_the_job(job):
+    job.logs.mkdir()
+    (job.logs / "attempts.jsonl").symlink_to("/dev/full")
+    code, _, err = job.run(TRAINS + "sys.exit(134 * (attempt == 1))", SOON)
+    assert (
+        code == 0 and err.count("attempts.jsonl cannot be written (No space left on device)") == 2
+    )
+
+
+def test_the_newest_five_earlier_logs_are_kept_and_those_of_an_earlier_start_are_not(job):
+    job.logs.mkdir()
+    (job.logs / "job_3.attempt9.log").write_text("of an earlier start")
+    (job.logs / "notes.attempt9.log").write_text("not ours")
+    code, _, _ = job.run(
+        TRAINS + "sys.exit(134 * (attempt < 8))", "--max_restarts=9", "--backoff_secs=0.01"
+    )
+    assert code == 0 and job.log(0).startswith("attempt 8")
+    kept = sorted(p.name for p in job.logs.glob("*.attempt*"))
+    assert kept == [f"job_0.attempt{n}.log" for n in range(3, 8)] + ["notes.attempt9.log"]
+    assert job.log("job_0.attempt7").startswith("attempt 7")
+
+
+def test_a_runaway_log_is_bounded_and_keeps_its_beginning_and_its_end(job):
+    code, _, _ = job.run(
+        """
+        print("the beginning")
+        if job == 1:
+            until = time.monotonic() + 60
+            while "were cut here" not in (here / "logs/job_1.log").read_text():
+                os.write(1, b"and so on\\n" * 1000)
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            (here / "cut").touch()
+        wait_for((here / "cut").exists)
+        print("the end")
+        """,
+        "--workers=2", "--max_log_mib=0.1",
+    )  # fmt: skip
+    text = job.log(1)
+    assert code == 0 and len(text) < 10 * 2**20
+    assert text.startswith("the beginning\n") and text.endswith("the end\n")
+    assert " bytes were cut here (--max_log_mib)\n" in text and job.log(0).endswith("the end\n")
+
+
+def test_the_chief_s_log_is_bounded_too_and_the_console_gets_all(job):
+    code, out, _ = job.run(
+        """
+        count = 0
+        until = time.monotonic() + 60
+        while "were cut here" not in (here / "logs/job_0.log").read_text():
+            os.write(1, b"and so on\\n" * 1000)
+            count += 1000
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        print("lines", count)
+        """,
+        "--max_log_mib=0.1",
+    )
+    assert code == 0 and job.log(0).endswith(out.decode()[-100:])
+    assert out.count(b"and so on\n") == int(out.split()[-1])
+
+
+@LINUX
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_what_workers_have_started_ends_with_the_launcher_too(job, how):
+    job.start(
+        """
+        import subprocess
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        print("pid", child.pid, flush=True)
+        wait_for(lambda: False)
+        """,
+        "--workers=2", "--grace_secs=0.5",
+    )  # fmt: skip
+    job.wait_for_logs("pid ")
+    pids = [pid_in(job.log(i)) for i in range(2)]
+    assert all(map(is_alive, pids))
+    job.process.send_signal(signal.Signals[how])
+    job.end()
+    wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_lost_port_is_no_restart_and_other_ports_are_free_ones(job):
+    """The program binds its port as TensorFlow would; another one has taken it."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        code, _, err = job.run(
+            f"""
+            import socket
+            port = int(task["cluster"][role][index].rpartition(":")[2])
+            first = not (here / "first").exists()
+            (here / "first").touch()
+            bound = socket.socket()
+            try: bound.bind(("127.0.0.1", {other.getsockname()[1]} if first else port))
+            except OSError: sys.exit("UnknownError: Could not start gRPC server")
+            print(os.environ["CTL_ATTEMPT"])
+            """,
+            "--max_restarts=0",
+        )
+    assert code == 0 and "could not bind its port" in err and job.log(0) == "1\n"
+
+
+@LINUX
+def test_a_lost_peer_gets_little_grace_but_a_save_is_not_torn(job):
+    code, _, err = job.run(
+        BEATS + TELL_SIGNALS + """
+if job == 1:
+    wait_for(lambda: "ready" in (here / "logs/job_0.log").read_text())
+    os.kill(os.getpid(), signal.SIGKILL)
+until = time.monotonic() + 11            # longer than those who lost a peer are given
+while time.monotonic() < until: beat(7, "saving")
+print("saved")
+sys.exit(134)
+""",
+        "--workers=2", "--max_restarts=0",
+    )  # fmt: skip
+    assert code == 137 and "SIGKILL after 8 s" in err and job.log(0).endswith("saved\n")

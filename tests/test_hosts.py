@@ -1,0 +1,275 @@
+"""Hosts as people and scripts write them, the line for ssh, and where workers go."""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from ctl.errors import UsageError
+from ctl.launch import discovery, hosts, ssh
+from ctl.launch.command import _layout
+from ctl.launch.discovery import ask, understand
+from ctl.launch.hosts import Host
+from ctl.launch.layout import OTHER_PORTS, Discovered, Fixed, OnHosts, first_slots
+from ctl.launch.options import read as read_options
+from ctl.launch.remote import main as run_far
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launching import is_alive, wait_for
+
+FUZZ = settings(max_examples=1500, deadline=None)
+PIECES = st.sampled_from(
+    ["host1", "10.0.0.7", ":", ",", "@", "-", "--", ".", "2", "0", "99999999999", " ", "\n", "me",
+     "::1", "é", "$(x)", "localhost", "1.2.3.4.5", "256.1.1.1", "#", "\0", "²", "-oProxyCommand=x"]
+)  # fmt: skip
+TEXTS = st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=8).map("".join))
+
+
+def sentence(error):
+    """The words of an error, if they are one line that people can read."""
+    text = str(error)
+    assert text and "\n" not in text and "Traceback" not in text and len(text) < 900
+    return text
+
+
+@FUZZ
+@given(TEXTS)
+def test_any_list_of_hosts_is_hosts_or_a_sentence(text):
+    try:
+        found = hosts.read(text)
+    except UsageError as e:
+        assert "expected" in sentence(e) or "write it once" in sentence(e)
+        return
+    assert found and all(1 <= h.slots <= hosts.MOST_WORKERS for h in found)
+    for host in found:
+        assert host.target.isascii() and not host.target.startswith("-")
+        assert set(host.target) <= set(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@"
+        )
+        assert "_" not in host.address and shlex.quote(host.address) == host.address
+    assert hosts.read(hosts.tell(found)) == found
+
+
+@FUZZ
+@given(st.lists(TEXTS, max_size=5).map("\n".join), st.integers(-20, 3), TEXTS)
+def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncode, err):
+    found = understand("./hosts.sh", returncode, out, err)
+    assert bool(found.hosts) != bool(found.problem)
+    if found.problem:
+        assert "./hosts.sh" in sentence(found.problem)
+
+
+@FUZZ
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                [f"--{name}" for name in vars(read_options(["--", "true"])[0])] + ["-H"]
+            ),
+            st.tuples(
+                st.sampled_from([f"--{n}=" for n in vars(read_options(["--", "true"])[0])]),
+                st.one_of(
+                    st.sampled_from(
+                        ["0", "-1", "1", "nan", "inf", "1e999", "1e5", "٣", "9" * 5000, "true",
+                         "h1:2,h2", "localhost", "127.0.0.1", "/", "", "3"]
+                    ),
+                    st.text(max_size=10),
+                ),
+            ).map("".join),
+            TEXTS,
+        ),
+        max_size=5,
+    )
+)  # fmt: skip
+def test_any_options_are_a_layout_or_a_sentence(words):
+    words = [w for w in words if w not in ("--help", "-h", "--")]
+    try:
+        asked, command = read_options([*words, "--", "true"])
+        layout = _layout(asked)
+    except UsageError as e:
+        sentence(e)
+        return
+    assert command == ["true"] and isinstance(layout, (Fixed, OnHosts, Discovered))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "'' is no host"),
+        ("host1,", "'' is no host"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host"),
+        ("host;reboot", "'host;reboot' is no host"),
+        ("host_1", "'host_1' is no host"),
+        ("300.1.1.1", "'300.1.1.1' is no host"),
+        ("1.2.3", "'1.2.3' is no host"),
+        ("-me@host1", "names the user '-me'"),
+        ("host1:0", "gives '0' slots; expected a whole number from 1"),
+        ("host1:two", "gives 'two' slots"),
+        ("host1:²", "gives '²' slots"),
+        (
+            "host1:2,HOST1:3",
+            "the host 'HOST1' came twice; write it once, with all its slots: HOST1:5",
+        ),
+        ("host1:1000,host2:1000", "2000 slots came, expected 1024 at most"),
+    ],
+)
+def test_a_wrong_host_is_one_sentence(text, says):
+    with pytest.raises(UsageError) as caught:
+        hosts.read(text)
+    assert says in str(caught.value)
+
+
+def test_hosts_are_read_as_they_are_written():
+    assert hosts.read("host1:2, me@a-b.example.org,10.0.0.7:3") == [
+        Host("host1", 2), Host("me@a-b.example.org", 1), Host("10.0.0.7", 3),
+    ]  # fmt: skip
+    assert hosts.read_lines(["# today", "", "host1:2  ", "host2"]) == [
+        Host("host1", 2),
+        Host("host2"),
+    ]
+
+
+def test_this_machine_is_known_by_its_names_and_addresses():
+    own = socket.gethostname()
+    names = ("localhost", "127.0.0.1", own, own.upper())
+    assert all(Host(name).is_local for name in names)
+    assert not any(Host(name).is_local for name in ("192.0.2.1", "elsewhere", f"me@{own}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("-H h1:2 --workers=2", "--workers came with -H; the slots of the hosts say"),
+        ("-H h1 --ps=1", "--ps came with -H; on several machines there are workers only"),
+        ("-H h1 --chief", "--chief came with -H"),
+        ("-H h1 --evaluator", "--evaluator came with -H"),
+        ("-H h1 --host_discovery=/bin/true", "-H came with --host_discovery"),
+        ("-H h1 --min_workers=1", "--min_workers=1 needs --host_discovery=SCRIPT"),
+        ("--workers=3 --min_workers=1", "--min_workers=1 needs --host_discovery=SCRIPT"),
+        ("--max_workers=3", "--max_workers=3 needs --host_discovery=SCRIPT"),
+        ("--host_discovery=/bin/true --workers=2", "--workers came with --host_discovery"),
+        ("--host_discovery=/nowhere/x", "'/nowhere/x' cannot be run; expected the path"),
+        (
+            "--host_discovery=/bin/true --min_workers=3 --max_workers=2",
+            "--min_workers=3 is more than",
+        ),
+        ("-H localhost:2,h1:2", "other machines cannot reach this one as 'localhost'"),
+        ("-H h1:2 --port=65535", "--port=65535 leaves no room for 2 workers"),
+        ("--host=a:b", "--host='a:b' is no address"),
+        ("--max_restarts=-1", "'-1' came, expected a whole number from 0"),
+        ("--heartbeat_timeout_secs=nan", "'nan' came, expected seconds from 0"),
+        ("--startup_timeout_secs=-3", "'-3' came, expected seconds from 0"),
+        ("--backoff_secs=inf", "'inf' came, expected seconds from 0"),
+        ("--max_log_mib=-1", "'-1' came, expected MiB"),
+        ("--workers=99999", "'99999' came, expected a whole number from 1 to 1024"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_sentence(line, says):
+    with pytest.raises(UsageError) as caught:
+        _layout(read_options([*line.split(), "--", "true"])[0])
+    assert says in sentence(caught.value)
+
+
+def test_the_line_for_ssh_quotes_every_word_and_passes_on_little(monkeypatch):
+    monkeypatch.setenv("A_SECRET", "of mine")
+    monkeypatch.setenv("PYTHONPATH", "/my code")
+    environ = ssh.passed_on({"TF_CONFIG": '{"a": 1}'})
+    words = ssh.line(["run", "it's", "$x"], host="h1", environ=environ, directory="/a b")
+    assert words[0] == "ssh" and words[-3:-1] == ["--", "h1"]
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
+    assert shlex.split(words[-1]) == [
+        "cd", "/a b", "&&", "exec", "env", 'TF_CONFIG={"a": 1}', "PYTHONUNBUFFERED=1",
+        "PYTHONPATH=/my code", sys.executable, "-m", "ctl.launch.remote", "--", "run", "it's", "$x",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
+def test_the_real_ssh_understands_its_options():
+    """-G prints what it would do and connects to nobody."""
+    words = ssh.line(["true"], host="me@h1", environ={}, directory="/")
+    told = subprocess.run(
+        [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert {
+        "batchmode yes",
+        "stricthostkeychecking true",
+        "user me",
+        "serveraliveinterval 5",
+    } <= set(told)
+
+
+def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
+    places = OnHosts([Host("localhost", 2)]).places()
+    assert not places.far and len(set(places.tasks[0].tasks["worker"])) == 2
+    assert all(a.startswith("127.0.0.1:") for a in places.tasks[0].tasks["worker"])
+
+
+def test_after_a_clash_far_workers_get_other_ports():
+    layout = OnHosts([Host("h1", 2)], port=2222)
+    assert list(layout.places().far) == ["h1:2222", "h1:2223"]
+    assert list(layout.places(shift=1).far) == [f"h1:{2222 + OTHER_PORTS + i}" for i in range(2)]
+
+
+def test_the_first_slots_are_taken():
+    found = [Host("a", 2), Host("b", 2), Host("c", 1)]
+    assert first_slots(found, None) == found
+    assert first_slots(found, 3) == [Host("a", 2), Host("b", 1)]
+    assert first_slots(found, 2) == [Host("a", 2)]
+
+
+def script(tmp_path, text):
+    path = tmp_path / "hosts.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("echo oops >&2; exit 3", "failed: exit code 3, oops"),
+        ("kill -9 $$", "failed: signal 9"),
+        ("exit 0", "printed no host"),
+        ("echo 'no:such:thing'", "printed what cannot be used: 'no:such:thing' gives"),
+        ("head -c 1000000 /dev/urandom", "printed what cannot be used"),
+    ],
+)
+def test_a_discovery_script_that_fails_is_told_in_words(tmp_path, text, says):
+    assert says in sentence(ask(script(tmp_path, text)).problem)
+
+
+def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
+    found = ask(script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait"), timeout_secs=0.5)
+    assert "did not end within 0.5 s" in found.problem
+    wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    assert discovery.TIMEOUT_SECS == 30
+
+
+def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):
+    assert ask(script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
+    assert "cannot be run" in ask("/bin/echo h1").problem
+
+
+@pytest.fixture
+def handlers():
+    """Those of this process, put back at the end."""
+    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+
+
+def test_the_far_end_without_a_sign_of_the_launcher_ends_its_process(handlers):
+    reader, writer = os.pipe()
+    os.write(writer, b"ALIVE\n")
+    assert run_far(["--", "sleep", "30"], orders=reader, silence_secs=0.3) == 128 + 9
+    assert run_far(["--", "/nowhere/x"], orders=reader) == 2
+    assert run_far(["--", "sh", "-c", "exit 255"], orders=reader) == 254, "255 is ssh's own"
+    os.close(writer)
+    assert run_far(["--", "sleep", "30"], orders=reader) == 128 + 9
+    os.close(reader)

@@ -1,0 +1,305 @@
+"""What the supervisor decides with, without processes: policy, heartbeats, progress, log files."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ctl.errors import EXIT_RETRY
+from ctl.launch.attempts import Attempt
+from ctl.launch.groups import state
+from ctl.launch.heartbeats import Pulse, Timeouts
+from ctl.launch.layout import Roles, plan
+from ctl.launch.log_files import Bounds, set_aside
+from ctl.launch.processes import Exit
+from ctl.launch.progress import local_model_dir, newest_step
+from ctl.launch.retrying import Policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FUZZ = settings(max_examples=1000, deadline=None)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["step", "phase", "progressed", "x"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "again", "on_error"),
+    [
+        (1, False, True), (2, False, False), (3, False, True), (127, False, True),
+        (128, True, True), (130, False, False), (134, True, True), (137, True, True),
+        (139, True, True), (143, False, False), (255, True, True),
+    ],
+)  # fmt: skip
+def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
+    assert (Policy().after(code, None).delay_secs is not None) == again
+    asked = Policy(restart_on_error=True).after(code, None)
+    assert (asked.delay_secs is not None) == on_error
+
+
+def test_the_waiting_doubles_up_to_a_minute():
+    policy = Policy(max_restarts=9)
+    waits = [policy.after(134, step).delay_secs for step in range(10)]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+    assert Policy(max_restarts=2000).after(134, 1).delay_secs == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "stops_after"),
+    [
+        ([5, 5, 5], 3),
+        ([0, 0, 0], 3),
+        ([5, 5, 6, 6, 6], 5),
+        ([None] * 9, None),
+        ([5, None, 5, 5, None], None),
+        ([1, 2, 3, 4], None),
+        ([9, 5, 5, 5], 4),  # a damaged checkpoint was set aside in between
+    ],
+)
+def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after):
+    policy = Policy(max_restarts=99)
+    verdicts = [policy.after(134, step) for step in steps]
+    stopped = [i + 1 for i, v in enumerate(verdicts) if v.delay_secs is None]
+    assert stopped == ([stops_after] if stops_after else [])
+    assert not stopped or (
+        verdicts[-1].is_news and "no progress: 3 attempts" in verdicts[-1].why_not
+    )
+
+
+def test_what_stands_still_is_told_as_what_it_is():
+    for saves, step, words in [(True, 5, "with the newest checkpoint at step 5"),
+                               (True, 0, "without a checkpoint"), (False, 5, "at step 5")]:  # fmt: skip
+        policy = Policy(saves=saves)
+        why = [policy.after(134, step).why_not for _ in range(3)][-1]
+        assert why == f"no progress: 3 attempts in a row ended {words}"
+
+
+class Hearts:
+    """The heartbeats of two workers, written by hand, and a clock that stands still."""
+
+    def __init__(self, directory, **timeouts):
+        self.now = 100.0
+        self.tasks = plan(Roles(workers=2, evaluator=True), "127.0.0.1")
+        self.pulse = Pulse(directory, Timeouts(**timeouts), clock=lambda: self.now)
+        self.pulse.begin(self.tasks)
+
+    def beat(self, index, text=None, **facts):
+        text = json.dumps({"step": 7, "phase": "training", **facts}) if text is None else text
+        self.pulse.path(self.tasks[index]).write_text(text, encoding="utf-8", errors="replace")
+
+    def look(self, after_secs, **kinds):
+        self.now += after_secs
+        return self.pulse.look(self.tasks, **kinds)
+
+
+def test_silence_is_counted_from_the_last_change(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    for beat in range(3):
+        hearts.beat(0, beat=beat)
+        hearts.beat(1, beat=0)
+        assert hearts.look(29.0) is None
+    hang = hearts.look(3.0)
+    assert hang.task == hearts.tasks[1] and hang.silent_secs == 61.0
+    assert hang.why == "gave no sign of life for 61 s (last at step 7)"
+
+
+def test_clocks_of_other_machines_do_not_matter(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    for beat in (0.0, 1e12, -5.0):
+        hearts.beat(0, beat=beat)
+        assert hearts.look(59.0) is None
+
+
+def test_one_that_never_beats_is_never_hung_by_itself(tmp_path):
+    assert Hearts(tmp_path, heartbeat=1.0, startup=1.0, hang=1.0).look(1e6) is None
+
+
+def test_zero_is_off(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=0.0, startup=0.0, hang=0.0)
+    hearts.beat(0)
+    assert hearts.look(1.0) is None and hearts.look(1e6) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "secs", "is_hung"),
+    [
+        ("starting", 590.0, False),  # TensorFlow waits for peers with every thread stopped
+        ("starting", 610.0, True),
+        ("saving", 61.0, True),
+        ("ended", 61.0, False),
+        ("ended", 301.0, True),
+        (None, 61.0, True),
+    ],
+)
+def test_patience_depends_on_the_phase(tmp_path, phase, secs, is_hung):
+    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
+    hearts.beat(0, phase=phase)
+    hearts.beat(1, beat=0)
+    hearts.look(1.0)
+    hearts.beat(1, beat=1)
+    hang = hearts.look(secs)
+    assert (hang is not None and hang.task == hearts.tasks[0]) == is_hung
+
+
+def test_a_stopped_process_that_waits_for_peers_gets_no_more_patience(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
+    hearts.beat(0, phase="starting")
+    assert hearts.look(1.0) is None
+    assert hearts.look(61.0, stopped=[hearts.tasks[0]]).task == hearts.tasks[0]
+
+
+def test_the_missing_are_named_when_others_are_there(tmp_path):
+    hearts = Hearts(tmp_path, startup=600.0)
+    hearts.beat(0)
+    assert hearts.look(599.0) is None
+    hearts.beat(0, beat=1)
+    hang = hearts.look(2.0)
+    assert hang.task == hearts.tasks[1]
+    assert hang.why == "gave no sign of life within 601 s of the start"
+    hearts.pulse.begin(hearts.tasks)
+    assert hearts.look(600.0) is None, "nobody beats any more"
+    hearts.tasks = plan(Roles(workers=3), "127.0.0.1")
+    hearts.beat(1)
+    why = hearts.look(1.0).why
+    assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
+    hearts.tasks = hearts.tasks[:2]
+    hearts.beat(0, beat=2)
+    hearts.beat(1, beat=2)
+    hearts.pulse.forget(hearts.tasks[1])
+    assert hearts.look(1.0, far=[hearts.tasks[1]]) is None, "its file may be out of sight"
+
+
+def test_no_step_is_a_hang_while_training_only(tmp_path):
+    hearts = Hearts(tmp_path, hang=100.0)
+    for beat in range(4):
+        hearts.beat(0, beat=beat, phase="evaluating", progressed=1.0)
+        assert hearts.look(50.0) is None
+    for beat in range(4, 8):
+        hearts.beat(0, beat=beat, progressed=1.0)
+        hang = hearts.look(40.0)
+    assert hang.why == "made no step for 120 s (last at step 7)"
+
+
+def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
+    hearts = Hearts(tmp_path)
+    assert not hearts.pulse.is_saving(hearts.tasks)
+    hearts.beat(1, phase="saving")
+    assert hearts.pulse.is_saving(hearts.tasks)
+    hearts.now += 6.0
+    assert not hearts.pulse.is_saving(hearts.tasks)
+
+
+@FUZZ
+@given(st.one_of(JSON.map(json.dumps), st.text(max_size=40)))
+def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
+    hearts = HEARTS
+    hearts.now += 1.0
+    hearts.pulse.begin(hearts.tasks)
+    hearts.beat(0, text)
+    assert hearts.look(1.0) is None
+    assert isinstance(hearts.pulse.step(hearts.tasks[0]), (int, type(None)))
+    assert hearts.pulse.any and hearts.look(3.0).task == hearts.tasks[0]
+
+
+@pytest.fixture(autouse=True)
+def hearts_of_fuzz(tmp_path_factory):
+    global HEARTS  # noqa: PLW0603 (a fixture of a function would be made once per example)
+    HEARTS = Hearts(tmp_path_factory.mktemp("hearts"), heartbeat=2.0, startup=0.0)
+
+
+def save(directory, name, text):
+    (directory / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+    (directory / "checkpoints" / name / "manifest.json").write_text(text)
+
+
+def test_progress_is_the_newest_step_with_a_manifest_of_its_number(tmp_path):
+    assert newest_step(None) is newest_step(tmp_path) is None
+    for name, text in [
+        ("ckpt-5", '{"step": 5}'), ("ckpt-7", '{"step": 6}'), ("ckpt-8", "{"), ("ckpt-9", "[9]"),
+        ("ckpt-11.damaged", '{"step": 11}'), (".tmp-ckpt-12", '{"step": 12}'), ("ckpt-²", "{}"),
+    ]:  # fmt: skip
+        save(tmp_path, name, text)
+    (tmp_path / "checkpoints/ckpt-10").mkdir()
+    (tmp_path / "checkpoints/ckpt-13").write_text("a file")
+    assert newest_step(tmp_path) == 5
+    save(tmp_path, "ckpt-40", '{"step": 40}')
+    assert newest_step(str(tmp_path)) == 40
+
+
+@FUZZ
+@given(st.one_of(JSON.map(json.dumps), st.text(max_size=40)))
+def test_whatever_stands_in_a_manifest_is_no_traceback(text):
+    directory = HEARTS.pulse.path(HEARTS.tasks[0]).parent
+    save(directory, "ckpt-3", "")
+    path = directory / "checkpoints/ckpt-3/manifest.json"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    assert newest_step(directory) in (None, 3)
+
+
+def test_a_manifest_that_ctl_writes_is_read(tmp_path):
+    from ctl.checkpoints.protocol import Manifest
+
+    save(tmp_path, "ckpt-3", Manifest(step=3, created=1.0).to_json())
+    assert newest_step(tmp_path) == 3
+
+
+def test_a_model_dir_is_local_or_none():
+    assert local_model_dir(["x", "--model_dir", "a", "--model_dir=b"]) == Path("b")
+    assert local_model_dir(["x", "--model_dir=gs://b/c"]) is local_model_dir(["x"]) is None
+
+
+def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
+    tasks = plan(Roles(workers=3), "127.0.0.1")
+    for i in range(2):
+        (tmp_path / f"job_{i}.log").write_text(str(i))
+    set_aside(tmp_path, tasks, 1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "job_0.attempt1.log",
+        "job_1.attempt1.log",
+    ]
+
+
+@pytest.mark.parametrize("lines", [1, 2000])
+def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines):
+    log, bounds = tmp_path / "job_1.log", Bounds(10_000)
+    log.write_bytes(b"first\n")
+    with open(log, "ab", buffering=0) as worker:  # as a worker's own, open all the time
+        for round in range(5):
+            worker.write(b"".join(b"line %d\n" % i for i in range(lines)) + b"x" * 9_990 + b"\n")
+            worker.write(b"last of %d\n" % round)
+            bounds.cut(log)
+            text = log.read_bytes()
+            assert len(text) <= 5_200 and text.endswith(b"last of %d\n" % round)
+            assert text.startswith(b"first\n") and b" bytes were cut here" in text
+    Bounds(0).cut(log)
+    Bounds(10_000).cut(tmp_path / "none.log")
+
+
+def test_an_end_is_told_in_words():
+    task = plan(Roles(workers=2), "127.0.0.1")[1]
+    assert Exit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
+    hung = Exit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
+    assert hung.reason == "worker 1 (job 1) gave no sign of life for 60 s"
+    assert str(hung) == "it gave no sign of life for 60 s"
+
+
+def test_an_attempt_is_one_line_of_json(tmp_path):
+    for number in (1, 2):
+        Attempt(attempt=number, started=1.0, workers=2).add_to(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
+    assert [line["attempt"] for line in lines] == [1, 2]
+    assert set(lines[0]) == {
+        "attempt", "started", "ended", "workers", "hosts", "step_before", "step_after", "failed",
+        "reason", "detected_secs", "next",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc")
+def test_the_state_of_a_process_is_a_letter():
+    assert state(os.getpid()) in "RSD" and state(2**30) == ""
