@@ -27,6 +27,7 @@ from ctl import (
 )
 from ctl.agreement import Agreement
 from ctl.batches import Batches
+from ctl.checkpoints import saving
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import Stopped, UsageError
@@ -152,7 +153,8 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
-        with signals.Signals() as received:
+        told = lambda step, path: reports.note(Saved(step, path))  # noqa: E731
+        with signals.Signals() as received, saving.around(session.manager, session.state, told):
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)

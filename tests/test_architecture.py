@@ -13,7 +13,7 @@ from conftest import ROOT, environment
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1, "lease": 1, "collective_order": 1,
+    "watchers": 1, "lease": 1, "files": 1, "collective_order": 1,
     "update_lock": 1, "communication": 1, "devices": 1,
     "making": 2, "parameter_servers": 2, "metrics": 2, "gradients": 2, "arrays": 2,
     "flags_help": 2, "launch": 2,
@@ -34,14 +34,16 @@ WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
-    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup", "watched"],
+    "checkpoints": ["checksums", "protocol", "retention", "memory", "commit", "snapshot",
+                    "saving", "chief_only", "backup", "watched", "warm_start"],
     "loops": ["pace", "step", "graph", "synchronous", "asynchronous"],
     "launch": ["ports", "logs", "roles", "gang", "watching", "supervisor", "command"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease")
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
+        "files")  # fmt: skip
 
 
 def name_of(path: Path) -> str:
