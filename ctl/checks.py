@@ -3,11 +3,11 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from ctl import export as export_lib
+from ctl import files
 from ctl import optimizers as optimizers_lib
 from ctl import state, strategies
 from ctl.checkpoints.protocol import CheckpointManager
@@ -300,10 +300,10 @@ def directory(path: str | None) -> None:
     """Makes `path` and writes a probe; raises UsageError if that fails."""
     if path is None:
         return
-    probe = Path(path) / f".probe-{os.getpid()}"
+    probe = files.path(path) / f".probe-{os.getpid()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
+        probe.write_bytes(b"")
         probe.unlink()
     except OSError as e:
         raise UsageError(

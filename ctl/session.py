@@ -27,7 +27,7 @@ from ctl import (
 )
 from ctl.agreement import Agreement
 from ctl.batches import Batches
-from ctl.checkpoints import saving
+from ctl.checkpoints import saving, warm_start
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import Stopped, UsageError
@@ -38,7 +38,7 @@ from ctl.loops.step import ReplicaStep
 from ctl.loops.synchronous import Actions, Synchronous
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, Saved, Started
-from ctl.state import State, collect
+from ctl.state import State, collect, is_model
 from ctl.version import __version__
 from ctl.watching import Watching
 
@@ -121,6 +121,9 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     _same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
+    if resumed is None and trainer.init_from:
+        models = [n for n, t in collect(trainer).items() if is_model(t)]
+        warm_start.load(trainer.init_from, state, models)
     session = Session(state, manager, agreement, Watching(trainer, agreement), resumed)
     if resumed is not None:
         session.watching.restore(resumed.state.get("watchers", {}))

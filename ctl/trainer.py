@@ -41,12 +41,14 @@ class Trainer:
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       early_stopping, plateau, save_best: what watches the run's numbers; set them in `build`.
+      init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
+    init_from: str | None = None
     jit_compile: bool = False
     check_collectives: bool = False
     early_stopping: EarlyStopping | None = None

@@ -20,7 +20,7 @@ LEVELS = {
     "strategies": 3, "averaging": 3, "randomness": 3, "cli": 3,
     "agreement": 4, "sharding": 4, "batches": 4, "state": 4, "export": 4, "__main__": 4,
     "data": 5, "reports": 5, "checkpoints": 5,
-    "causes": 6, "checks": 6, "worker_data": 6,
+    "causes": 6, "checks": 6, "inspect_command": 6, "worker_data": 6,
     "loops": 7,
     "telling": 8, "feeding": 8, "following": 8, "pictures": 8, "watching": 8,
     "session": 9,
@@ -43,7 +43,7 @@ FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
-        "files")  # fmt: skip
+        "files", "inspect_command")  # fmt: skip
 
 
 def name_of(path: Path) -> str:

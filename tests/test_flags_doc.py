@@ -27,7 +27,7 @@ def test_the_names_of_the_flags_are_frozen():
         "num_virtual_devices", "cross_device_ops", "communication", "collective_timeout_secs",
         "heartbeat_secs", "tpu", "variable_partitioner", "steps_per_loop", "log_every_steps",
         "eval_every_steps", "save_every_steps", "keep", "jit_compile", "check_collectives", "seed",
-        "mode", "export",
+        "mode", "export", "background_save", "init_from",
     ]  # fmt: skip
     mine = {f.name for f in defined().flags_by_module_dict()["ctl.app"]}
     assert mine == set(promised), "a flag is a promise; a new one needs a note in docs/decisions"

@@ -135,6 +135,11 @@ def step_of(path: AnyPath) -> int:
     return int(match[2]) if match else -1
 
 
+def is_left_over(path: AnyPath) -> bool:
+    """True for the names that only interrupted saves and deletions leave."""
+    return _LEFT_OVER.fullmatch(path.name) is not None
+
+
 def is_committed(path: AnyPath) -> bool:
     """True if there is a readable manifest."""
     try:
@@ -202,7 +207,7 @@ def sweep(directory: AnyPath) -> list[str]:
     """Deletes what interrupted saves left in a checkpoint directory; returns the names."""
     recover(directory)
     listed = {path for path, _ in scan(directory)}
-    left = [p for p in _entries(directory) if _LEFT_OVER.fullmatch(p.name) and p not in listed]
+    left = [p for p in _entries(directory) if is_left_over(p) and p not in listed]
     if not files.has_rename(directory):
         left += [
             p for p in _directories(directory) if p not in left and not (p / MANIFEST).exists()
