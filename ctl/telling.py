@@ -148,10 +148,11 @@ def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, paths: l
     if directory:
         summary |= {"checkpoints": f"{directory}/checkpoints"}
         summary |= {"export": ", ".join(paths)} if paths else {}
-        summary |= {
-            "logs": f"{directory}/logs",
-            "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
-        }
+        if not files.is_url(directory):
+            summary |= {
+                "logs": f"{directory}/logs",
+                "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
+            }
     return summary
 
 

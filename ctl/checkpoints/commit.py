@@ -197,9 +197,14 @@ def discard(path: AnyPath, quietly: bool = True) -> None:
 
 def recover(directory: AnyPath) -> None:
     """Gives a checkpoint whose replacement was interrupted its name back."""
-    for path in list(_directories(directory)):
+    for path in _directories(directory):
         final = path.parent / path.name.removeprefix("replaced-")
-        if isinstance(path, Path) and _is_replaced(path) and not final.exists():
+        if not _is_replaced(path) or not is_committed(path) or is_committed(final):
+            continue
+        if not files.has_rename(path):
+            discard(final)
+            _copy(path, final)
+        elif isinstance(path, Path) and not final.exists():
             path.rename(final)
 
 
@@ -232,11 +237,16 @@ def set_aside(path: AnyPath) -> AnyPath:
     if isinstance(path, Path) and files.has_rename(path):
         path.rename(goal)
         return goal
-    goal.mkdir(exist_ok=True, parents=True)
-    for file in _entries(path):
-        (goal / file.name).write_bytes(file.read_bytes())
+    _copy(path, goal)
     discard(path, quietly=False)
     return goal
+
+
+def _copy(path: AnyPath, goal: AnyPath) -> None:
+    """Copies the files of a checkpoint directory, the manifest last."""
+    goal.mkdir(exist_ok=True, parents=True)
+    for file in sorted(_entries(path), key=lambda p: p.name == MANIFEST):
+        (goal / file.name).write_bytes(file.read_bytes())
 
 
 def _is_replaced(path: AnyPath) -> bool:
