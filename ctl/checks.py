@@ -7,9 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import export as export_lib
-from ctl import files
+from ctl import files, state, strategies
 from ctl import optimizers as optimizers_lib
-from ctl import state, strategies
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every

@@ -132,7 +132,8 @@ def _row(path: AnyPath, manifest: Manifest, verify: bool, best: Manifest | None)
         "step": manifest.step, "path": str(path), "created": manifest.created,
         "bytes": sum(f["size"] for f in manifest.files.values()), "files": sorted(manifest.files),
         "verified": (fault or "ok") if verify else _NOT_CHECKED,
-        "best": best is not None and best.step == manifest.step, "metrics": {k: _finite(v) for k, v in manifest.metrics.items()},
+        "best": best is not None and best.step == manifest.step,
+        "metrics": {k: _finite(v) for k, v in manifest.metrics.items()},
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A snapshot has the values of the call and the bytes of TensorFlow's own checkpoint; writing it may take."""
+"""A snapshot has the values of the call and the bytes of TensorFlow's own checkpoint."""
 
 import errno
 import filecmp
@@ -194,9 +194,12 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path, monkeypatch, background):
     manager.save(state(trainer), manifest(trainer, 1))
     manager.finish()
     monkeypatch.setattr(commit, "mark", failing(FULL))
-    with pytest.raises(SaveError, match="newest checkpoint is of step 1") as caught:
-        with saving.around(manager, state(trainer), print):
-            manager.save(state(trainer), manifest(trainer, 2))
+    words = "newest checkpoint is of step 1"
+    with (
+        pytest.raises(SaveError, match=words) as caught,
+        saving.around(manager, state(trainer), print),
+    ):
+        manager.save(state(trainer), manifest(trainer, 2))
     assert caught.value.exit_code == 1 and isinstance(caught.value, ctl.CheckpointError)
     assert manager.steps() == [1]
     manager.finish()  # said once

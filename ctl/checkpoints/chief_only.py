@@ -5,6 +5,7 @@ makes. So every worker reads, which is the part that communicates; files are the
 nothing that a disk does can break the order of the workers.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -124,8 +125,11 @@ class ChiefOnlyCheckpoints:
             except OSError as e:
                 _log.warning("Cannot set the damaged checkpoint %s aside: %s.", path, e)
         self._damaged = []
-        for name in commit.sweep(self.directory):
-            _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
+        try:
+            for name in commit.sweep(self.directory):
+                _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
+        except OSError as e:
+            _log.warning("Cannot tidy up %s: %s.", self.directory, e)
 
     def finish(self) -> None:
         """Waits for a save in the background; raises SaveError if the newest save failed."""
@@ -145,9 +149,7 @@ class ChiefOnlyCheckpoints:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             commit.write(self.directory, manifest, write)
         except OSError as e:
-            kept = self.steps()
-            newest = kept[-1] if kept else None
-            raise failed(manifest.step, path, e, num_bytes, newest) from e
+            raise failed(manifest.step, path, e, num_bytes, self._newest()) from e
         self._delete_surplus()
         return str(path)
 
@@ -169,10 +171,19 @@ class ChiefOnlyCheckpoints:
         return None
 
     def _delete_surplus(self) -> None:
-        found = commit.scan(self.directory)
+        try:
+            found = commit.scan(self.directory)
+        except OSError as e:
+            _log.warning("Cannot look for old checkpoints in %s: %s.", self.directory, e)
+            return
         paths = {m.step: p for p, m in found}
         for manifest in self.keep.surplus([m for _, m in found]):
             try:
                 commit.remove(paths[manifest.step])
             except OSError as e:
                 _log.warning("Cannot delete the old checkpoint %s: %s.", paths[manifest.step], e)
+
+    def _newest(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return max(self.steps(), default=None)
+        return None

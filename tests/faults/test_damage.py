@@ -1,4 +1,4 @@
-"""Promises 16, 17 and 20: damaged checkpoints are passed over and kept; a run never starts silently at 0."""
+"""Promises 16, 17, 20, 23: damaged checkpoints are passed over and kept, and never all of them."""
 
 import shutil
 

@@ -4,9 +4,10 @@
 
 A fault is `what:where@step`, several are separated by spaces. `kill` ends the process with -9, `stop`
 makes the file SIGNALS/stopped-<step> and waits for SIGNALS/go-<step>; places are those of `PLACES`.
-`limit:BYTES@step` sets the largest file that the process may write, until the step after. With `--forever` the program reads lines of
-arguments from standard input and does each in a process of its own, forked when TensorFlow is
-imported but has not begun: one import for many runs.
+`limit:BYTES@step` sets the largest file that the process may write, until the step after.
+
+With `--forever` the program reads lines of arguments from standard input and does each in a process
+of its own, forked when TensorFlow is imported but has not begun: one import for many runs.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Runs of `saving_faults.py`, one after the other or several workers at once, and looks at what they leave."""
+"""Runs of `saving_faults.py`, one after the other, and looks at what they leave."""
 
 import contextlib
 import json
