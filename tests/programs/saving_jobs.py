@@ -15,6 +15,7 @@ from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, Result, environment
 from ctl.checkpoints import commit
 
 PROGRAM = str(PROGRAMS / "saving_faults.py")
+_DONE = '{"done": '
 
 
 class Jobs:
@@ -36,11 +37,16 @@ class Jobs:
         self._process.stdin.write(shlex.join([faults, str(model_dir), *arguments]) + "\n")
         self._process.stdin.flush()
 
+    def is_busy(self):
+        """True until the run that was started has ended."""
+        with self._lines.mutex:
+            return not any(line.startswith(_DONE) for line in self._lines.queue)
+
     def wait(self):
         output = []
         while True:
             line = self._lines.get(timeout=TIMEOUT_SECS)
-            if line.startswith('{"done": '):
+            if line.startswith(_DONE):
                 return Result(json.loads(line)["done"], "".join(output))
             output.append(line)
 
