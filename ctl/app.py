@@ -177,7 +177,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     trainer.hparams = {**plain, **trainer.hparams}
     for name in ("jit_compile", "check_collectives"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
-    trainer.init_from = values.init_from or trainer.init_from
+    trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
     trainer.prepare()
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible

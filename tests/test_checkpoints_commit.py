@@ -212,6 +212,8 @@ def test_a_url_is_no_local_path(tmp_path, monkeypatch):
     assert not path.exists() and not path.is_file() and files.bytes_free(path) is None
     assert list(tmp_path.iterdir()) == []
     assert files.bytes_free(tmp_path / "not" / "there") > 0
+    assert files.has_rename(tmp_path) and not files.has_rename(path)
+    assert not files.has_rename(files.path("/gcs/bucket/run"))
 
 
 def test_every_k_th_stays_for_good(place):
