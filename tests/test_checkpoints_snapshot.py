@@ -143,8 +143,7 @@ def test_what_is_saved_in_the_background_is_the_state_of_the_call(tmp_path, monk
         assert_same(values(trainer), expected)
 
 
-def test_a_variable_that_is_updated_in_place_is_copied(tmp_path):
-    """TensorFlow changes the rows of such a variable where they are, whoever looks at them."""
+def test_a_variable_whose_rows_are_updated_is_saved_as_it_was(tmp_path):
     table = tf.Variable(tf.zeros([64, 8]))
     here = SimpleNamespace(checkpoint=tf.train.Checkpoint(table=table), variables={"table": table})
     table.scatter_update(tf.IndexedSlices(tf.ones([1, 8]), [0]))

@@ -1,4 +1,4 @@
-"""Promises 18 and 19: with one checkpoint kept there is always one; what is to stay stays; deletions may fail."""
+"""Promises 18 and 19: there is always a checkpoint; what is to stay stays; deletions may fail."""
 
 import contextlib
 import subprocess
