@@ -49,11 +49,13 @@ def test_a_snapshot_is_byte_for_byte_what_tensorflow_writes(tmp_path, word, fram
     several = {"devices": devices} if word in ("mirrored", "one_device") else {}
     strategy = ctl.make_strategy(word, **several)
     trainer = make(framework, strategy, Small if word == "central_storage" else Counting)
-    trainer.train(2)
+    trainer.prepare()
     here = trainer._session.state
     (tmp_path / "ours").mkdir()
+    reader = snapshot.Reader()
     for copy in (False, True):
-        taken = snapshot.Reader().take(here, keep=True, copy=copy)
+        trainer.train(trainer.step + 2)
+        taken = reader.take(here, keep=True, copy=copy)
         taken.write(f"{tmp_path}/ours/state")
         here.checkpoint.write(f"{tmp_path}/theirs/state")
         names = sorted(p.name for p in (tmp_path / "theirs").iterdir())
@@ -93,9 +95,9 @@ def test_without_that_part_of_tensorflow_all_workers_write(tmp_path, monkeypatch
 def test_the_others_read_and_write_nothing(tmp_path):
     trainer = prepared()
     other = SimpleNamespace(
-        checkpoint=state(trainer).checkpoint,
+        checkpoint=state(trainer).checkpoint, variables={},
         placement=SimpleNamespace(is_chief=False, worker_index=1),
-    )
+    )  # fmt: skip
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c")
     assert manager.save(other, manifest(trainer, 5)) is None
     manager.finish()

@@ -18,6 +18,7 @@ from ctl.files import AnyPath
 from ctl.state import State, plain
 
 _VALUE = "VARIABLE_VALUE"  # what TensorFlow calls the tensor of a variable
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # and the tensor that says which object has which
 
 
 class Snapshot:
@@ -46,12 +47,15 @@ class Snapshot:
 
 
 class Reader:
-    """Takes snapshots; keeps the memory of the last one, which the next one overwrites."""
+    """Takes snapshots; keeps the memory of the last one, which the next one overwrites.
+
+    Keeps the layout as well where it says how to read and holds no values: asking for it takes as
+    long as copying a large model, and the variables of a `State` stay the same.
+    """
 
     def __init__(self) -> None:
         self._copies: dict[tuple[str, str], np.ndarray] = {}
-        self._graph: bytes | None = None
-        self._keys: dict[str, str] = {}
+        self._known: tuple[Any, list[tuple[str, str, Any]], dict[str, str]] | None = None
 
     def take(self, state: State, *, keep: bool, copy: bool) -> Snapshot | None:
         """Reads every variable, on all workers alike; None if this TensorFlow does not let us.
@@ -60,21 +64,21 @@ class Reader:
           keep: whether this worker writes it; the others only take part.
           copy: into memory of its own, so that training may go on before it is written.
         """
-        found = _layout(state.checkpoint)
-        if found is None:
-            return None
-        layout, graph = found
+        if self._known is None or self._known[0] is not state.checkpoint:
+            found = _layout(state.checkpoint)
+            if found is None:
+                return None
+            layout, keys = list(found[0]), _keys(state, found[1])
+            lasting = all(callable(value) or key == _GRAPH for key, _, value in layout)
+            self._known = (state.checkpoint, layout, keys) if lasting else None
+        else:
+            _, layout, keys = self._known
         rows = []
         for key, part, value in layout:
             tensor = _read(value)  # may be a collective
             if keep and tensor is not None:
                 rows.append((key, part, self._copied((key, part), tensor) if copy else tensor))
-        if not keep:
-            return Snapshot([], {})
-        text = graph.SerializeToString(deterministic=True)
-        if text != self._graph:
-            self._graph, self._keys = text, _keys(state, graph)
-        return Snapshot(rows, self._keys)
+        return Snapshot(rows, keys)
 
     def _copied(self, key: tuple[str, str], tensor: Any) -> Any:
         if tensor.dtype.as_numpy_dtype not in _NATIVE:
@@ -148,9 +152,11 @@ def _read(value: Any) -> tf.Tensor | None:
 
 def _keys(state: State, graph: Any) -> dict[str, str]:
     """Name of a variable -> name of its tensor, for those that are one tensor."""
-    nodes, _ = state.checkpoint._saver._graph_view.breadth_first_traversal()
+    view = getattr(state.checkpoint._saver, "_graph_view", None)
+    walk = getattr(view, "breadth_first_traversal", None)
+    nodes = () if walk is None else walk()[0]
     found: dict[int, str] = {}
-    for node, proto in zip(nodes, graph.nodes, strict=True):
+    for node, proto in zip(nodes, graph.nodes, strict=False):
         values = [a.checkpoint_key for a in proto.attributes if a.name == _VALUE]
         if len(values) == 1:
             found.setdefault(id(plain(node)), values[0])
