@@ -69,7 +69,7 @@ class Reader:
             if found is None:
                 return None
             layout, keys = list(found[0]), _keys(state, found[1])
-            lasting = all(callable(value) or key == _GRAPH for key, _, value in layout)
+            lasting = all(key == _GRAPH or _says_how(value) for key, _, value in layout)
             self._known = (state.checkpoint, layout, keys) if lasting else None
         else:
             _, layout, keys = self._known
@@ -148,6 +148,11 @@ def _read(value: Any) -> tf.Tensor | None:
         return None
     with tf.device("/device:CPU:0"):
         return tf.identity(value)
+
+
+def _says_how(value: Any) -> bool:
+    """True for what reads a tensor each time it is asked, and holds none."""
+    return callable(getattr(value, "_tensor", value))
 
 
 def _keys(state: State, graph: Any) -> dict[str, str]:
