@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import cluster, quiet
+from ctl import cluster, files, quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
@@ -60,8 +60,12 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
      "off: only at the end."),
     ("number", "eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end."),
     ("number", "save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end."),
-    ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best: 3,best=accuracy. 0 "
-     "turns deletion off: keep all."),
+    ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best and every k-th step's: "
+     "3,best=accuracy,every=1000. 0 turns deletion off: keep all."),
+    ("bool", "background_save", False, "Write checkpoints while training goes on; takes memory for one "
+     "more copy of the state."),
+    ("text", "init_from", "", "Checkpoint, or model_dir of another run, whose model variables to begin "
+     "with where model_dir has no checkpoint. Empty: as the model is built."),
     ("bool", "jit_compile", False, "Compile forward and backward of the step with XLA."),
     ("bool", "check_collectives", False, "Have workers compare what they are about to sum, and name the "
      "line that breaks their order. Slow: for debugging."),
@@ -164,7 +168,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
     if values.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in ("eval", "export") and not os.path.isdir(f"{values.model_dir}/checkpoints"):
+    if values.mode in ("eval", "export") and not files.path(f"{values.model_dir}/checkpoints").is_dir():
         raise UsageError(_nothing_saved(values))
     if values.mode in ("eval", "export") and cluster.read().task_type == "evaluator":
         raise UsageError(
@@ -203,6 +207,7 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     """Hands the trainer what is no argument of its constructor, and has it build and restore."""
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
+    trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
     if values.mode in ("train", "train_and_eval"):
         from ctl.resuming import claim
 
@@ -256,7 +261,9 @@ def _options(values: flags.FlagValues) -> dict:
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 
-        checkpoints = ChiefOnlyCheckpoints(f"{values.model_dir}/checkpoints", keep=keep)
+        checkpoints = ChiefOnlyCheckpoints(
+            f"{values.model_dir}/checkpoints", keep=keep, background=values.background_save
+        )
     return {
         "model_dir": values.model_dir or None, "strategy": strategy,
         "global_batch_size": values.global_batch_size, "seed": values.seed,

@@ -3,13 +3,12 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from ctl import export as export_lib
+from ctl import files, state, strategies
 from ctl import optimizers as optimizers_lib
-from ctl import state, strategies
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every
@@ -300,10 +299,10 @@ def directory(path: str | None) -> None:
     """Makes `path` and writes a probe; raises UsageError if that fails."""
     if path is None:
         return
-    probe = Path(path) / f".probe-{os.getpid()}"
+    probe = files.path(path) / f".probe-{os.getpid()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
+        probe.write_bytes(b"")
         probe.unlink()
     except OSError as e:
         raise UsageError(

@@ -30,6 +30,12 @@ class CheckpointError(CtlError):
     exit_code = EXIT_USAGE
 
 
+class SaveError(CheckpointError):
+    """A checkpoint could not be written; what was saved before is as it was."""
+
+    exit_code = EXIT_FAILED
+
+
 class NonFiniteError(CtlError, ArithmeticError):
     """A loss or a gradient became NaN or infinite; the weights of that step were not applied."""
 

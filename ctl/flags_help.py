@@ -6,12 +6,13 @@ import textwrap
 from absl import flags
 
 GROUPS = {
-    "What to do": ("mode", "model_dir", "train_steps", "epochs", "global_batch_size", "seed"),
+    "What to do": ("mode", "model_dir", "train_steps", "epochs", "global_batch_size", "seed",
+                   "init_from"),
     "Where it runs": ("strategy", "devices", "num_virtual_devices", "cross_device_ops", "communication",
                       "collective_timeout_secs", "heartbeat_secs", "tpu", "variable_partitioner"),
     "The loop": ("steps_per_loop", "log_every_steps", "eval_every_steps", "save_every_steps",
                  "jit_compile", "check_collectives"),
-    "What stays": ("keep", "export"),
+    "What stays": ("keep", "background_save", "export"),
     "When things go wrong": ("on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
                              "allow_config_change"),
 }

@@ -102,6 +102,9 @@ def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int]
 
 def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
     """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
+    if hasattr(session.manager, "finish"):
+        session.manager.finish()  # a save in the background
+    session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
     manifest = session.manager.restore(session.state)
     if manifest is None:
         raise NonFiniteError(

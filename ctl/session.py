@@ -29,6 +29,7 @@ from ctl import (
 )
 from ctl.agreement import Agreement
 from ctl.batches import Batches
+from ctl.checkpoints import saving, warm_start
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.errors import Stopped, UsageError
@@ -41,7 +42,7 @@ from ctl.loops.synchronous import Actions, Synchronous
 from ctl.positions import SavedIterator
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, RunInfo, Saved, Started
-from ctl.state import State, collect, statistics_of
+from ctl.state import State, collect, is_model, statistics_of
 from ctl.version import __version__
 from ctl.watching import Watching
 
@@ -123,22 +124,22 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     state = State(objects, trainer.step_variable, trainer.placement)
     manager = checkpoints
     if manager is None:
-        directory = trainer.model_dir
-        manager = (
-            ChiefOnlyCheckpoints(f"{directory}/checkpoints") if directory else NullCheckpoints()
-        )
+        own = f"{trainer.model_dir}/checkpoints"
+        manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
     agreement = Agreement(trainer.strategy)
     resumed = manager.restore(state)
     resuming.same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
+    if resumed is None and trainer.init_from:
+        models = [n for n, t in collect(trainer).items() if is_model(t)]
+        warm_start.load(trainer.init_from, state, models)
     watching = Watching(trainer, agreement)
     session = Session(state, manager, agreement, watching, resumed, position)
     if resumed is not None:
         session.watching.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
         session.metrics = resumed.metrics
-        session.examples = int(
-            resumed.data.get("examples", resumed.step * trainer.global_batch_size)
-        )
+        counted = resumed.step * trainer.global_batch_size
+        session.examples = int(resumed.data.get("examples", counted))
     return session
 
 
@@ -163,7 +164,9 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
-        with signals.Signals() as received, _watched(trainer, session):
+        told = lambda step, path: reports.note(Saved(step, path))  # noqa: E731
+        saves = saving.around(session.manager, session.state, told)
+        with signals.Signals() as received, _watched(trainer, session), saves:
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)

@@ -112,6 +112,16 @@ def statistics_of(trainer: Any) -> list[tf.Variable]:
     return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
 
 
+def is_model(thing: Any) -> bool:
+    """True for what is called to make predictions: neither an optimizer, a metric nor a variable."""
+    if isinstance(thing, (list, tuple)):
+        return bool(thing) and all(is_model(t) for t in thing)
+    if isinstance(thing, Mapping):
+        return bool(thing) and all(is_model(t) for t in thing.values())
+    updates = any(hasattr(thing, n) for n in ("apply_gradients", "apply", "update_state", "minimize"))
+    return not updates and (isinstance(thing, tf.Module) or callable(thing))
+
+
 def variables_of(thing: Any) -> Iterable[Any]:
     """Every variable a Keras object, a tf.Module, a variable, or a collection of these owns."""
     if isinstance(thing, (list, tuple)):

@@ -1,15 +1,15 @@
 """What a run tells its reports: the header, the resumed line, the summary, the configuration."""
 
 import json
+import logging
 import os
 import shutil
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from ctl import parameter_servers, strategies
+from ctl import files, parameter_servers, strategies
 from ctl.checkpoints.protocol import Manifest
 from ctl.data import Batches
 from ctl.loops.synchronous import Synchronous
@@ -17,6 +17,8 @@ from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import RunInfo
 from ctl.state import State, collect
 from ctl.version import __version__
+
+_log = logging.getLogger("ctl")
 
 
 def reports_of(trainer: Any) -> ReportGroup:
@@ -31,7 +33,12 @@ def reports_of(trainer: Any) -> ReportGroup:
     from ctl.reports.tensorboard import TensorBoardReport
 
     reports: list = [ConsoleReport()]
-    if trainer.model_dir:
+    if files.is_url(trainer.model_dir):
+        _log.warning(
+            "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
+            "TensorBoard's files are not. Mount it (/gcs/...), or give reports=[...] other paths."
+        )
+    elif trainer.model_dir:
         reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
         reports.append(TensorBoardReport(f"{trainer.model_dir}/logs"))
     return ReportGroup(reports)
@@ -97,11 +104,17 @@ def write_config(trainer: Any) -> None:
     """`model_dir/config.json`, by the chief."""
     if not trainer.placement.is_chief or not trainer.model_dir:
         return
-    final = Path(trainer.model_dir) / "config.json"
-    temporary = final.with_name(f".config-{os.getpid()}.json")
-    text = json.dumps(configuration(trainer), indent=1, default=str)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(final)
+    final = files.path(trainer.model_dir) / "config.json"
+    text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"
+    try:
+        if isinstance(final, files.UrlPath):
+            final.write_bytes(text.encode())
+            return
+        temporary = final.with_name(f".config-{os.getpid()}.json")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(final)
+    except OSError as e:
+        _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
 
 
 def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
@@ -150,10 +163,11 @@ def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, paths: l
     if directory:
         summary |= {"checkpoints": f"{directory}/checkpoints"}
         summary |= {"export": ", ".join(paths)} if paths else {}
-        summary |= {
-            "logs": f"{directory}/logs",
-            "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
-        }
+        if not files.is_url(directory):
+            summary |= {
+                "logs": f"{directory}/logs",
+                "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
+            }
     return summary
 
 

@@ -56,12 +56,14 @@ class Trainer:
       data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
       allow_config_change: go on from a checkpoint although the order of the data is another one.
       early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
+      init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
+    init_from: str | None = None
     jit_compile: bool = False
     check_collectives: bool = False
     step_timeout_secs: float = 0.0

@@ -119,7 +119,7 @@ def worked(monkeypatch, *arguments):
             told["options"] = options
 
         def prepare(self):
-            told["prepared"] = True
+            told["trainer"] = self
 
         def train(self, steps, *, epochs, export):
             told.update(steps=steps, epochs=epochs, export=export)
@@ -159,6 +159,10 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
     assert (options["checkpoints"].keep.newest, options["checkpoints"].keep.best) == (3, "loss")
     assert (intervals.log.steps, intervals.evaluate.steps, intervals.save.steps) == (5, 20, 0)
     assert intervals.steps_per_loop == 4 and told["export"] == ()
+    assert not options["checkpoints"]._background
+    saving = ["--background_save", f"--model_dir={tmp_path}", "--init_from=runs/a"]
+    told = worked(monkeypatch, *saving)
+    assert told["options"]["checkpoints"]._background and told["trainer"].init_from == "runs/a"
     nothing = worked(monkeypatch)["options"]
     assert nothing["model_dir"] is None and nothing["checkpoints"] is None
     assert (

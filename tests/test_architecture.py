@@ -13,7 +13,7 @@ from conftest import ROOT, environment
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1, "lease": 1, "collective_order": 1,
+    "watchers": 1, "lease": 1, "files": 1, "collective_order": 1,
     "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1, "positions": 1,
     "finiteness": 1, "gradients": 2, "spikes": 2,
     "preflight": 2,
@@ -24,6 +24,7 @@ LEVELS = {
     "averaging": 5, "agreement": 5, "sharding": 5, "batches": 5, "state": 5, "export": 5, "__main__": 5,
     "data": 6, "reports": 6, "checkpoints": 6,
     "causes": 7, "checks": 7, "resuming": 8, "worker_data": 7,
+    "inspect_command": 7,
     "loops": 8,
     "telling": 9, "feeding": 9, "following": 9, "pictures": 9, "watching": 9,
     "session": 10,
@@ -37,7 +38,8 @@ WITHIN = {
     "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
-    "checkpoints": ["protocol", "retention", "memory", "commit", "chief_only", "backup", "watched"],
+    "checkpoints": ["checksums", "protocol", "retention", "memory", "commit", "snapshot",
+                    "saving", "chief_only", "backup", "watched", "warm_start"],
     "loops": ["pace", "skipping", "step", "graph", "synchronous", "asynchronous"],
     "launch": ["saying", "groups", "guard", "remote", "ports", "logs", "roles", "log_files", "hosts",
                "ssh", "discovery", "progress", "heartbeats", "attempts", "retrying", "layout",
@@ -46,8 +48,8 @@ WITHIN = {
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease", "heartbeat",
-        "facts", "preflight")
+PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
+        "files", "inspect_command", "heartbeat", "facts", "preflight")  # fmt: skip
 
 
 def name_of(path: Path) -> str:

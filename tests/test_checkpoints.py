@@ -296,7 +296,10 @@ def test_left_overs_are_swept_and_nothing_else_is(saved, fresh):
         (saved.directory / name / "file").touch()
     elsewhere = saved.directory.parent / "workertemp_1"
     elsewhere.mkdir()
+    before = {p.name for p in saved.directory.iterdir()}
     assert restored_step(saved, fresh) == 3
+    assert {p.name for p in saved.directory.iterdir()} == before  # it may be another's directory
+    saved.begin(state(fresh), print)
     left = {p.name for p in saved.directory.iterdir()}
     assert left == {"ckpt-1", "ckpt-2", "ckpt-3", *mine}
     assert elsewhere.exists()

@@ -1,7 +1,6 @@
 """A backup against interruption: one checkpoint, deleted when the run is complete."""
 
-import shutil
-
+from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
@@ -24,6 +23,6 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
         if not state.placement.is_chief:
             return
         for path, _ in commit.scan(self.directory):
-            shutil.rmtree(path, ignore_errors=True)
+            commit.discard(path)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
-            self.directory.rmdir()
+            files.remove_tree(self.directory)

@@ -1,18 +1,25 @@
-"""The default manager: all workers take part in a save, the chief's directory remains.
+"""The default manager: all workers take part in a save, the chief writes it.
 
 Variables that are summed when read (metrics, some normalisations) hang a save that only the chief
-makes; a save by all into one place corrupts it. So each worker writes, the others into a directory
-of their own that is removed on every way out.
+makes. So every worker reads, which is the part that communicates; files are the chief's alone, and
+nothing that a disk does can break the order of the workers.
 """
 
+import contextlib
+import errno
 import logging
-import shutil
-from pathlib import Path
+import os
+from collections.abc import Callable
+from dataclasses import replace
 
+from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
+from ctl.checkpoints.saving import Saving, failed
+from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
 from ctl.errors import CheckpointError
+from ctl.files import AnyPath
 from ctl.state import State
 
 _log = logging.getLogger("ctl")
@@ -24,28 +31,60 @@ class ChiefOnlyCheckpoints:
     >>> manager = ctl.ChiefOnlyCheckpoints("/tmp/m/checkpoints", keep=ctl.Keep(newest=3))
     """
 
-    def __init__(self, directory, *, keep: Keep = Keep()):  # noqa: B008  frozen
-        self.directory = Path(directory)
+    def __init__(
+        self, directory: str | os.PathLike, *, keep: Keep = Keep(),  # noqa: B008  frozen
+        background: bool = False, on_error: str = "continue",
+    ):  # fmt: skip
+        """Keeps; touches nothing.
+
+        Args:
+          directory: a path, or a URL such as gs://bucket/run/checkpoints.
+          background: write while training goes on; a save then takes the time of a copy.
+          on_error: what a full disk does to training: "continue" with a warning, or "raise". The
+            last save of a run raises in any case.
+        """
+        self.directory = files.path(directory)
         self.keep = keep
+        self._background = bool(background)
+        self._saving = Saving(on_error=on_error)
+        self._reader = Reader()
+        self._damaged: list[AnyPath] = []  # seen by the newest restore
+        self._told: Callable[[int, str], None] = lambda step, path: None
 
     def save(self, state: State, manifest: Manifest) -> str | None:
-        """Writes and commits; returns the path on the chief, None elsewhere."""
-        if not state.placement.is_chief:
-            self._take_part(state)
+        """Writes and commits; returns the path on the chief, None elsewhere.
+
+        In the background it begins to, and returns None; the save before is complete then, or its
+        error is raised. Raises SaveError as `on_error` says.
+        """
+        self._saving.wait()
+        self._saving.check()
+        chief = state.placement.is_chief
+        snapshot = self._reader.take(state, keep=chief, copy=self._background)
+        if snapshot is None:
+            return self._save_together(state, manifest)
+        if not chief:
             return None
-        path = commit.write(self.directory, manifest, state.checkpoint.write)
-        self._delete_surplus()
-        return str(path)
+        manifest = replace(manifest, keys=snapshot.keys)
+        if self._background:
+            self._saving.start(
+                lambda: self._told(
+                    manifest.step, self._commit(manifest, snapshot.write, snapshot.num_bytes)
+                )
+            )
+            return None
+        return self._here(manifest, snapshot.write, snapshot.num_bytes)
 
     def restore(self, state: State, step: int | None = None) -> Manifest | None:
         """Restores the newest undamaged checkpoint, or exactly that of `step`.
 
-        A damaged one is passed over with a warning that names the file and the cause. Raises
-        CheckpointError if all are damaged: never a silent start at step 0.
+        A damaged one is passed over with a warning that names the file and the cause; `begin` sets
+        it aside. Raises CheckpointError if all are damaged: never a silent start at step 0.
         """
-        self._sweep(state)
+        self._saving.wait()
         found = commit.scan(self.directory)
-        damaged = [f"{p.name}: no readable manifest" for p in commit.uncommitted(self.directory)]
+        self._damaged = commit.uncommitted(self.directory)
+        damaged = [f"{p.name}: no readable manifest" for p in self._damaged]
         if step is not None:
             found = [(p, m) for p, m in found if m.step == step]
         for path, manifest in reversed(found):
@@ -54,8 +93,10 @@ class ChiefOnlyCheckpoints:
                 state.check_matches(manifest.variables, str(path))
                 restore_state(state, path)
                 return manifest
+            self._damaged.append(path)
             damaged.append(f"{path.name}: {fault}")
             _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
+        self._damaged = []  # nothing is touched
         if step is not None:
             raise CheckpointError(
                 f"There is no good checkpoint of step {step} in {self.directory}; "
@@ -68,25 +109,73 @@ class ChiefOnlyCheckpoints:
             )
         return None
 
+    def begin(self, state: State, told: Callable[[int, str], None]) -> None:
+        """Tidies up, on the chief: left-overs are deleted, damaged checkpoints are set aside.
+
+        To be called when every worker has restored, by a run that saves here: until then another
+        worker, or the training that this directory belongs to, may be busy in it.
+        """
+        self._told = told
+        if not state.placement.is_chief:
+            return
+        for path in self._damaged:
+            try:
+                if path.exists():
+                    _log.warning("Set aside: %s is now %s.", path.name, commit.set_aside(path))
+            except OSError as e:
+                _log.warning("Cannot set the damaged checkpoint %s aside: %s.", path, e)
+        self._damaged = []
+        try:
+            for name in commit.sweep(self.directory):
+                _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
+        except OSError as e:
+            _log.warning("Cannot tidy up %s: %s.", self.directory, e)
+
+    def finish(self) -> None:
+        """Waits for a save in the background; raises SaveError if the newest save failed."""
+        self._saving.wait()
+        self._saving.raise_error()
+
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, ascending."""
         return [m.step for _, m in commit.scan(self.directory)]
 
-    def _take_part(self, state: State) -> None:
+    def _commit(self, manifest: Manifest, write: Callable[[str], object], num_bytes: int) -> str:
+        """Writes, deletes what need not stay, tells; on any thread."""
+        path = self.directory / f"ckpt-{manifest.step}"
+        try:
+            free = files.bytes_free(self.directory)
+            if free is not None and free < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            commit.write(self.directory, manifest, write)
+        except OSError as e:
+            raise failed(manifest.step, path, e, num_bytes, self._newest()) from e
+        self._delete_surplus()
+        return str(path)
+
+    def _here(self, manifest: Manifest, write: Callable[[str], object], num_bytes: int) -> str | None:
+        done: list[str] = []
+        self._saving.run(lambda: done.append(self._commit(manifest, write, num_bytes)))
+        return done[0] if done else None
+
+    def _save_together(self, state: State, manifest: Manifest) -> str | None:
+        """As TensorFlow does it: reading is part of writing, so every worker writes, here and now."""
+        if state.placement.is_chief:
+            return self._here(manifest, lambda prefix: write_plainly(state, prefix), 0)
         own = self.directory / f"workertemp_{state.placement.worker_index}"
         try:
             own.mkdir(parents=True, exist_ok=True)
-            state.checkpoint.write(str(own / commit.STATE))
+            write_plainly(state, str(own / commit.STATE))
         finally:
-            shutil.rmtree(own, ignore_errors=True)
-
-    def _sweep(self, state: State) -> None:
-        if state.placement.is_chief:
-            for name in commit.sweep(self.directory):
-                _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
+            commit.discard(own)
+        return None
 
     def _delete_surplus(self) -> None:
-        found = commit.scan(self.directory)
+        try:
+            found = commit.scan(self.directory)
+        except OSError as e:
+            _log.warning("Cannot look for old checkpoints in %s: %s.", self.directory, e)
+            return
         paths = {m.step: p for p, m in found}
         for manifest in self.keep.surplus([m for _, m in found]):
             try:
@@ -94,11 +183,7 @@ class ChiefOnlyCheckpoints:
             except OSError as e:
                 _log.warning("Cannot delete the old checkpoint %s: %s.", paths[manifest.step], e)
 
-
-def restore_state(state: State, path: Path) -> None:
-    """Reads the tensors of a checkpoint directory into `state`; raises CheckpointError."""
-    try:
-        status = state.checkpoint.read(str(path / commit.STATE))
-        status.assert_existing_objects_matched()
-    except Exception as e:
-        raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
+    def _newest(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return max(self.steps(), default=None)
+        return None

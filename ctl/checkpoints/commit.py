@@ -4,138 +4,259 @@
       state.index, state.data-00000-of-00001    tf.train.Checkpoint(...).read(".../ckpt-400/state")
       manifest.json                             written last; without it this is no checkpoint
 
-Everything is written under a temporary name, synced, and renamed.
+Where directories can be renamed, everything is written under a temporary name, synced, and renamed.
+In object stores it is written in place, and the manifest marks it as complete.
 """
 
-import hashlib
-import os
+import contextlib
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ctl import files
+from ctl.checkpoints import checksums
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import CheckpointError
+from ctl.files import AnyPath
 
 STATE = "state"
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"ckpt-(\d+)")
-_LEFT_OVER = re.compile(r"(tmp-ckpt-\d+|workertemp_\d+)(_temp)?")
+DAMAGED = "damaged"
+_NAME = re.compile(r"(replaced-)?ckpt-(0|[1-9]\d*)", re.ASCII)
+_LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+|workertemp_\d+)(_temp)?", re.ASCII)
 
 
-def write(directory: Path, manifest: Manifest, write_state: Callable[[str], object]) -> Path:
+def write(directory: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> AnyPath:
     """Commits `directory/ckpt-<step>`; on any error nothing of it is left.
+
+    One that is there already stays, or what replaces it is there, at every moment.
 
     Args:
       write_state: writes the tensors to files that start with the prefix it is given.
     """
     final = directory / f"ckpt-{manifest.step}"
-    temporary = directory / f"tmp-ckpt-{manifest.step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        write_state(str(temporary / STATE))
-        names = sorted(p.name for p in temporary.iterdir())
-        files = {
-            n: {"size": (temporary / n).stat().st_size, "checksum": checksum(temporary / n)}
-            for n in names
-        }
-        for name in names:
-            _sync(temporary / name)
-        (temporary / MANIFEST).write_text(manifest.with_files(files).to_json(), encoding="utf-8")
-        _sync(temporary / MANIFEST)
-        _sync(temporary)
-        if final.exists():
-            remove(final)
-        temporary.rename(final)
-        _sync(directory)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    if isinstance(directory, Path) and files.has_rename(directory):
+        _write_and_rename(directory, final, manifest, write_state)
+    else:
+        _write_in_place(directory, final, manifest, write_state)
     return final
 
 
-def scan(directory: Path) -> list[tuple[Path, Manifest]]:
-    """Committed checkpoints, oldest first. Directories without a readable manifest are not listed."""
-    found = []
-    for path in directory.iterdir() if directory.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if not match or not path.is_dir():
-            continue
+def _write_and_rename(directory: Path, final: AnyPath, manifest: Manifest, write_state) -> None:
+    temporary = directory / f"tmp-{final.name}"
+    replaced = directory / f"replaced-{final.name}"
+    discard(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        fill(temporary, manifest, write_state)
+        if final.exists():
+            discard(replaced)
+            Path(final).rename(replaced)  # still listed, until the next line is done
+        temporary.rename(final)
+        files.sync(directory)
+    except BaseException:
+        discard(temporary)
+        raise
+    discard(replaced)
+
+
+def _write_in_place(directory: AnyPath, final: AnyPath, manifest: Manifest, write_state) -> None:
+    replaced = directory / f"replaced-{final.name}"
+    again = is_committed(final)
+    if again:  # a second copy is listed while the first is written anew
+        discard(replaced)
+        replaced.mkdir(parents=True, exist_ok=True)
+        try:
+            fill(replaced, manifest, write_state)
+        except BaseException:
+            discard(replaced)
+            raise
+    discard(final)
+    try:
+        final.mkdir(parents=True, exist_ok=True)
+        fill(final, manifest, write_state)
+    except BaseException:
+        discard(final)
+        raise
+    if again:
+        discard(replaced)
+
+
+def fill(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> None:
+    """Writes the tensors, then the manifest, into an empty directory."""
+    write_state(str(path / STATE))
+    names = sorted(p.name for p in path.iterdir())
+    listed = {
+        n: {"size": (path / n).stat().st_size, "checksum": checksums.of_file(path / n)}
+        for n in names
+    }
+    for name in names:
+        files.sync(path / name)
+    mark(path, manifest.with_files(listed))
+
+
+def mark(path: AnyPath, manifest: Manifest) -> None:
+    """Writes the manifest, which makes a directory a checkpoint."""
+    (path / MANIFEST).write_bytes(manifest.to_json().encode())
+    files.sync(path / MANIFEST)
+    files.sync(path)
+
+
+def scan(directory: AnyPath) -> list[tuple[AnyPath, Manifest]]:
+    """Committed checkpoints, oldest first. Directories without a readable manifest are not listed.
+
+    One that was being replaced when the process was killed is listed where its successor is not.
+    """
+    found: dict[int, tuple[AnyPath, Manifest]] = {}
+    for path in sorted(_directories(directory), key=lambda p: p.name, reverse=True):
         try:
             manifest = read_manifest(path)
         except CheckpointError:
             continue
-        if manifest.step == int(match[1]):
-            found.append((path, manifest))
-    return sorted(found, key=lambda pair: pair[1].step)
+        if manifest.step == step_of(path):
+            found[manifest.step] = (path, manifest)  # "ckpt-3" comes after "replaced-ckpt-3"
+    return [found[step] for step in sorted(found)]
 
 
-def uncommitted(directory: Path) -> list[Path]:
-    """Directories named like checkpoints whose manifest is missing or damaged."""
+def uncommitted(directory: AnyPath) -> list[AnyPath]:
+    """Directories named like checkpoints whose manifest is missing or damaged.
+
+    In object stores one without a manifest was never complete, and is not among them.
+    """
     good = {path for path, _ in scan(directory)}
-    paths = directory.iterdir() if directory.is_dir() else ()
-    return sorted(p for p in paths if _NAME.fullmatch(p.name) and p.is_dir() and p not in good)
+    found = [p for p in _directories(directory) if p not in good and not _is_replaced(p)]
+    renamed = files.has_rename(directory)
+    return sorted(p for p in found if renamed or (p / MANIFEST).exists())
 
 
-def read_manifest(path: Path) -> Manifest:
+def step_of(path: AnyPath) -> int:
+    """The step in the name of a checkpoint directory, or -1."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[2]) if match else -1
+
+
+def is_left_over(path: AnyPath) -> bool:
+    """True for the names that only interrupted saves and deletions leave."""
+    return _LEFT_OVER.fullmatch(path.name) is not None
+
+
+def is_committed(path: AnyPath) -> bool:
+    """True if there is a readable manifest."""
+    try:
+        return read_manifest(path).step == step_of(path)
+    except CheckpointError:
+        return False
+
+
+def read_manifest(path: AnyPath) -> Manifest:
     """The manifest of a checkpoint directory; raises CheckpointError."""
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        text = (path / MANIFEST).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as e:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {e}.") from None
     return Manifest.from_json(text, str(path / MANIFEST))
 
 
-def verify(path: Path, manifest: Manifest) -> str | None:
+def verify(path: AnyPath, manifest: Manifest) -> str | None:
     """What is wrong with the files of a checkpoint, or None."""
     if not manifest.files:
         return "the manifest lists no files"
     for name, expected in manifest.files.items():
         file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        size = file.stat().st_size
-        if size != expected["size"]:
-            return f"{name} has {size} bytes, expected {expected['size']}"
-        if checksum(file) != expected["checksum"]:
-            return f"{name} has another checksum than when it was written"
+        try:
+            if not file.is_file():
+                return f"{name} is missing"
+            size = file.stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, expected {expected['size']}"
+            if checksums.of_file(file, expected["checksum"]) != expected["checksum"]:
+                return f"{name} has another checksum than when it was written"
+        except (OSError, ValueError) as e:
+            return f"{name} cannot be read: {e}"
     return None
 
 
-def checksum(path: Path) -> str:
-    """sha256 of a file, as "sha256:<hex>"."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return f"sha256:{digest.hexdigest()}"
-
-
-def remove(path: Path) -> None:
+def remove(path: AnyPath) -> None:
     """Deletes a checkpoint so that a half-deleted one is never listed."""
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    if isinstance(path, Path) and files.has_rename(path):
+        going = path.with_name(f"deleted-{path.name.removeprefix('replaced-')}")
+        if going.exists():
+            files.remove_tree(going)
+        path.rename(going)
+        path = going
+    discard(path, quietly=False)
 
 
-def sweep(directory: Path) -> list[str]:
+def discard(path: AnyPath, quietly: bool = True) -> None:
+    """Deletes what is or may be a checkpoint directory, its manifest first."""
+    with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
+        (path / MANIFEST).unlink(missing_ok=True)
+        if path.exists():
+            files.remove_tree(path)
+
+
+def recover(directory: AnyPath) -> None:
+    """Gives a checkpoint whose replacement was interrupted its name back."""
+    for path in _directories(directory):
+        final = path.parent / path.name.removeprefix("replaced-")
+        if not _is_replaced(path) or not is_committed(path) or is_committed(final):
+            continue
+        if not files.has_rename(path):
+            discard(final)
+            _copy(path, final)
+        elif isinstance(path, Path) and not final.exists():
+            path.rename(final)
+
+
+def sweep(directory: AnyPath) -> list[str]:
     """Deletes what interrupted saves left in a checkpoint directory; returns the names."""
-    left = (
-        [p for p in directory.iterdir() if _LEFT_OVER.fullmatch(p.name)]
-        if directory.is_dir()
-        else []
-    )
+    recover(directory)
+    listed = {path for path, _ in scan(directory)}
+    left = [p for p in _entries(directory) if is_left_over(p) and p not in listed]
+    if not files.has_rename(directory):
+        left += [
+            p for p in _directories(directory) if p not in left and not (p / MANIFEST).exists()
+        ]
     for path in left:
-        shutil.rmtree(path, ignore_errors=True)
+        discard(path)
     return [p.name for p in left]
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some file systems cannot sync a directory
-            raise
-    finally:
-        os.close(descriptor)
+def set_aside(path: AnyPath) -> AnyPath:
+    """Moves a damaged checkpoint to `damaged/ckpt-<step>`, or `-1`, `-2`, ... after it; raises OSError.
+
+    In object stores, where a directory has no name to be changed, its files are copied.
+    """
+    folder = path.parent / DAMAGED
+    name = path.name.removeprefix("replaced-")
+    goal, number = folder / name, 0
+    while goal.exists():
+        number += 1
+        goal = folder / f"{name}-{number}"
+    folder.mkdir(exist_ok=True, parents=True)
+    if isinstance(path, Path) and files.has_rename(path):
+        path.rename(goal)
+        return goal
+    _copy(path, goal)
+    discard(path, quietly=False)
+    return goal
+
+
+def _copy(path: AnyPath, goal: AnyPath) -> None:
+    """Copies the files of a checkpoint directory, the manifest last."""
+    goal.mkdir(exist_ok=True, parents=True)
+    for file in sorted(_entries(path), key=lambda p: p.name == MANIFEST):
+        (goal / file.name).write_bytes(file.read_bytes())
+
+
+def _is_replaced(path: AnyPath) -> bool:
+    return path.name.startswith("replaced-")
+
+
+def _directories(directory: AnyPath) -> list[AnyPath]:
+    """Those named like checkpoints."""
+    return [p for p in _entries(directory) if _NAME.fullmatch(p.name) and p.is_dir()]
+
+
+def _entries(directory: AnyPath) -> list[AnyPath]:
+    return list[AnyPath](directory.iterdir()) if directory.is_dir() else []

@@ -7,12 +7,12 @@
 *When* to save is an `Every`, *what to keep* is a `Keep`, *how to write* is a manager.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
+from ctl.checkpoints import checksums
 from ctl.errors import CheckpointError
 
 FORMAT = 1
@@ -26,7 +26,8 @@ class Manifest:
       step: completed steps.
       created: Unix time, seconds.
       variables: name -> {"shape": [...], "dtype": "float32"}.
-      files: file name -> {"size": bytes, "checksum": "sha256:..."}.
+      keys: name -> what its tensor is called in the TensorFlow checkpoint, where that is known.
+      files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
         "source": words}.
@@ -40,6 +41,7 @@ class Manifest:
     step: int
     created: float
     variables: Mapping[str, Mapping] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -63,27 +65,74 @@ class Manifest:
         """Reads `manifest.json`; raises CheckpointError naming `where` if it cannot be used."""
         try:
             content = json.loads(text)
-            written = content.pop("checksum")
-            version = content["format"]
-            if written != _checksum(content):
+            written, version = content.pop("checksum"), content["format"]
+            if not isinstance(written, str) or written != _checksum(content, like=written):
                 raise ValueError("its checksum is another than when it was written")
             known = {f.name for f in fields(Manifest)}
             manifest = Manifest(**{k: v for k, v in content.items() if k in known})
-            if not isinstance(manifest.step, int) or manifest.step < 0:
-                raise ValueError(f"step {manifest.step!r}")
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise CheckpointError(f"{where} is damaged: {e!r}.") from None
+            if not _is_whole(version):
+                raise ValueError(f"format {version!r}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            raise CheckpointError(f"{where} is damaged: {e!r:.300}.") from None
         if version > FORMAT:
             raise CheckpointError(
                 f"{where} has format {version}; this version of ctl reads up to {FORMAT}. "
                 "Use the version that wrote it, or a newer one."
             )
+        if wrong := _wrong_parts(manifest):
+            raise CheckpointError(f"{where} is damaged: its {', '.join(wrong)} cannot be used.")
         return manifest
 
 
-def _checksum(content: dict) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+def _checksum(content: dict, like: str = checksums.KIND) -> str:
+    return checksums.of([json.dumps(content, sort_keys=True).encode()], like)
+
+
+def _wrong_parts(manifest: Manifest) -> list[str]:
+    """Names of the attributes that are not what `Manifest` says."""
+
+    def table(value: Any, good: Any) -> bool:
+        return isinstance(value, Mapping) and all(good(v) for v in value.values())
+
+    checks = {
+        "step": _is_whole(manifest.step),
+        "created": _is_number(manifest.created),
+        "variables": table(manifest.variables, _is_spec),
+        "keys": table(manifest.keys, lambda v: isinstance(v, str)),
+        "files": table(manifest.files, _is_file) and all(_is_name(n) for n in manifest.files),
+        "metrics": table(manifest.metrics, _is_number),
+    }
+    parts = ("world", "data", "state", "versions")
+    checks |= {n: isinstance(getattr(manifest, n), Mapping) for n in parts}
+    return [name for name, good in checks.items() if not good]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and float(value) is not None
+    except OverflowError:
+        return False
+
+
+def _is_spec(value: Any) -> bool:
+    known = isinstance(value, Mapping) and isinstance(value.get("shape"), list)
+    return known and all(d is None or _is_whole(d) for d in value["shape"]) and isinstance(
+        value.get("dtype"), str
+    )
+
+
+def _is_file(value: Any) -> bool:
+    known = isinstance(value, Mapping) and isinstance(value.get("checksum"), str)
+    return known and _is_whole(value.get("size"))
+
+
+def _is_name(name: str) -> bool:
+    """True for the name of a file in the directory itself."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 @runtime_checkable

@@ -7,13 +7,14 @@ written, because the directory belongs to a training that is busy in it.
 import logging
 import os
 import re
-from pathlib import Path
 from typing import Any
 
+from ctl import files
 from ctl.checkpoints import commit
-from ctl.checkpoints.chief_only import restore_state
 from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.snapshot import restore_state
 from ctl.errors import CheckpointError
+from ctl.files import AnyPath
 
 _NAME = re.compile(r"ckpt-\d+")
 _log = logging.getLogger("ctl")
@@ -27,7 +28,7 @@ class WatchedCheckpoints:
     """The committed checkpoints in `directory`, as they come and go."""
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self.directory = Path(directory)
+        self.directory = files.path(directory)
         self._known: dict[str, tuple[int, Manifest]] = {}
         self._told: set[str] = set()
 
@@ -75,7 +76,7 @@ class WatchedCheckpoints:
             raise UnusableCheckpoint(str(e) if path.exists() else "it was deleted meanwhile") from e
         return manifest
 
-    def _tell(self, path: Path, error: CheckpointError) -> None:
+    def _tell(self, path: AnyPath, error: CheckpointError) -> None:
         """Says once that a manifest is damaged, unless it is being deleted."""
         if path.name not in self._told and (path / commit.MANIFEST).exists():
             self._told.add(path.name)
@@ -83,6 +84,6 @@ class WatchedCheckpoints:
 
     def _names(self) -> list[str]:
         try:
-            return [n for n in os.listdir(self.directory) if _NAME.fullmatch(n)]
+            return [p.name for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
         except OSError:
             return []

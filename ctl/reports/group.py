@@ -1,6 +1,7 @@
 """Tells several reports; one that fails is named once and left out from then on."""
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 
 from ctl.reports.protocol import Event, Report
@@ -13,6 +14,7 @@ class ReportGroup:
 
     def __init__(self, reports: Iterable[Report]):
         self._reports = list(reports)
+        self._lock = threading.RLock()  # a save in the background is told from its own thread
 
     def __bool__(self) -> bool:
         return bool(self._reports)
@@ -25,12 +27,13 @@ class ReportGroup:
             self._each(lambda report: report.note(event))
 
     def _each(self, call) -> None:
-        for report in list(self._reports):
-            try:
-                call(report)
-            except Exception as e:
-                self._reports.remove(report)
-                _log.warning(
-                    "%s failed and is left out from now on: %s: %s",
-                    type(report).__name__, type(e).__name__, e,
-                )  # fmt: skip
+        with self._lock:
+            for report in list(self._reports):
+                try:
+                    call(report)
+                except Exception as e:
+                    self._reports.remove(report)
+                    _log.warning(
+                        "%s failed and is left out from now on: %s: %s",
+                        type(report).__name__, type(e).__name__, e,
+                    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""One save at a time, in the caller's thread or in one of its own; and what a manager does around a run."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ctl import files
+from ctl.errors import SaveError, UsageError
+from ctl.files import AnyPath
+
+POLICIES = ("continue", "raise")
+_log = logging.getLogger("ctl")
+
+
+@contextlib.contextmanager
+def around(manager: Any, state: Any, told: Callable[[int, str], None]) -> Iterator[None]:
+    """What a manager is told before and after the steps of a run, if it has the methods.
+
+    `begin(state, told)` comes when every worker has restored; `told(step, path)` is for saves that
+    are complete later than `save` returns. `finish()` waits for these and raises what went wrong
+    with the newest one; after another error it is logged, so that the other error is seen.
+    """
+    if hasattr(manager, "begin"):
+        manager.begin(state, told)
+    finish = getattr(manager, "finish", lambda: None)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            finish()
+        except Exception as e:
+            if e is not error:
+                _log.error("%s", e)
+        raise
+    finish()
+
+
+class Saving:
+    """Runs writes one after the other, and remembers how the newest ended."""
+
+    def __init__(self, *, on_error: str):
+        if on_error not in POLICIES:
+            raise UsageError(f"on_error is {on_error!r}; expected 'continue' or 'raise'.")
+        self._raises = on_error == "raise"
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None  # of the newest write
+
+    def run(self, write: Callable[[], object]) -> None:
+        """Writes here and now; raises as `check` does."""
+        self._try(write)
+        self.check()
+
+    def start(self, write: Callable[[], object]) -> None:
+        """Begins a write in a thread of its own. Call `wait` first."""
+        self._error = None
+        self._thread = threading.Thread(target=self._try, args=(write,), name="ctl-save")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when no write is under way."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def check(self) -> None:
+        """Raises what the newest write raised, unless training goes on without that checkpoint."""
+        if self._error is not None and (self._raises or not isinstance(self._error, SaveError)):
+            self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raises what the newest write raised, in any case."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _try(self, write: Callable[[], object]) -> None:
+        self._error = None
+        try:
+            write()
+        except BaseException as e:
+            self._error = e
+            if isinstance(e, SaveError) and not self._raises:
+                _log.warning("%s Training goes on.", e)
+
+
+def failed(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int | None) -> SaveError:
+    """The error for a checkpoint that could not be written to `path`."""
+    free = files.bytes_free(path.parent)
+    left = "" if free is None else f", {free:,} are free there"
+    kept = "Nothing is saved so far" if newest is None else f"The newest checkpoint is of step {newest}"
+    cause = (error.strerror or str(error)).rstrip(".")
+    return SaveError(
+        f"The checkpoint of step {step} could not be written to {path}: {cause}. It needs "
+        f"{num_bytes:,} bytes{left}. {kept}. Free some space, keep fewer (--keep), or give another "
+        "--model_dir."
+    )

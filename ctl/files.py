@@ -1,0 +1,171 @@
+"""Paths of two kinds with the same methods: local ones are `pathlib.Path`, URLs are `UrlPath`.
+
+    directory = files.path("gs://bucket/run") / "checkpoints"
+    files.has_rename(directory)            # False: what is to be whole must be marked last
+
+URLs go through TensorFlow's file systems, which is imported when the first one is touched. Errors are
+OSErrors in both cases.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_MOUNTED = "/gcs/"  # where object stores are mounted as files: rename copies, and is not atomic
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, order=True)
+class UrlPath:
+    """Those methods of `pathlib.Path` that are used here, for a URL."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> "UrlPath":
+        return UrlPath(f"{self.url.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> "UrlPath":
+        return UrlPath(self.url.rstrip("/").rpartition("/")[0])
+
+    def exists(self) -> bool:
+        with _os_errors(self):
+            return _gfile().exists(self.url)
+
+    def is_dir(self) -> bool:
+        with _os_errors(self):
+            return _gfile().isdir(self.url)
+
+    def is_file(self) -> bool:
+        return self.exists() and not self.is_dir()
+
+    def iterdir(self) -> Iterator["UrlPath"]:
+        with _os_errors(self):
+            names = _gfile().listdir(self.url)
+        return iter([self / name.rstrip("/") for name in names if name.rstrip("/")])
+
+    def read_bytes(self) -> bytes:
+        return b"".join(blocks(self))
+
+    def write_bytes(self, data: bytes) -> None:
+        with _os_errors(self), _gfile().GFile(self.url, "wb") as file:
+            file.write(data)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        if missing_ok and not self.exists():
+            return
+        with _os_errors(self):
+            _gfile().remove(self.url)
+
+    def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
+        with _os_errors(self):
+            _gfile().makedirs(self.url)
+
+    def stat(self) -> Any:
+        """`st_size` in bytes, `st_mtime_ns` in nanoseconds."""
+        with _os_errors(self):
+            found = _gfile().stat(self.url)
+        return SimpleNamespace(st_size=found.length, st_mtime_ns=found.mtime_nsec)
+
+
+AnyPath = Path | UrlPath
+
+
+def path(where: str | os.PathLike) -> AnyPath:
+    """The path for a text: a URL has "://" in it."""
+    text = os.fspath(where)
+    return UrlPath(text) if "://" in text else Path(text)
+
+
+def is_url(where: str | os.PathLike | None) -> bool:
+    """True for `gs://bucket/run` and the like."""
+    return where is not None and isinstance(path(where), UrlPath)
+
+
+def has_rename(where: AnyPath) -> bool:
+    """True if a directory can be renamed in one go; not in object stores, mounted or by URL."""
+    return isinstance(where, Path) and not f"{where.absolute()}/".startswith(_MOUNTED)
+
+
+def blocks(where: AnyPath) -> Iterator[bytes]:
+    """The content of a file, piece by piece."""
+    opened = where.open("rb") if isinstance(where, Path) else _gfile().GFile(where.url, "rb")
+    with _os_errors(where), opened as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def remove_tree(where: AnyPath) -> None:
+    """Deletes a directory and all in it; raises OSError."""
+    if isinstance(where, Path):
+        shutil.rmtree(where)
+        return
+    with _os_errors(where):
+        _gfile().rmtree(where.url)
+
+
+def sync(where: AnyPath) -> None:
+    """Waits until a local file or directory is on the disk."""
+    if not isinstance(where, Path):
+        return
+    descriptor = os.open(where, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not where.is_dir():  # some file systems cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def bytes_free(where: AnyPath) -> int | None:
+    """For this user on the disk of `where`, or of what is there of it; None if nobody knows."""
+    if not has_rename(where):
+        return None
+    with contextlib.suppress(OSError):
+        there = Path(where).absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        usage = shutil.disk_usage(there)
+        return usage.free if usage.total else None
+    return None
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+@contextlib.contextmanager
+def _os_errors(where: AnyPath) -> Iterator[None]:
+    """TensorFlow's errors of file systems as OSErrors."""
+    if isinstance(where, Path):
+        yield
+        return
+    import tensorflow as tf
+
+    numbers = {
+        tf.errors.NotFoundError: errno.ENOENT, tf.errors.ResourceExhaustedError: errno.ENOSPC,
+        tf.errors.PermissionDeniedError: errno.EACCES, tf.errors.AlreadyExistsError: errno.EEXIST,
+    }  # fmt: skip
+    try:
+        yield
+    except tf.errors.OpError as e:
+        raise OSError(numbers.get(type(e), errno.EIO), e.message, str(where)) from None

@@ -1,0 +1,110 @@
+"""Promise 15: a disk that is full costs a checkpoint, not the run; but the end of a run must be saved."""
+
+import errno
+import re
+import subprocess
+
+import pytest
+from saving_jobs import checkpoints, jobs, names, unbroken, until  # noqa: F401
+
+pytestmark = pytest.mark.workers
+LARGE = "--width=1000"  # a state of 1 MB
+TOO_SMALL = 300_000
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, timeout=30, check=False)
+    except OSError as e:
+        pytest.skip(f"mount: {e}")
+    if done.returncode:
+        pytest.skip(f"mount: {done.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], timeout=30, check=False)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError as e:
+                assert e.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tmp_path, how):  # noqa: F811
+    model_dir, filler = small_disk / "run", small_disk / "filler"
+    background = ["--background"] if how != "at once" else []
+    jobs.start(
+        model_dir, LARGE, "--keep=2", *background, f"--signals={tmp_path}",
+        faults="stop:after_step@3 stop:after_step@5",
+    )  # fmt: skip
+    until((tmp_path / "stopped-3").exists, "step 3")
+    until(lambda: checkpoints(model_dir) == [2], "the first checkpoint")
+    fill(filler)
+    (tmp_path / "go-3").touch()
+    until((tmp_path / "stopped-5").exists, "step 5")
+    assert checkpoints(model_dir) == [2]
+    until(lambda: names(model_dir / "checkpoints") == ["ckpt-2"], "no temporary files")
+    filler.unlink()
+    (tmp_path / "go-5").touch()
+    done = jobs.wait()
+    assert done.code == 0 and done.json["ended"] == 8, done.output
+    assert checkpoints(model_dir) == [6, 8]
+    said = re.search(
+        r"checkpoint of step 4 could not be written to (\S+): No space left on device\. It needs "
+        r"([\d,]+) bytes, ([\d,]+) are free there\. The newest checkpoint is of step 2\..* Training "
+        r"goes on\.", done.output,
+    )  # fmt: skip
+    assert said, done.output
+    assert said[1] == str(model_dir / "checkpoints" / "ckpt-4")
+    assert int(said[2].replace(",", "")) > 1_000_000 > int(said[3].replace(",", ""))
+    assert "Traceback" not in done.output
+
+
+def test_a_full_disk_under_the_reports_does_not_stop_training(jobs, unbroken, small_disk, tmp_path):  # noqa: F811
+    jobs.start(
+        small_disk, "--save_every=0", f"--signals={tmp_path}",
+        faults="stop:after_step@1 stop:after_step@7",
+    )  # fmt: skip
+    until((tmp_path / "stopped-1").exists, "step 1")
+    fill(small_disk / "filler")
+    (tmp_path / "go-1").touch()
+    until((tmp_path / "stopped-7").exists, "step 7")
+    (small_disk / "filler").unlink()
+    (tmp_path / "go-7").touch()
+    done = jobs.wait()
+    assert done.code == 0 and done.json["final"] == unbroken, done.output
+    assert "No space left on device" in done.output and checkpoints(small_disk) == [8]
+
+
+def test_a_file_that_may_not_grow_costs_one_checkpoint(jobs, tmp_path):  # noqa: F811
+    done = jobs(tmp_path, LARGE, faults=f"limit:{TOO_SMALL}@4")
+    assert done.code == 0 and done.json["ended"] == 8, done.output
+    assert checkpoints(tmp_path) == [2, 6, 8]
+    assert names(tmp_path / "checkpoints") == ["ckpt-2", "ckpt-6", "ckpt-8"]
+    assert re.search(r"checkpoint of step 4 could not be written to \S+ckpt-4: .*It needs [\d,]+ "
+                     r"bytes, [\d,]+ are free", done.output, re.DOTALL)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+def test_a_run_whose_end_is_not_saved_does_not_end_well(jobs, tmp_path, how):  # noqa: F811
+    background = ["--background"] if how != "at once" else []
+    done = jobs(tmp_path, LARGE, *background, "--save_every=0", faults=f"limit:{TOO_SMALL}@8")
+    assert done.code == 1 and "SaveError: The checkpoint of step 8" in done.json["error"]
+    assert "Nothing is saved so far" in done.json["error"] and checkpoints(tmp_path) == []
+    again = jobs(tmp_path, LARGE, *background)
+    assert again.code == 0 and again.json["began"] == 0
+
+
+def test_by_choice_a_failed_save_ends_the_run(jobs, tmp_path):  # noqa: F811
+    done = jobs(tmp_path, LARGE, "--on_error=raise", faults=f"limit:{TOO_SMALL}@4")
+    assert done.code == 1 and "SaveError: The checkpoint of step 4" in done.json["error"]
+    assert checkpoints(tmp_path) == [2]

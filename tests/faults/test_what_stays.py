@@ -1,0 +1,61 @@
+"""Promises 18 and 19: there is always a checkpoint; what is to stay stays; deletions may fail."""
+
+import contextlib
+import subprocess
+
+import pytest
+from ctl.checkpoints import commit
+from saving_jobs import checkpoints, jobs, names, until  # noqa: F401
+
+pytestmark = pytest.mark.workers
+
+
+def test_another_process_sees_a_whole_checkpoint_at_every_moment(jobs, tmp_path):  # noqa: F811
+    """Looks as fast as it can while every step is saved and the one before deleted."""
+    jobs.start(tmp_path, "--keep=1", "--save_every=1", "--steps=40", "--twice")
+    directory = tmp_path / "checkpoints"
+    until(lambda: checkpoints_or_none(directory), "the first checkpoint")
+    seen, looks = set(), 0
+    while True:
+        found = checkpoints_or_none(directory)
+        assert found or checkpoints_or_none(directory), names(directory)  # listed while renamed
+        seen |= set(found)
+        looks += 1
+        if 40 in seen and not jobs.is_busy():
+            break
+    done = jobs.wait()
+    assert done.code == 0, done.output
+    assert len(seen) > 5 and looks > 20 and names(directory) == ["ckpt-40"]
+
+
+def checkpoints_or_none(directory):
+    return [m.step for _, m in commit.scan(directory)]
+
+
+def test_every_k_th_stays_across_restarts(jobs, tmp_path):  # noqa: F811
+    for steps in (6, 13):
+        assert jobs(tmp_path, "--keep=1,every=4", "--save_every=1", f"--steps={steps}").code == 0
+    assert checkpoints(tmp_path) == [4, 8, 12, 13]
+
+
+def test_a_deletion_that_fails_does_not_stop_training(jobs, tmp_path):  # noqa: F811
+    """A mount in the way of a directory: it can be neither renamed nor deleted."""
+    model_dir = tmp_path / "run"
+    jobs.start(model_dir, "--keep=1", f"--signals={tmp_path}", faults="stop:after_step@3")
+    until((tmp_path / "stopped-3").exists, "step 3")
+    place = model_dir / "checkpoints" / "ckpt-2"
+    mount = ["mount", "--bind", str(place), str(place)]
+    with contextlib.suppress(OSError):
+        mounted = subprocess.run(mount, capture_output=True, timeout=30, check=False).returncode == 0
+    (tmp_path / "go-3").touch()
+    try:
+        done = jobs.wait()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], timeout=30, check=False, capture_output=True)
+    if not mounted:
+        pytest.skip("mount is refused")
+    assert done.code == 0 and done.json["ended"] == 8, done.output
+    assert f"Cannot delete the old checkpoint {place}" in done.output
+    assert checkpoints(model_dir) == [2, 8]
+    assert jobs(model_dir, "--keep=1", "--steps=9").code == 0
+    assert checkpoints(model_dir) == [9]

@@ -1,0 +1,220 @@
+"""A small job whose saves go wrong where the environment says.
+
+    FAULTS="kill:before_commit@4" python saving_faults.py MODEL_DIR --steps=8
+
+A fault is `what:where@step`, several are separated by spaces. `kill` ends the process with -9, `stop`
+makes the file SIGNALS/stopped-<step> and waits for SIGNALS/go-<step>; places are those of `PLACES`.
+`limit:BYTES@step` sets the largest file that the process may write, until the step after.
+
+With `--forever` the program reads lines of arguments from standard input and does each in a process
+of its own, forked when TensorFlow is imported but has not begun: one import for many runs.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import ctl
+import tensorflow as tf
+from ctl import files
+from ctl.checkpoints import commit, snapshot
+from small_models import Small
+
+PLACES = ("before_write", "mid_data", "before_index", "before_manifest", "before_commit",
+          "while_replacing", "before_deleting", "while_deleting", "after_step")  # fmt: skip
+DEADLINE_SECS = 120
+
+
+class Counted(Small):
+    """With a variable that is summed over workers when it is read; says where it began and ended."""
+
+    def __init__(self, faults, options, **more):
+        super().__init__(framework=options.framework, optimizer="adam", dropout=options.dropout, **more)
+        self._faults, self._options, self._width = faults, options, options.width
+
+    def build(self):
+        super().build()
+        self.seen = tf.Variable(
+            0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )  # fmt: skip
+        if self._width:
+            self.large = tf.Variable(tf.random.normal([self._width, 256]), trainable=False)
+
+    def train_step(self, batch):
+        self.seen.assign_add(1.0)
+        return super().train_step(batch)
+
+    def after_loop(self, step, means):
+        self._faults.after_step(step)
+        if step == self._options.raise_at:
+            raise RuntimeError(f"raised at step {step}")
+        if step == self._options.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Faults:
+    def __init__(self, text, signals):
+        words = [word.partition("@") for word in text.split()]
+        self._planned = [(*w.split(":"), int(step)) for w, _, step in words]
+        self._signals, self._step = Path(signals), -1
+        assert all(where in PLACES or what == "limit" for what, where, _ in self._planned)
+        self._patch()
+
+    def reach(self, where, step=None):
+        step = self._step if step is None else step
+        for what, place, at in self._planned:
+            if (place, at) == (where, step) and what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (place, at) == (where, step) and what == "stop":
+                (self._signals / f"stopped-{step}").touch()
+                deadline = time.monotonic() + DEADLINE_SECS
+                while not (self._signals / f"go-{step}").exists():
+                    assert time.monotonic() < deadline
+                    time.sleep(0.005)
+
+    def after_step(self, step):
+        self.reach("after_step", step)
+        for what, size, at in self._planned:
+            if what == "limit" and step in (at, at + 1):
+                most = int(size) if step == at else resource.RLIM_INFINITY
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+    def _patch(self):
+        write, tensors, mark = commit.write, snapshot.Snapshot.write, commit.mark
+        remove, discard, rename = commit.remove, commit.discard, Path.rename
+
+        def writing(directory, manifest, write_state):
+            self._step = manifest.step
+            self.reach("before_write")
+            return write(directory, manifest, write_state)
+
+        def writing_tensors(taken, prefix):
+            tensors(taken, prefix)
+            data, index = Path(f"{prefix}.data-00000-of-00001"), Path(f"{prefix}.index")
+            content, head = data.read_bytes(), index.read_bytes()
+            data.write_bytes(content[: len(content) // 2])
+            index.unlink()
+            self.reach("mid_data")
+            data.write_bytes(content)
+            self.reach("before_index")
+            index.write_bytes(head)
+
+        def marking(path, manifest):
+            self.reach("before_manifest")
+            mark(path, manifest)
+            self.reach("before_commit")
+
+        def removing(path):
+            self.reach("before_deleting")
+            return remove(path)
+
+        def discarding(path, quietly=True):
+            if path.name.startswith("deleted-"):
+                (path / commit.MANIFEST).unlink(missing_ok=True)
+                self.reach("while_deleting")
+            return discard(path, quietly)
+
+        def renaming(path, goal):
+            done = rename(path, goal)
+            if goal.name.startswith("replaced-"):
+                self.reach("while_replacing")
+            return done
+
+        commit.write, snapshot.Snapshot.write, commit.mark = writing, writing_tensors, marking
+        commit.remove, commit.discard, Path.rename = removing, discarding, renaming
+
+
+def digests(trainer):
+    """name -> digest of the variable's value; all workers must call it."""
+    variables = trainer._session.state.variables
+    return {n: hashlib.sha256(v.numpy().tobytes()).hexdigest()[:16] for n, v in variables.items()}
+
+
+def run(arguments, faults_text):
+    options = parser().parse_args(arguments)
+    faults = Faults(faults_text, options.signals)
+    if options.mounted:
+        files._MOUNTED = f"{Path(options.model_dir).absolute()}/"
+    keep = ctl.Keep.parse(options.keep)
+    virtual = {"num_virtual_devices": 2} if options.strategy == "mirrored" else {}
+    strategy = ctl.make_strategy(options.strategy, **virtual)
+    manager = ctl.ChiefOnlyCheckpoints(
+        f"{options.model_dir}/checkpoints", keep=keep, background=options.background,
+        on_error=options.on_error,
+    )  # fmt: skip
+    intervals = ctl.Intervals(
+        steps_per_loop=1, log=ctl.Every(steps=2), save=ctl.Every(steps=options.save_every)
+    )
+    trainer = Counted(
+        faults, options, model_dir=options.model_dir, strategy=strategy, checkpoints=manager,
+        intervals=intervals,
+    )  # fmt: skip
+    result = {}
+    try:
+        trainer.prepare()
+        result |= {"began": trainer.step, "restored": digests(trainer)}
+        trainer.train(options.steps)
+    except (ctl.CtlError, RuntimeError) as e:
+        result |= {"error": f"{type(e).__name__}: {e}", "code": getattr(e, "exit_code", 1)}
+        print(json.dumps(result), flush=True)
+        sys.stdout.flush()
+        os._exit(result["code"])
+    again = manager.save(trainer._session.state, ctl.Manifest(
+        step=options.steps, created=time.time(), variables=trainer._session.state.spec(),
+    )) if options.twice else None  # fmt: skip
+    manager.finish()
+    if options.compare:
+        place = trainer.placement
+        trainer._session.state.checkpoint.write(f"{options.compare}/{place.worker_index}/state")
+    print(json.dumps({**result, "ended": trainer.step, "final": digests(trainer), "again": again}))
+
+
+def parser():
+    made = argparse.ArgumentParser()
+    made.add_argument("model_dir")
+    made.add_argument("--steps", type=int, default=8)
+    made.add_argument("--save_every", type=int, default=2)
+    made.add_argument("--keep", default="5")
+    made.add_argument("--strategy", default="default")
+    made.add_argument("--framework", default="keras3")
+    made.add_argument("--dropout", type=float, default=0.3)
+    made.add_argument("--background", action="store_true")
+    made.add_argument("--on_error", default="continue")
+    made.add_argument("--width", type=int, default=0, help="rows of 1 kB that the state has besides")
+    made.add_argument("--raise_at", type=int, default=-1)
+    made.add_argument("--signal_at", type=int, default=-1)
+    made.add_argument("--signals", default=".", help="directory for what is told and waited for")
+    made.add_argument("--mounted", action="store_true", help="model_dir is an object store's")
+    made.add_argument("--compare", help="directory for what TensorFlow itself writes")
+    made.add_argument("--twice", action="store_true", help="save the last step once more")
+    return made
+
+
+def serve():
+    for line in sys.stdin:
+        faults, *arguments = shlex.split(line)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run(arguments, faults)
+                code = 0
+            except BaseException as e:
+                print(f"{type(e).__name__}: {e}", flush=True)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        print(json.dumps({"done": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+if __name__ == "__main__":
+    serve() if sys.argv[1:] == ["--forever"] else run(sys.argv[1:], os.environ.get("FAULTS", ""))

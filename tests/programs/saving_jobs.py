@@ -1,0 +1,101 @@
+"""Runs of `saving_faults.py`, one after the other, and looks at what they leave."""
+
+import contextlib
+import json
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, Result, environment
+from ctl.checkpoints import commit
+
+PROGRAM = str(PROGRAMS / "saving_faults.py")
+_DONE = '{"done": '
+
+
+class Jobs:
+    """A process that forks one for each run."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAM, "--forever"], env=environment(), cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1,
+        )  # fmt: skip
+        self._lines: queue.Queue = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            self._lines.put(line)
+
+    def start(self, model_dir, *arguments, faults=""):
+        self._process.stdin.write(shlex.join([faults, str(model_dir), *arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def is_busy(self):
+        """True until the run that was started has ended."""
+        with self._lines.mutex:
+            return not any(line.startswith(_DONE) for line in self._lines.queue)
+
+    def wait(self):
+        output = []
+        while True:
+            line = self._lines.get(timeout=TIMEOUT_SECS)
+            if line.startswith(_DONE):
+                return Result(json.loads(line)["done"], "".join(output))
+            output.append(line)
+
+    def __call__(self, model_dir, *arguments, faults=""):
+        self.start(model_dir, *arguments, faults=faults)
+        return self.wait()
+
+    def close(self):
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    started = Jobs()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def unbroken(jobs, tmp_path_factory):
+    """The values at the end of a run of 8 steps that nothing disturbs."""
+    return jobs(tmp_path_factory.mktemp("unbroken")).json["final"]
+
+
+def checkpoints(model_dir):
+    """Steps of the listed checkpoints, all of which must be whole."""
+    found = commit.scan(Path(model_dir) / "checkpoints")
+    for path, manifest in found:
+        assert commit.verify(path, manifest) is None, path
+    return [m.step for _, m in found]
+
+
+def names(directory):
+    return sorted(p.name for p in Path(directory).iterdir())
+
+
+def until(is_so, what, timeout=TIMEOUT_SECS):
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def truncated_data(path):
+    """Cuts the last bytes off a checkpoint's data."""
+    data = next(path.glob("state.data*"))
+    data.write_bytes(data.read_bytes()[:-3])

@@ -1,0 +1,114 @@
+"""`ctl inspect` tells what is in a model_dir and changes nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import ctl
+import pytest
+from conftest import environment
+from ctl import cli, inspect_command
+from small_models import Small, every_step
+from test_checkpoints import DAMAGES
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("inspected") / "run"
+    intervals = every_step(save=ctl.Every(steps=2), evaluate=ctl.Every(steps=2))
+    options = dict(optimizer="adam", strategy="default", reports=[], intervals=intervals)
+    Small(model_dir=str(directory), **options).train(6)
+    return directory
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def inspect(capsys, *arguments):
+    code = cli.main(["inspect", *map(str, arguments)])
+    return code, capsys.readouterr()
+
+
+def test_the_table_is_aligned_and_complete(run, capsys):
+    (run / "checkpoints" / "tmp-ckpt-7").mkdir()
+    before = sorted(run.rglob("*"))
+    code, said = inspect(capsys, run, "--best=loss")
+    lines = said.out.splitlines()
+    assert code == 0 and lines[0] == str(run / "checkpoints")
+    assert lines[1].split() == ["step", "saved", "size", "files", "verified", "best", "metrics"]
+    rows = [line.split() for line in lines[2:5]]
+    assert [row[0] for row in rows] == ["2", "4", "6"]
+    assert all("not checked" in line and "loss=" in line for line in lines[2:5])
+    assert len({line.index("not checked") for line in lines[2:5]} | {lines[1].index("verified")}) == 1
+    assert [("*" in line) for line in lines[2:5]] == [False, False, True]
+    assert lines[5] == "left over: tmp-ckpt-7"
+    assert lines[6].startswith("LOCK: ") and lines[6].endswith("done, step 6")
+    assert len(lines) == 7 and sorted(run.rglob("*")) == before
+
+
+def test_the_json_is_one_object(run, capsys):
+    code, said = inspect(capsys, run, "--json", "--verify", "--variables")
+    found = json.loads(said.out)
+    assert code == 0
+    assert [c["step"] for c in found["checkpoints"]] == [2, 4, 6]
+    assert {c["verified"] for c in found["checkpoints"]} == {"ok"}
+    newest = found["checkpoints"][-1]
+    assert newest["files"] == ["state.data-00000-of-00001", "state.index"]
+    assert newest["bytes"] == sum(
+        (run / "checkpoints" / "ckpt-6" / n).stat().st_size for n in newest["files"]
+    )
+    assert found["variables"]["model/sequential/dense/kernel"] == {
+        "dtype": "float32", "shape": [8, 16]
+    }  # fmt: skip
+    assert found["lock"]["state"] == "ended" and found["lock"]["alive"] is False
+    assert "model/sequential/dense/kernel" in inspect(capsys, run, "--variables")[1].out
+    assert "variables" not in json.loads(inspect(capsys, run, "--json")[1].out)
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_damage_is_found_where_it_is_looked_for(run, capsys, damage):
+    DAMAGES[damage](run / "checkpoints" / "ckpt-4")
+    assert inspect(capsys, run)[0] == 0
+    code, said = inspect(capsys, run / "checkpoints", "--verify")
+    assert code == 1
+    [line] = [line for line in said.out.splitlines() if line.split()[0] == "4"]
+    assert " ok" not in line and any(w in line for w in ("state.", "manifest", "missing"))
+    assert sum(" ok" in line for line in said.out.splitlines()) == 2
+
+
+def test_what_was_set_aside_is_named(run, capsys):
+    DAMAGES["truncated"](run / "checkpoints" / "ckpt-6")
+    options = dict(optimizer="adam", strategy="default", reports=[], intervals=every_step())
+    Small(model_dir=str(run), **options).train(6)
+    code, said = inspect(capsys, run, "--verify")
+    assert code == 0 and "set aside: ckpt-6" in said.out
+
+
+def test_a_path_that_is_no_model_dir_is_refused(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "not", "ram://nothing/here"):
+        code, said = inspect(capsys, path)
+        assert code == 2 and "is no model_dir; expected" in said.err and said.out == ""
+    with pytest.raises(SystemExit) as caught:
+        inspect(capsys)
+    assert caught.value.code == 2
+
+
+def test_numbers_that_are_not_finite_are_json(run):
+    seen = inspect_command.look(run / "checkpoints")
+    seen["checkpoints"][0]["metrics"] = {"loss": inspect_command._finite(float("nan"))}
+    assert "NaN" not in json.dumps(seen) and "loss=nan" in inspect_command.text_of(seen, 0.0)
+
+
+def test_looking_at_local_files_needs_no_tensorflow(run):
+    code = (
+        "import sys; from ctl import cli; assert cli.main(sys.argv[1:]) == 0; "
+        "assert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", str(run), "--verify"], env=environment(),
+        timeout=60, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,152 @@
+"""A run may begin with another's model: what matches by name and shape, and a list of what does not."""
+
+import logging
+
+import ctl
+import keras
+import numpy as np
+import pytest
+from ctl.checkpoints import snapshot, warm_start
+from small_models import Small, every_step
+from test_checkpoints import DAMAGES, assert_same, values
+
+
+class WithHead(Small):
+    """Another head; everything else has the names and shapes of `Small`."""
+
+    def __init__(self, classes=4, **options):
+        super().__init__(optimizer="adam", **options)
+        self.classes = classes
+
+    def build(self):
+        self.model = keras.Sequential([
+            keras.Input((8,)), keras.layers.Dense(16, activation="tanh", name="body"),
+            keras.layers.Dense(self.classes, name="head"),
+        ])  # fmt: skip
+        self.optimizer = keras.optimizers.Adam(1e-2)
+        self.seen = keras.metrics.Mean(name="seen")
+
+
+OPTIONS = dict(strategy="default", reports=[], intervals=every_step(save=ctl.Every(steps=2)))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """(model_dir, values) of a run of 6 steps."""
+    trainer = WithHead(model_dir=str(tmp_path_factory.mktemp("source") / "run"), **OPTIONS)
+    trainer.train(6)
+    return trainer.model_dir, values(trainer)
+
+
+def begun(where, classes=4, **options):
+    trainer = WithHead(classes, **{**OPTIONS, **options})
+    trainer.init_from = where
+    trainer.prepare()
+    return trainer
+
+
+@pytest.mark.parametrize("place", ["", "/checkpoints", "/checkpoints/ckpt-6"])
+def test_the_model_is_that_of_the_checkpoint_and_nothing_else_is(source, place, caplog):
+    where, expected = source
+    caplog.set_level(logging.INFO, "ctl")
+    trainer = begun(where + place)
+    fresh = values(begun(None))
+    for name, value in values(trainer).items():
+        there = expected if name.startswith("model/") else fresh
+        np.testing.assert_array_equal(value, there[name], err_msg=name)
+    assert trainer.step == 0
+    [said] = [r.getMessage() for r in caplog.records if "Beginning with" in r.getMessage()]
+    assert "4 of 4 variables" in said and "ckpt-6" in said and "not loaded" not in said
+
+
+def test_an_older_one_by_its_own_path(source):
+    where, expected = source
+    kernel = "model/sequential/body/kernel"
+    found = values(begun(f"{where}/checkpoints/ckpt-2"))
+    name = next(n for n in found if n.endswith("body/kernel"))
+    assert not np.array_equal(found[name], expected[name]), kernel
+
+
+def test_what_does_not_match_is_listed_and_stays_as_built(source, caplog):
+    where, expected = source
+    caplog.set_level(logging.INFO, "ctl")
+    trainer = begun(where, classes=7)
+    fresh = begun(None, classes=7)
+    for (name, value), other in zip(values(trainer).items(), values(fresh).values(), strict=True):
+        if "body" in name and name.startswith("model/"):
+            np.testing.assert_array_equal(value, expected[name])
+        elif "head" not in name:
+            np.testing.assert_array_equal(value, other)
+    said = "\n".join(r.getMessage() for r in caplog.records)
+    assert "Beginning with 2 of 4 variables" in said
+    assert "head/kernel: float32[16, 4] in the checkpoint, float32[16, 7] here" in said
+
+
+def test_a_run_that_has_a_checkpoint_goes_on_from_that(source, tmp_path):
+    where, _ = source
+    begun(where, model_dir=str(tmp_path / "b")).train(3)
+    again = begun("/nowhere", model_dir=str(tmp_path / "b"))  # may be gone by then
+    assert again.step == 3
+
+
+def test_nothing_that_matches_is_an_error_and_changes_nothing(source, tmp_path, monkeypatch):
+    where, _ = source
+    trainer = Small(framework="module", optimizer="adam", **OPTIONS)
+    trainer.prepare()
+    before = values(trainer)
+    with pytest.raises(ctl.CheckpointError, match="has nothing for this model") as caught:
+        warm_start.load(where, trainer._session.state, ["model"])
+    assert "not loaded: model/w0: not in the checkpoint" in str(caught.value)
+    assert_same(before, values(trainer))
+
+
+def test_a_wrong_place_is_a_usage_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for place in ("nowhere", "empty", "file", "empty/ckpt-3"):
+        with pytest.raises(ctl.UsageError, match="--init_from is .*where no checkpoint is"):
+            begun(str(tmp_path / place))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "manifest empty"])
+def test_a_damaged_one_is_passed_over_or_an_error(source, tmp_path, damage):
+    import shutil
+
+    copy = shutil.copytree(source[0], tmp_path / "copy") / "checkpoints"
+    DAMAGES[damage](copy / "ckpt-6")
+    assert warm_start.newest_good(str(copy))[1].step == 4
+    with pytest.raises(ctl.CheckpointError, match="is damaged"):
+        warm_start.newest_good(str(copy / "ckpt-6"))
+    for step in (2, 4):
+        DAMAGES[damage](copy / f"ckpt-{step}")
+    with pytest.raises(ctl.CheckpointError, match="is damaged"):
+        warm_start.newest_good(str(copy))
+
+
+def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_path, monkeypatch):
+    """The files agree with the manifest, and TensorFlow cannot read one of the tensors."""
+    trainer = WithHead(model_dir=str(tmp_path / "c"), **OPTIONS)
+    trainer.train(2)
+    manager, state = trainer._session.manager, trainer._session.state
+    data = next((tmp_path / "c").glob("checkpoints/ckpt-2/state.data*"))
+    content, last = data.read_bytes(), [v for n, v in values(trainer).items() if v.size > 9][-1]
+    assert content.count(last.tobytes()) == 1  # the tensors before it can be read
+    data.write_bytes(content.replace(last.tobytes(), bytes(last.nbytes)))
+    monkeypatch.setattr("ctl.checkpoints.commit.verify", lambda path, manifest: None)
+    for variable in state.variables.values():
+        variable.assign(variable + 1 if variable.dtype.is_floating else variable)
+    before = values(trainer)
+    with pytest.raises(ctl.CheckpointError, match="cannot be restored"):
+        manager.restore(state)
+    assert_same(before, values(trainer))
+    with pytest.raises(ctl.CheckpointError, match="cannot be read"):
+        warm_start.load(str(tmp_path / "c"), state, ["model", "optimizer", "seen"])
+    assert_same(before, values(trainer))
+
+
+def test_a_checkpoint_without_keys_says_so(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "_layout", lambda checkpoint: None)
+    trainer = WithHead(model_dir=str(tmp_path / "d"), **OPTIONS)
+    trainer.train(2)
+    with pytest.raises(ctl.CheckpointError, match="does not say where it is"):
+        begun(str(tmp_path / "d"))
