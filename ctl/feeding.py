@@ -1,10 +1,13 @@
 """Opens a trainer's data where its session is: which source, from which position, to which step."""
 
+import logging
 from typing import Any
 
 from ctl import checks, data, parameter_servers, strategies, worker_data
 from ctl.batches import Batches
 from ctl.errors import UsageError
+
+_log = logging.getLogger("ctl")
 
 
 def open_train(
@@ -70,3 +73,16 @@ def open_eval(trainer: Any) -> Batches:
         trainer.eval_data, strategies.local(trainer.strategy),
         global_batch_size=trainer.global_batch_size,
     )  # fmt: skip
+
+
+def warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
+    """Says once that batches are smaller than what `average` divides by."""
+    size = trainer.global_batch_size
+    known = batches.examples is not None or batches.steps is not None or not batches.certain
+    if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
+        trainer._warned = True
+        _log.warning(
+            "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
+            "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
+            "train_data is given, after repeat().", rows, size, size,
+        )  # fmt: skip

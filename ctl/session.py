@@ -164,9 +164,7 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
-        told = lambda step, path: reports.note(Saved(step, path))  # noqa: E731
-        saves = saving.around(session.manager, session.state, told)
-        with signals.Signals() as received, _watched(trainer, session), saves:
+        with signals.Signals() as received, _watched(trainer, session), _saving(session, reports):
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)
@@ -205,6 +203,13 @@ def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManage
     return heartbeat.here.watched(trainer.step_timeout_secs, look)
 
 
+def _saving(session: Session, reports: ReportGroup) -> contextlib.AbstractContextManager[None]:
+    """The manager tidies up before the steps, and has written everything after them."""
+    return saving.around(
+        session.manager, session.state, lambda step, path: reports.note(Saved(step, path))
+    )
+
+
 def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
     after = "; the same command goes on from there." if trainer.model_dir else "."
     return Stopped(
@@ -234,7 +239,7 @@ def _synchronous(
         reports=reports,
         actions=Actions(
             evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
-            check_examples=lambda n: _warn_of_small_batches(trainer, batches, n),
+            check_examples=lambda n: feeding.warn_of_small_batches(trainer, batches, n),
             save=lambda *what: _save(trainer, session, batches, *what),
             learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
@@ -280,19 +285,6 @@ def _end(reason: str, start: int, step: int, steps: int | None) -> str:
     if reason == "done" and step == start:
         return "nothing left to do: complete"
     return reason
-
-
-def _warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
-    """Says once that batches are smaller than what `average` divides by."""
-    size = trainer.global_batch_size
-    known = batches.examples is not None or batches.steps is not None or not batches.certain
-    if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
-        trainer._warned = True
-        _log.warning(
-            "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
-            "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
-            "train_data is given, after repeat().", rows, size, size,
-        )  # fmt: skip
 
 
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
