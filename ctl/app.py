@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import cluster, files, quiet
+from ctl import cluster, facts, files, quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
@@ -182,7 +182,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
             f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
             "its first line, and take **options."
         )
-    plain = {k: v for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
+    plain = {k: facts.shown(k, v) for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
     _prepare(trainer, values)
     if not values["export"].present:  # what nobody asked for is not an error

@@ -7,6 +7,7 @@ TensorFlow's coordination service and compares it with the others' before any nu
 first difference is an error that names the line on each worker.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -56,6 +57,8 @@ class CollectiveOrder:
             if any(what != mine for what, _ in everyone):
                 lines = [f"\n  worker {i}: {_described(what)} at {where}"
                          for i, (what, where) in enumerate(everyone)]  # fmt: skip
+                with contextlib.suppress(Exception):  # nobody leaves before the others have read
+                    self._exchange(self._number, "[]")
                 raise UsageError(
                     "check_collectives: workers are about to do different collectives."
                     + "".join(lines)

@@ -16,6 +16,7 @@ from typing import Any
 from ctl.version import __version__
 
 CODE = "code of "
+_SECRET = ("password", "passwd", "secret", "token", "credential", "api_key", "apikey", "private_key")
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
 
 
@@ -30,6 +31,13 @@ def here(num_gpus: int, flags: Mapping[str, Any]) -> dict[str, Any]:
                 versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
     code = {f"{CODE}{name}": digest for name, digest in _own_code().items()}
     return {**versions, **code, "GPUs": num_gpus, **{f"--{k}": v for k, v in flags.items()}}
+
+
+def shown(name: str, value: Any) -> Any:
+    """A value as it may travel and be printed; of a secret only that it is one, and its digest."""
+    if not any(word in name.lower() for word in _SECRET):
+        return value
+    return f"(hidden, digest {hashlib.sha256(str(value).encode()).hexdigest()[:8]})"
 
 
 def _own_code() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
-from ctl import communication, devices, facts, heartbeat, preflight
+from ctl import communication, devices, endings, facts, heartbeat, preflight
 from ctl.errors import UsageError
 
 
@@ -80,6 +80,7 @@ def multi_worker(
             f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
             "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
+    endings.install()
     heartbeat.here.start()
     cluster_lib.normalise(cluster)
     check_own_port(cluster)

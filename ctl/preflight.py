@@ -10,7 +10,6 @@ looks after the constructor. Pure Python.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 from ctl.cluster import Cluster
 from ctl.errors import PeerLostError, UsageError
-from ctl.facts import CODE
+from ctl.facts import CODE, shown
 
 TIMEOUT_SECS = 600.0
 VARIABLE = "CTL_STARTUP_TIMEOUT_SECS"
@@ -32,7 +31,6 @@ _NAME_SECS = 3.0  # before those that are missing are named; then ever more rare
 _RETRY_SECS = 0.2
 _LEAVE_SECS = 5.0  # for the chief's last word to arrive
 _LINE_BYTES = 1 << 20
-_SECRET = ("password", "passwd", "secret", "token", "credential", "api_key", "apikey", "private_key")
 _log = logging.getLogger("ctl")
 _met = False  # in this process
 
@@ -65,7 +63,7 @@ def checked(cluster: Cluster, facts: Mapping[str, Any], timeout_secs: float) -> 
 
 def meet(cluster: Cluster, facts: Mapping[str, Any], timeout_secs: float) -> None:
     """The meeting alone; see `checked`."""
-    mine = {k: _shown(k, v) for k, v in facts.items()}
+    mine = {k: str(shown(k, v)) for k, v in facts.items()}
     mine["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})
     if cluster.is_chief:
         _Chief(cluster, mine, timeout_secs).run()
@@ -87,14 +85,6 @@ def _address(cluster: Cluster, rank: int) -> tuple[str, int]:
     addresses = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
     host, _, port = addresses[rank].rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _shown(name: str, value: Any) -> str:
-    """A value as it may travel and be printed; of a secret only that it is one, and its digest."""
-    text = str(value)
-    if any(word in name.lower() for word in _SECRET):
-        return f"(hidden, digest {hashlib.sha256(text.encode()).hexdigest()[:8]})"
-    return text
 
 
 class _Chief:

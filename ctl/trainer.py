@@ -18,6 +18,7 @@ import tensorflow as tf
 from ctl import (
     averaging,
     checks,
+    endings,
     evaluator,
     gradients,
     lease,
@@ -90,6 +91,7 @@ class Trainer:
           checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
           reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
         """
+        endings.install()
         checks.whole("global_batch_size", global_batch_size, 1)
         checks.whole("seed", seed, 0)
         checks.parts(checkpoints, reports)

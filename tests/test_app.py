@@ -113,6 +113,7 @@ def worked(monkeypatch, *arguments):
 
     class Fake:
         hparams = {}  # noqa: RUF012
+        placement, model_dir = SimpleNamespace(is_chief=True), None
         model = SimpleNamespace(save=None, export=None, save_weights=None)
 
         def __init__(self, **options):

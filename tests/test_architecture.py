@@ -15,6 +15,7 @@ LEVELS = {
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
     "watchers": 1, "lease": 1, "files": 1, "collective_order": 1,
     "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1, "positions": 1,
+    "endings": 1,
     "finiteness": 1, "gradients": 2, "spikes": 2,
     "preflight": 2,
     "making": 3, "parameter_servers": 2, "metrics": 2,  "arrays": 2,
@@ -49,7 +50,7 @@ FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
-        "files", "inspect_command", "heartbeat", "facts", "preflight")  # fmt: skip
+        "files", "inspect_command", "heartbeat", "facts", "preflight", "endings")  # fmt: skip
 
 
 def name_of(path: Path) -> str:

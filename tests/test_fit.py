@@ -146,8 +146,8 @@ def test_a_backup_is_restored_and_removed_after_success(tmp_path):
 
     with pytest.raises(RuntimeError):
         run(Stops)
-    assert [p.name for p in (tmp_path / "backup").iterdir()] == ["ckpt-8"]
-    assert run() == 8
+    assert [p.name for p in (tmp_path / "backup").iterdir()] == ["ckpt-9"]
+    assert run() == 9
     assert not (tmp_path / "backup").exists()
     assert run() == 0
 

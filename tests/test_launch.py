@@ -294,13 +294,13 @@ def test_the_ctl_command_lists_its_subcommands_and_its_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ctl {__version__}\n"
     assert cli.main(["--help"]) == 0
-    assert "launch  start the workers" in capsys.readouterr().out
+    assert "launch   start the workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", [[], ["lanch"], ["--lunch"]])
 def test_an_unknown_subcommand_is_exit_code_2_and_a_list(line, capsys):
     assert cli.main(line) == 2
-    assert "expected one of: launch" in capsys.readouterr().err
+    assert "expected one of: inspect, launch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -254,4 +254,4 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
     with pytest.raises(ValueError, match="enough"):
         trainer.train(10)
     ended = Lease(tmp_path / "LOCK").read()
-    assert (ended.state, ended.reason, ended.step) == ("ended", "failed: ValueError", 2)
+    assert (ended.state, ended.reason, ended.step) == ("ended", "failed: ValueError", 4)

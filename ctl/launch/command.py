@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctl import lease
 from ctl.errors import EXIT_DONE, UsageError
 from ctl.launch import hosts, options
 from ctl.launch.heartbeats import Timeouts
@@ -27,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
             return EXIT_DONE
         layout = _layout(asked)
         _check_command(command)
+        _claim(command)
         log_dir = _log_dir(asked.log_dir, command)
         if os.environ.get("TF_CONFIG"):
             say("TF_CONFIG was set already; each worker gets a new one instead")
@@ -130,6 +132,13 @@ def _check_host(host: str) -> None:
             f"--host={quoted(host)} is no address; expected an IPv4 address of this machine, or its name. "
             f"Write --host={LOOPBACK}."
         )
+
+
+def _claim(command: list[str]) -> None:
+    """Raises UsageError while another job trains in the command's model_dir: its logs are there, too."""
+    model_dir = local_model_dir(command)
+    if model_dir is not None and not {"--mode=eval", "--mode=export"} & set(command):
+        lease.claim(str(model_dir))
 
 
 def _check_command(command: list[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from ctl import heartbeat
 from ctl.agreement import Agreement
+from ctl.causes import PEER_ERRORS
 from ctl.checkpoints.protocol import Manifest
 from ctl.data import Batches
 from ctl.errors import CtlError
@@ -194,6 +195,8 @@ class Synchronous:
         means = self.interval.means_since(before)
         try:
             return bool(self._actions.after_loop(step, means))
+        except (CtlError, *PEER_ERRORS):
+            raise
         except Exception as e:
             self._failure = e  # all workers stop at this step, and what was done is saved
             return True

@@ -100,6 +100,16 @@ def test_a_second_job_in_one_model_dir_is_refused_and_loses_nothing(tmp_path):
         assert first.wait(TIMEOUT_SECS) == 0, output_of(tmp_path / "run").read_text()[-2000:]
 
 
+def test_a_second_launcher_leaves_the_logs_of_the_first_alone(tmp_path):
+    with started(tmp_path / "run", workers=2, PAUSE_SECS="0.2") as first:
+        wait_until(lambda: len(trace(tmp_path / "run")) >= 3, first)
+        second = run(tmp_path / "run", workers=2)
+        assert second.code == 2 and "is in use: process" in second.output
+        assert "starting" not in second.output
+        assert first.wait(TIMEOUT_SECS) == 0
+    assert "step 1/40" in (tmp_path / "run" / "workers" / "job_0.log").read_text()
+
+
 def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, unbroken):
     assert run(tmp_path / "run", faults="kill@7").code == -signal.SIGKILL
     assert json.loads((tmp_path / "run" / "LOCK").read_text())["state"] == "training"

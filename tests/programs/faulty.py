@@ -26,6 +26,7 @@ EXAMPLES = 480
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
            "int": signal.SIGINT}  # fmt: skip
 WIDTH = flags.DEFINE_integer("width", 16, "Units of the hidden layer.")
+API_TOKEN = flags.DEFINE_string("api_token", "", "Never used; must never be shown.")
 DROPOUT = flags.DEFINE_float("dropout", 0.2, "Share that is dropped; 0 where replicas vary in number.")
 POISON = int(os.environ.get("POISON", "-1"))
 PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
@@ -58,9 +59,9 @@ def strike(action: str) -> None:
 class Faulty(ctl.Trainer):
     """Regression with dropout; `seen` counts how often each example was used for an update."""
 
-    def __init__(self, width=16, dropout=0.2, **options):
+    def __init__(self, width=16, dropout=0.2, api_token="", **options):
         super().__init__(**options)
-        self.width, self.dropout = width, dropout
+        self.width, self.dropout, self.api_token = width, dropout, api_token
 
     def build(self):
         self.model = keras.Sequential([
@@ -102,4 +103,4 @@ class Faulty(ctl.Trainer):
 
 
 if __name__ == "__main__":
-    ctl.run(Faulty, width=WIDTH, dropout=DROPOUT)
+    ctl.run(Faulty, width=WIDTH, dropout=DROPOUT, api_token=API_TOKEN)

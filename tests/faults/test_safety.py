@@ -1,0 +1,43 @@
+"""Nothing is unpickled, no name leaves model_dir, and no secret is shown."""
+
+import re
+
+import ctl
+import pytest
+from conftest import ROOT
+from ctl import facts
+from training import output_of, run
+
+SOURCES = sorted((ROOT / "ctl").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_unpickles_or_runs_a_shell(path):
+    text = path.read_text(encoding="utf-8")
+    bad = r"\b(pickle|marshal|shelve|dill|joblib)\b|allow_pickle=True|shell=True|os\.system|yaml\.load\("
+    assert not re.search(bad, text)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "x/y", ".."])
+def test_an_example_that_is_shown_stays_within_the_logs(name, tmp_path):
+    """Names of pictures and metrics are tags in a file, never paths."""
+    report = ctl.TensorBoardReport(tmp_path / "logs")
+    report.write(1, {name: 1.0})
+    report.note(__import__("ctl.reports.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
+    outside = [p for p in tmp_path.rglob("*") if p.is_file() and "logs" not in p.parts]
+    assert not outside and {p.name for p in tmp_path.iterdir()} <= {"logs"}
+
+
+@pytest.mark.parametrize("name", ["api_key", "hf_token", "PASSWORD", "client_secret"])
+def test_a_secret_is_shown_as_one(name):
+    shown = str(facts.shown(name, "hunter2"))
+    assert "hunter2" not in shown and "hidden" in shown
+    assert facts.shown("learning_rate", 0.1) == 0.1
+
+
+@pytest.mark.workers
+def test_a_secret_flag_is_in_no_file_of_the_run(tmp_path):
+    done = run(tmp_path / "run", "--api_token=hunter2", "--train_steps=2")
+    assert done.code == 0, done.output[-2000:]
+    files = [output_of(tmp_path / "run"), *(p for p in (tmp_path / "run").rglob("*") if p.is_file())]
+    assert not [p for p in files if b"hunter2" in p.read_bytes()]
