@@ -255,3 +255,41 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
         trainer.train(10)
     ended = Lease(tmp_path / "LOCK").read()
     assert (ended.state, ended.reason, ended.step) == ("ended", "failed: ValueError", 4)
+
+
+def test_a_living_holder_is_named_and_keeps_the_lease(path, holder):
+    process = holder()
+    for refused in (lambda: Lease(path).claim(), lambda: Lease(path).held(step=int).__enter__()):
+        with pytest.raises(ctl.UsageError, match=f"is in use: process {process.pid} on "):
+            refused()
+    assert Lease(path).read().pid == process.pid
+
+
+def test_the_lease_of_a_dead_holder_is_free_at_once(path, holder):
+    process = holder()
+    process.kill()
+    process.wait(TIMEOUT_SECS)
+    with Lease(path).held(step=lambda: 9):
+        assert Lease(path).read().pid == os.getpid()
+
+
+def far(path, **changes):
+    """LOCK as a process of another machine would have written it."""
+    content = {"host": "far", "pid": 7, "process": "x/1", "started": time.time(), "beat": time.time(),
+               "state": "training", **changes}  # fmt: skip
+    path.write_text(json.dumps(content))
+
+
+def test_a_holder_on_another_machine_that_still_beats_keeps_the_lease(path):
+    far(path)
+    beats = threading.Timer(0.1, lambda: far(path, started=1.0, beat=time.time() + 1))
+    beats.start()
+    with pytest.raises(ctl.UsageError, match="process 7 on far"):
+        Lease(path, beat_secs=0.02, stale_secs=TIMEOUT_SECS).claim()
+
+
+def test_a_holder_on_another_machine_that_beats_no_more_is_taken_for_dead(path, caplog):
+    far(path)
+    with Lease(path, beat_secs=0.02, stale_secs=0.2).held(step=lambda: 0):
+        assert Lease(path).read().host != "far"
+    assert any("waiting up to" in m for m in caplog.messages)
