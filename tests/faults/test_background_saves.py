@@ -59,7 +59,7 @@ def finish(process):
     ("arguments", "code", "steps"),
     [
         (["--signal_at=5"], 143, [2, 4, 5]),
-        pytest.param(["--raise_at=5"], 1, [2, 4], marks=pytest.mark.slow),
+        pytest.param(["--raise_at=5"], 1, [2, 4, 5], marks=pytest.mark.slow),
     ],
 )
 def test_the_end_of_a_process_waits_for_the_save_under_way(tmp_path, arguments, code, steps):
