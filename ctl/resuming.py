@@ -36,7 +36,7 @@ def check_configuration(
     before = {
         "seed": resumed.data.get("seed"),
         "global_batch_size": resumed.world.get("global_batch_size"),
-        "train_data": resumed.data.get("source"),
+        "train_data": resumed.data.get("source") if batches.certain else None,
     }
     now = {
         "seed": trainer.seed,
