@@ -84,4 +84,5 @@ def described(error_text: str, num_replicas: int, num_workers: int) -> str:
                 for r in bad
             ]
             found.append(f"{what} on replica {', '.join(places)}")
-    return f"{' and '.join(found) or 'the sum of the gradients'} is NaN or infinite"
+    verb = "are" if len(found) > 1 else "is"
+    return f"{' and '.join(found) or 'the sum of the gradients'} {verb} NaN or infinite"

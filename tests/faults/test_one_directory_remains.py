@@ -52,11 +52,11 @@ def test_after_a_kill_an_error_and_a_signal_only_the_chief_s_directory_remains(
         (model_dir / "checkpoints" / name).mkdir()
     results = run_program(2, [*arguments, "--raise_at=5"])
     assert all(r.code != 0 for r in results) and "raised at step 5" in results[0].output
-    assert names(model_dir / "checkpoints") == ["ckpt-2", "ckpt-4"]
+    assert names(model_dir / "checkpoints") == ["ckpt-2", "ckpt-4", "ckpt-5"]
     results = run_program(2, [*arguments, "--signal_at=7", "--background"])
     assert [r.code for r in results] == [143, 143], [r.output[-2000:] for r in results]
-    assert names(model_dir / "checkpoints") == ["ckpt-2", "ckpt-4", "ckpt-6", "ckpt-7"]
-    assert checkpoints(model_dir) == [2, 4, 6, 7]
+    assert names(model_dir / "checkpoints") == [f"ckpt-{n}" for n in (2, 4, 5, 6, 7)]
+    assert checkpoints(model_dir) == [2, 4, 5, 6, 7]
     assert theirs.read_text() == "mine"
 
 

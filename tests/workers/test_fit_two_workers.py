@@ -45,7 +45,7 @@ def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
     script = tmp_path / "tutorial.py"
     script.write_text(text.replace("ctl.make_strategy()", "tf.distribute.MultiWorkerMirroredStrategy()"))
     for result in run_program(2, [str(script), str(tmp_path), "5"]):
-        assert result.code == 1
+        assert result.code == 2
         assert "is shuffled without a seed" in result.output
 
 

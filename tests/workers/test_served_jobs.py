@@ -112,7 +112,7 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
         "list": "UsageError: the step returned list; expected a dictionary",
         "unknown": "UsageError: the length of train_data is endless or unknown and no number of steps",
         "file": "UsageError: train_data is sharded by 'file', which parameter servers do not do",
-        "nan": "NonFiniteError: Step 1: the gradient norm is NaN or infinite.",
+        "nan": "NonFiniteError: Step 1: the loss and the gradient are NaN or infinite.",
     }.items():
         assert chief.json[name].startswith(text), chief.json[name]
 
