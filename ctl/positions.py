@@ -22,6 +22,7 @@ _RANDOM_OPS = {
     "SampleDistortedBoundingBoxV2",
 }  # fmt: skip
 _IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
+_MOST_BYTES = 1 << 28  # of a pipeline whose operations are looked at: it is serialized for that
 _log = logging.getLogger("ctl")
 
 
@@ -44,7 +45,8 @@ def operations(graph: tf.Tensor) -> set[str]:
 def obstacles(dataset: tf.data.Dataset) -> list[str]:
     """What may keep a dataset from giving the same examples again, as parts of a sentence."""
     try:
-        found = operations(graph_of(dataset))
+        large = _bytes_in_memory(dataset) > _MOST_BYTES
+        found = set() if large else operations(graph_of(dataset))
     except (tf.errors.OpError, ValueError):
         found = set()
     reasons = []
@@ -56,6 +58,13 @@ def obstacles(dataset: tf.data.Dataset) -> list[str]:
     if dataset.options().deterministic is False:
         reasons.append("its options say deterministic=False")
     return reasons
+
+
+def _bytes_in_memory(dataset: Any) -> int:
+    """Of the tensors that the pipeline begins with; they would be part of its serialized graph."""
+    tensors = [t for t in getattr(dataset, "_tensors", ()) if tf.is_tensor(t)]
+    own = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors)
+    return own + sum(_bytes_in_memory(part) for part in dataset._inputs())
 
 
 def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:

@@ -119,7 +119,7 @@ class Synchronous:
                 stop = stop or signals.received is not None
             elif step >= agree_at or due or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
-            behind = self._log_or_go_back(step, ran, due, before)
+            behind = self._log_or_go_back(step, ran, due, before, stop)
             if behind is not None:
                 if data_end is not None:  # the data go on from here, so they end that much earlier
                     data_end -= step - behind
@@ -137,7 +137,7 @@ class Synchronous:
                 break
         self._finish(step, reason, batches.steps_per_epoch, anything_new=step > first)
         if self._failure is not None:
-            _log.error("after_loop failed at step %d; the state of that step was saved.", step)
+            _log.error("after_loop failed at step %d; the run ends after a last save.", step)
             raise self._failure
         return reason
 
@@ -168,10 +168,12 @@ class Synchronous:
         wait = max(1, int(total[1]))
         return bool(total[5] or total[7]), due, step + wait
 
-    def _log_or_go_back(self, step: int, ran: int, due: frozenset[str], before: Any) -> int | None:
+    def _log_or_go_back(
+        self, step: int, ran: int, due: frozenset[str], before: Any, stop: bool
+    ) -> int | None:
         """Logs what is due; the step of the checkpoint that the run went back to, or None.
 
-        `before` is what had been summed up before the last loop.
+        `before` is what had been summed up before the last loop. A run that stops does not go back.
         """
         bad = False
         if self._actions.roll_back is not None and ran:
@@ -179,7 +181,7 @@ class Synchronous:
             bad = self.interval.means_since(before).get(SKIPPED, 0.0) > 0.0
         if "log" in due and not bad:
             self._log(step)
-        if self._actions.roll_back is None or not (bad or self._actions.spiked()):
+        if stop or self._actions.roll_back is None or not (bad or self._actions.spiked()):
             return None
         self.interval.clear()
         manifest = self._actions.roll_back(step)
