@@ -1,0 +1,1 @@
+"""Horovod's API: `import ctl.hvd as hvd`."""

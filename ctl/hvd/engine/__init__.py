@@ -1,0 +1,1 @@
+"""The runtime below the collectives: sockets, negotiation, rings."""
