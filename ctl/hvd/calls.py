@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.hvd import process
+from ctl.hvd import graph_errors, process
 from ctl.hvd.engine import arithmetic
 from ctl.hvd.engine.engine import Pending
 from ctl.hvd.process_sets import ProcessSet, ranks_of
@@ -36,6 +36,7 @@ def _let_sessions_wait() -> None:
 
 
 _let_sessions_wait()
+graph_errors.install()
 
 
 @dataclass(frozen=True)
