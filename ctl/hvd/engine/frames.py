@@ -1,0 +1,123 @@
+"""Messages over a stream socket: a small JSON header, then raw bytes."""
+
+import json
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+_LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of the payload
+_MOST_HEADER = 1 << 26
+_AT_ONCE = 1 << 20
+
+
+class Lost(ConnectionError):
+    """The other end of a socket is gone."""
+
+
+def packed(header: dict[str, Any], *payload: Any) -> list[Any]:
+    """A message as the buffers to be written one after another."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    buffers = [memoryview(part).cast("B") for part in payload if len(part)]
+    size = sum(len(part) for part in buffers)
+    return [_LENGTHS.pack(len(text), size) + text, *buffers]
+
+
+class Inbox:
+    """Bytes as they arrive, cut into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def read(self, sock: socket.socket) -> None:
+        """Takes what a socket has now; raises Lost at its end."""
+        try:
+            came = sock.recv(_AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as e:
+            raise Lost(str(e)) from e
+        if not came:
+            raise Lost("the connection was closed")
+        self._bytes += came
+
+    def messages(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Every complete message, with its payload."""
+        start = 0
+        try:
+            while len(self._bytes) - start >= _LENGTHS.size:
+                header_size, payload_size = _LENGTHS.unpack_from(self._bytes, start)
+                if header_size > _MOST_HEADER:
+                    raise Lost(f"a header of {header_size} bytes: not a message of ours")
+                payload_at = start + _LENGTHS.size + header_size
+                end = payload_at + payload_size
+                if len(self._bytes) < end:
+                    return
+                header = json.loads(self._bytes[start + _LENGTHS.size : payload_at])
+                payload = bytes(memoryview(self._bytes)[payload_at:end])
+                start = end
+                yield header, payload
+        finally:
+            if start:
+                del self._bytes[:start]
+
+
+class Channel:
+    """One end of a blocking socket; several threads may send."""
+
+    def __init__(self, sock: socket.socket):
+        self.socket = sock
+        self.inbox = Inbox()
+        self._sending = threading.Lock()
+
+    def send(self, header: dict[str, Any], *payload: Any) -> None:
+        """Raises Lost if the other end is gone."""
+        parts = packed(header, *payload)
+        try:
+            with self._sending:
+                if sum(map(len, parts)) < _AT_ONCE:
+                    self.socket.sendall(b"".join(parts))
+                else:
+                    for part in parts:
+                        self.socket.sendall(part)
+        except OSError as e:
+            raise Lost(str(e)) from e
+
+    def close(self) -> None:
+        """Ends the connection, after what was sent has left."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        self.socket.close()
+
+
+class Outbox:
+    """Messages on their way out of a socket that must not block."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Any] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def put(self, header: dict[str, Any], *payload: Any) -> None:
+        """Queues a message."""
+        self._parts.append(b"".join(packed(header, *payload)))
+
+    def write(self, sock: socket.socket) -> None:
+        """Sends what the socket takes now; raises Lost if the other end is gone."""
+        while self._parts:
+            part = self._parts[0]
+            try:
+                sent = sock.send(part)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as e:
+                raise Lost(str(e)) from e
+            if sent < len(part):
+                self._parts[0] = memoryview(part)[sent:]
+                return
+            self._parts.popleft()

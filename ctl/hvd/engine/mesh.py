@@ -1,0 +1,105 @@
+"""Large tensors between ranks: each sends to one neighbour while it receives from another."""
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ctl.hvd.engine.frames import Lost
+
+_AT_ONCE = 1 << 20
+_WAKE_SECS = 1.0
+
+
+class Mesh:
+    """Sockets to the other ranks, used by one thread at a time.
+
+    Args:
+      peers: rank -> connected socket.
+      control: socket that is watched meanwhile, with
+      pump: what reads it; it raises to end an exchange.
+      stall_warning: seconds without a byte until somebody is told; 0 for never.
+    """
+
+    def __init__(
+        self,
+        peers: Mapping[int, socket.socket],
+        control: socket.socket,
+        pump: Callable[[], None],
+        stall_warning: float,
+    ):
+        self._peers = dict(peers)
+        self._control = control
+        self._pump = pump
+        self._stall_warning = stall_warning
+        for sock in self._peers.values():
+            sock.setblocking(False)
+
+    def exchange(self, to: int, out: np.ndarray, source: int, into: np.ndarray) -> None:
+        """Sends the array `out` to one rank while it fills the array `into` from another.
+
+        Raises Lost, with the rank as its second argument, if one of the two is gone.
+        """
+        sending, receiving = _raw(out), _raw(into)
+        sender, receiver = self._peers.get(to), self._peers.get(source)
+        sent = received = 0
+        moved_at = told_at = time.monotonic()
+        while sent < len(sending) or received < len(receiving):
+            readers: list[Any] = [self._control]
+            if received < len(receiving):
+                readers.append(receiver)
+            writers = [sender] if sent < len(sending) else []
+            ready, can_send, _ = select.select(readers, writers, [], _WAKE_SECS)
+            if receiver in ready and received < len(receiving):
+                received += self._received(receiver, receiving[received:], source)
+                moved_at = time.monotonic()
+            if can_send:
+                sent += self._sent(sender, sending[sent : sent + _AT_ONCE], to)
+                moved_at = time.monotonic()
+            if self._control in ready:
+                self._pump()
+            if not ready and not can_send:
+                told_at = self._tell(moved_at, told_at, source if received < len(receiving) else to)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for sock in self._peers.values():
+            sock.close()
+
+    def _received(self, sock, into: memoryview, rank: int) -> int:
+        try:
+            count = sock.recv_into(into)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as e:
+            raise Lost(str(e), rank) from e
+        if not count:
+            raise Lost("the connection was closed", rank)
+        return count
+
+    def _sent(self, sock, out: memoryview, rank: int) -> int:
+        try:
+            return sock.send(out)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as e:
+            raise Lost(str(e), rank) from e
+
+    def _tell(self, moved_at: float, told_at: float, rank: int) -> float:
+        now = time.monotonic()
+        if self._stall_warning and now - max(moved_at, told_at) > self._stall_warning:
+            print(
+                f"hvd: no bytes to or from rank {rank} since {now - moved_at:.0f} s, in the middle of "
+                "a collective",
+                file=sys.stderr,
+                flush=True,
+            )
+            return now
+        return told_at
+
+
+def _raw(array: np.ndarray) -> memoryview:
+    return memoryview(array.view(np.uint8)) if array.size else memoryview(b"")

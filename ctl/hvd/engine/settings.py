@@ -1,0 +1,66 @@
+"""What HOROVOD_* variables set of the runtime; all in seconds or bytes."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How patient the ranks are with each other, and how they pack.
+
+    Attributes:
+      start_timeout: for all ranks to find each other.
+      stall_warning: until a collective that some ranks have not joined is told; 0 for never.
+      stall_shutdown: until it is an error; 0 for never.
+      order_timeout: until ranks that wait in different collectives are an error; 0 for never.
+      fusion_threshold: bytes of tensors that travel together.
+      secret: known to the ranks of one job only.
+      timeline: path of a Chrome trace, or "".
+      mark_cycles: the trace shows when requests were looked at.
+    """
+
+    start_timeout: float = 300.0
+    stall_warning: float = 60.0
+    stall_shutdown: float = 0.0
+    order_timeout: float = 5.0
+    fusion_threshold: int = 128 << 20
+    secret: bytes = b""
+    timeline: str = ""
+    mark_cycles: bool = False
+
+
+def read(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Raises UsageError for what is not a number."""
+    stall = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_warning)
+    return Settings(
+        start_timeout=_number(environ, "HOROVOD_START_TIMEOUT", Settings.start_timeout),
+        stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
+        stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
+        fusion_threshold=int(
+            _number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)
+        ),
+        secret=environ.get("CTL_HVD_SECRET", "").encode(),
+        timeline=environ.get("HOROVOD_TIMELINE", ""),
+        mark_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),
+    )
+
+
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() not in ("", "0", "false")
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{name} is {text!r}; expected a number >= 0.")
+    return number

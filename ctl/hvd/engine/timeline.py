@@ -1,0 +1,78 @@
+"""Collectives as a Chrome trace (chrome://tracing, Perfetto): a row per tensor."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+
+class Timeline:
+    """Writes while it has a file; several threads may call it."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+        self._lock = threading.Lock()
+        self._rows: dict[str, int] = {}
+        self._open: set[str] = set()
+        self._mark_cycles = False
+        self._started = 0.0
+
+    def start(self, path: str, *, mark_cycles: bool = False) -> None:
+        """Writes to a new file from here on. Raises OSError."""
+        self.stop()
+        with self._lock:
+            self._file = Path(path).open("w")  # noqa: SIM115  until stop()
+            self._file.write("[\n")
+            self._rows, self._open = {}, set()
+            self._mark_cycles = mark_cycles
+            self._started = time.monotonic()
+
+    def stop(self) -> None:
+        """Closes the file; it is valid JSON then."""
+        with self._lock:
+            if self._file is not None:
+                self._file.write("{}]\n")
+                self._file.close()
+                self._file = None
+
+    def asked(self, name: str, kind: str, rank: int) -> None:
+        """A rank asks for a collective."""
+        with self._lock:
+            if self._file is None:
+                return
+            if name not in self._open:
+                self._open.add(name)
+                self._write("B", name, f"NEGOTIATE_{kind.upper()}")
+            self._write("X", name, str(rank), dur=0)
+
+    def agreed(self, name: str) -> None:
+        """All ranks have asked for it."""
+        with self._lock:
+            if self._file is not None and name in self._open:
+                self._open.discard(name)
+                self._write("E", name, "")
+
+    def did(self, name: str, kind: str, start: float) -> None:
+        """A collective began at `time.monotonic()` start, and has ended now."""
+        with self._lock:
+            if self._file is not None and start >= self._started:
+                ended = time.monotonic()
+                self._write("X", name, kind.upper(), at=start, dur=int(1e6 * (ended - start)))
+
+    def cycle(self) -> None:
+        """Requests are looked at now."""
+        with self._lock:
+            if self._file is not None and self._mark_cycles:
+                self._write("i", "", "CYCLE_START", s="g")
+
+    def _write(self, phase: str, row: str, what: str, at: float | None = None, **more) -> None:
+        assert self._file is not None
+        if row not in self._rows:
+            number = self._rows[row] = len(self._rows)
+            named = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": row}}
+            self._file.write(json.dumps(named) + ",\n")
+        micros = int(1e6 * ((time.monotonic() if at is None else at) - self._started))
+        event = {"name": what, "ph": phase, "pid": self._rows[row], "tid": 0, "ts": micros, **more}
+        self._file.write(json.dumps(event) + ",\n")
+        self._file.flush()
