@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ctl.errors import EXIT_DONE, UsageError
 from ctl.launch.saying import quoted
@@ -42,18 +43,39 @@ def start(asked: Asked, command: Sequence[str]) -> int:
     """Runs the command as it was asked for; returns its exit code. Raises UsageError."""
     if elastic_options.is_asked(asked):
         return elastic_options.driver_of(asked, job_of(asked, command, 0)).run()
+    return start_static(asked, command)
+
+
+def start_static(
+    asked: Asked, command: Sequence[str], *, is_near: bool = False,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> int:  # fmt: skip
+    """The same for a fixed number of ranks.
+
+    Args:
+      is_near: on this machine only; more: variables that all ranks are told.
+    """
     places = seats(hosts_of(asked), asked["num_proc"], asked["nics"])
-    return static.run(job_of(asked, command, len(places)), places)
+    far = next((seat.host for seat in places if seat.far), None)
+    if is_near and far:
+        raise UsageError(
+            f"{far} is another machine; a function runs on this one only. Write a script, and start it "
+            f"with `ctlrun -np {len(places)} -H ... python script.py`"
+        )
+    return static.run(job_of(asked, command, len(places), more), places)
 
 
-def job_of(asked: Asked, command: Sequence[str], count: int) -> Job:
+def job_of(
+    asked: Asked, command: Sequence[str], count: int,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Job:  # fmt: skip
     """The job of these options; `count` processes at most, 0 if nobody knows."""
     output = Output(
         directory=asked["output_filename"], with_time=bool(asked["prefix_timestamp"]), count=count
     )
     door = Door(asked["ssh_port"], asked["ssh_identity_file"])
     return Job(
-        command=command, output=output, told=asked_for(asked), far=for_far_hosts(),
+        command=command, output=output, told={**asked_for(asked), **more}, far=for_far_hosts(),
         door=door if door.words else None, binds_gpus=bool(asked["bind_gpus"]),
         says=bool(asked["verbose"]),
     )  # fmt: skip

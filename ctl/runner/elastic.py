@@ -176,8 +176,9 @@ class Driver:
         self._first_cause = self._first_cause or end
         if self._roster.is_finishing and worker.group:
             self._late_failure = self._late_failure or end
-        for member in self._roster.members:  # an engine may wait for it in vain
-            self._service.send(member.number, {"lost": number, "group": worker.group})
+        for member in self._roster.members if worker.group == self._roster.number else ():
+            told = {"lost": worker.rank, "group": worker.group}  # it may wait for it in vain
+            self._service.send(member.number, told)
 
     def _place(self, group: Group) -> None:
         """Tells each worker its rank."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ctl.runner.machines import Machines
 
-ADDED, REMOVED = 1, 2  # what has changed; both may have
+REMOVED, ADDED = 1, 2  # what has changed; both may have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,15 @@ class Worker:
     """One process that has not ended.
 
     Attributes:
-      group: the newest that it was in, 0 for none; has_state: it has synced since.
+      group, rank: the newest that it was in, 0 for none, and its rank there.
+      has_state: it has synced since.
       port: where it will listen, while it waits; else None.
     """
 
     number: int
     seat: Seat
     group: int = 0
+    rank: int = 0
     has_state: bool = False
     port: int | None = None
     skips_sync: bool = False
@@ -149,12 +151,11 @@ class Roster:
         """What the members of a group at work are to be told: ADDED, REMOVED, both, or 0 for nothing."""
         if self.is_forming or self.is_finishing:
             return 0
-        unwanted = self.unwanted()
-        stay = [w for w in self.members if w not in unwanted]
+        members, unwanted = self.members, self.unwanted()
+        stay = [w for w in members if w not in unwanted]
         new = [] if self._resets == self.limits.resets else self._newcomers()
-        if unwanted and not self._can_go_on(stay + new):
-            unwanted = []
-        return (ADDED if new else 0) | (REMOVED if unwanted else 0)
+        leave = len(stay) < len(members) and len(stay + new) >= self.limits.least
+        return (ADDED if new else 0) | (REMOVED if leave else 0)
 
     def to_dismiss(self) -> list[Worker]:
         """Unwanted ones that are in no group at work, so that nobody misses them."""
@@ -222,8 +223,8 @@ class Roster:
         self.number, self._since = self.number + 1, None
         ordered = _by_rank(chosen)
         ports = [w.port or 0 for w in ordered]
-        for worker in ordered:
-            worker.group, worker.port = self.number, None
+        for rank, worker in enumerate(ordered):
+            worker.group, worker.rank, worker.port = self.number, rank, None
         return Group(self.number, ordered, ports, must_sync)
 
     def _all_here(self) -> bool:
@@ -239,11 +240,8 @@ class Roster:
         return [
             w
             for w in self.workers.values()
-            if w.port and w.group != self.number and w.seat in wanted
+            if w.port and w not in self.members and w.seat in wanted
         ]
-
-    def _can_go_on(self, left: Sequence[Worker]) -> bool:
-        return len(left) >= self.limits.least
 
     def _too_few(self, wanted: Sequence[Seat]) -> bool:
         return len(wanted) < self.limits.first
