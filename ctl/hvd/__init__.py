@@ -1,1 +1,86 @@
-"""Horovod's API: `import ctl.hvd as hvd`."""
+"""Horovod's API without Horovod: `import ctl.hvd as hvd` instead of `horovod.tensorflow`.
+
+One process is one rank; start them with `ctlrun -np 2 python train.py`. See docs/horovod.md.
+"""
+
+from ctl.hvd.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ctl.hvd.compression import Compression
+from ctl.hvd.errors import (
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+    RefusedError,
+)
+from ctl.hvd.objects import allgather_object, broadcast_object, broadcast_object_fn
+from ctl.hvd.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    handle_average_backwards_compatibility,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from ctl.hvd.process import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ctl.hvd.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    remove_process_set,
+)
+from ctl.hvd.variables import broadcast_, broadcast_variables
+
+__all__ = [
+    "Adasum", "Average", "Compression", "HorovodInternalError", "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt", "Max", "Min", "ProcessSet", "Product", "RefusedError", "Sum",
+    "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier",
+    "broadcast", "broadcast_", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "get_process_set_ids_and_ranks", "global_process_set", "gloo_built", "gloo_enabled",
+    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join",
+    "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
+    "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "size_op",
+    "start_timeline", "stop_timeline",
+]  # fmt: skip

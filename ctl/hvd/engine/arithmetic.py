@@ -13,7 +13,9 @@ _HALVES = (np.dtype(np.float16), _BFLOAT16)
 
 def dtype_named(name: str) -> np.dtype:
     """NumPy's type for a name such as "float32" or "bfloat16"."""
-    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
+    if hasattr(ml_dtypes, name):
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
 
 
 def reduce_into(op: int, total: np.ndarray, other: np.ndarray) -> None:

@@ -1,0 +1,60 @@
+"""Smaller floats on the way: `Compression.none`, `.fp16`, `.bf16`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Compressor:
+    """What goes around a reduction; subclass it for a compression of your own."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """(what is sent, what `decompress` needs)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """What was received, as it was before."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor
+
+
+def _to(dtype: tf.DType) -> type[Compressor]:
+    class FloatCompressor(Compressor):
+        """Floats are sent and added up as a smaller type; other tensors are left as they are."""
+
+        @staticmethod
+        def compress(tensor):
+            if tensor.dtype.is_floating and tensor.dtype.size > dtype.size:
+                return tf.cast(tensor, dtype), tensor.dtype
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tensor if ctx is None else tf.cast(tensor, ctx)
+
+    return FloatCompressor
+
+
+FP16Compressor = _to(tf.float16)
+BF16Compressor = _to(tf.bfloat16)
+
+
+class Compression:
+    """The compressions there are."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,96 @@
+"""Python objects between ranks."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ctl.errors import UsageError
+from ctl.hvd import packing, process
+from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
+
+_PICKLED = b"P"
+_PACKED = b"J"
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set, *, allow_pickle: bool = False,
+) -> Any:  # fmt: skip
+    """The object of `root_rank`, on every rank; the root gets its own back.
+
+    Objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
+    tensors of these; others are a UsageError on every rank. With `allow_pickle`, given on all ranks,
+    others are pickled: do so only where every rank is trusted, as reading one runs what it says.
+    `session` is accepted and not needed.
+    """
+    mine = _packed(obj, allow_pickle) if process.rank() == root_rank else b""
+    index = _index(root_rank, process_set)
+    found = _gathered(mine, f"HorovodBroadcastObject.{name or ''}", process_set)[index]
+    if process.rank() == root_rank:
+        _read(found, allow_pickle)
+        return obj
+    return _read(found, allow_pickle)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set, *, allow_pickle: bool = False,
+) -> list[Any]:  # fmt: skip
+    """The objects of all ranks, in order; see `broadcast_object` for what an object may be."""
+    parts = _gathered(
+        _packed(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set
+    )
+    return [_read(part, allow_pickle) for part in parts]
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:  # fmt: skip
+    """A function of an object that does `broadcast_object`."""
+
+    def broadcast(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return broadcast
+
+
+def _index(root_rank: int, process_set) -> int:
+    _, ranks = ranks_of(process_set)
+    if root_rank not in ranks:
+        raise UsageError(f"the root rank is {root_rank}; expected one of {list(ranks)}.")
+    return ranks.index(root_rank)
+
+
+def _packed(obj: Any, allow_pickle: bool) -> bytes:
+    """What cannot be packed travels as the sentence that says so: all ranks raise it."""
+    try:
+        return _PACKED + packing.packed(obj)
+    except UsageError as e:
+        if allow_pickle:
+            return _PICKLED + pickle.dumps(obj)
+        return b"E" + str(e).encode()
+
+
+def _read(data: bytes, allow_pickle: bool) -> Any:
+    kind, rest = data[:1], data[1:]
+    if kind == _PACKED:
+        return packing.unpacked(rest)
+    if kind == _PICKLED and allow_pickle:
+        return pickle.loads(rest)  # noqa: S301  asked for by name
+    if kind == _PICKLED:
+        raise UsageError("a pickled object came; expected allow_pickle=True on all ranks, or none.")
+    raise UsageError(rest.decode())
+
+
+def _gathered(mine: bytes, name: str, process_set) -> Sequence[bytes]:
+    number, _ = ranks_of(process_set)
+    engine = process.engine()
+    asked = engine.ask("allgather", name, [np.frombuffer(mine, np.uint8)], process_set=number)
+    joined = engine.wait(asked)[0].tobytes()
+    parts, start = [], 0
+    for (rows,) in (asked.more or {})["rows"]:
+        parts.append(joined[start : start + rows])
+        start += rows
+    return parts

@@ -1,0 +1,358 @@
+"""Collectives on tensors, as Horovod's users write them.
+
+All are eager, or nodes of a `tf.function` or of a graph; all have gradients. Unless said otherwise:
+`name` pairs the calls of different ranks (without one: their kind, and the order they come in);
+`process_set` are the ranks that take part; `device_dense`, `device_sparse` are accepted and mean
+nothing, numbers travel from the host's memory. Errors, on every rank: tf.errors.FailedPreconditionError
+for calls that do not match, InvalidArgumentError for splits, HorovodInternalError for a lost rank,
+ValueError before `init()`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.hvd import calls, process
+from ctl.hvd.calls import Call
+from ctl.hvd.compression import Compression
+from ctl.hvd.engine import arithmetic
+from ctl.hvd.errors import RefusedError
+from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
+
+Average, Sum, Adasum = arithmetic.AVERAGE, arithmetic.SUM, arithmetic.ADASUM
+Min, Max, Product = arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT
+
+_plain = tf.autograph.experimental.do_not_convert
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The reduction that `op` and the old `average` ask for; ValueError if both are given."""
+    if op is not None and average is not None:
+        raise ValueError("both op and average were given; leave average out, it is the old form.")
+    if op is None:
+        return Sum if average is False else Average
+    return _checked(op)
+
+
+def _checked(op: int) -> int:
+    if op == Adasum:
+        raise RefusedError(
+            "Adasum is not there. Average gradients (op=hvd.Average) and raise the learning rate "
+            "slowly with hvd.callbacks.LearningRateWarmupCallback."
+        )
+    if op not in arithmetic.OPS:
+        raise ValueError(f"op is {op!r}; expected hvd.Average, Sum, Min, Max or Product.")
+    return op
+
+
+@_plain
+def allreduce(
+    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None,
+    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+) -> Any:  # fmt: skip
+    """A tensor of the same shape, reduced elementwise over ranks: `op`, by default Average.
+
+    `prescale_factor` multiplies before, `postscale_factor` after; integers are averaged and scaled
+    towards zero. `tf.IndexedSlices` are gathered instead: Sum and Average only, without scales.
+    """
+    found = grouped_allreduce(
+        [tensor], average, device_dense, device_sparse, compression, op, prescale_factor,
+        postscale_factor, process_set, ignore_name_scope, name, _what="HorovodAllreduce",
+    )  # fmt: skip
+    return found[0]
+
+
+@_plain
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
+    device_sparse: str = "", compression: Any = Compression.none, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+    name: str | None = None, _what: str = "HorovodGroupedAllreduce",
+) -> list[Any]:  # fmt: skip
+    """`allreduce` of several tensors, of any types and shapes, that travel together."""
+    op = handle_average_backwards_compatibility(op, average)
+    if not len(tensors):
+        return list(tensors)
+    found: list[Any] = list(tensors)
+    dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
+    for i in set(range(len(tensors))) - set(dense):
+        _check_sparse(op, prescale_factor, postscale_factor)
+        found[i] = _allreduce_slices(tensors[i], op, process_set, name and f"{name}.{i}")
+    if dense:
+        given = [_tensor(tensors[i]) for i in dense]
+        default = _named(_what, given, ignore_name_scope)
+        packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
+        reduced = _allreduced(
+            packed, op, (prescale_factor, postscale_factor), process_set, name, default
+        )
+        for i, tensor, context in zip(dense, reduced, contexts, strict=True):
+            found[i] = compression.decompress(tensor, context)
+    return found
+
+
+def _check_sparse(op: int, prescale: float, postscale: float) -> None:
+    if op not in (Sum, Average):
+        raise NotImplementedError(
+            f"allreduce of tf.IndexedSlices with op={arithmetic.OPS[op]}; expected Sum or Average. "
+            "tf.convert_to_tensor() makes it dense."
+        )
+    if prescale != 1.0 or postscale != 1.0:
+        raise NotImplementedError(
+            "prescale_factor and postscale_factor are not for tf.IndexedSlices; scale its values."
+        )
+
+
+def _allreduce_slices(slices, op: int, process_set, name: str | None):
+    values, indices = grouped_allgather(
+        [slices.values, slices.indices], process_set=process_set, name=name
+    )
+    if op == Average:
+        values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def _allreduced(tensors, op: int, scales, process_set, name, default) -> list[Any]:
+    call = Call("allreduce", "", process_set, op, *scales)
+
+    def backward(_, *gradients):
+        if op not in (Sum, Average):
+            raise RefusedError(
+                f"the gradient of allreduce with op={arithmetic.OPS[op]} was asked for; it is "
+                "defined for Sum and Average only. Wrap the tensor in tf.stop_gradient()."
+            )
+        dense = [tf.convert_to_tensor(g) for g in gradients]
+        return _allreduced(dense, op, scales, process_set, None, f"{default}_grad")
+
+    def forward(*given):
+        return calls.outputs(call, given, name, default)
+
+    return calls.differentiable(forward, backward, tensors)
+
+
+@_plain
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:  # fmt: skip
+    """`[n, ...]` of each rank -> `[sum of n, ...]`, in order of rank; n may differ, and be 0."""
+    return _allgathered([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
+
+
+@_plain
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:  # fmt: skip
+    """`allgather` of several tensors that travel together."""
+    if not len(tensors):
+        return list(tensors)
+    return _allgathered(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
+
+
+def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf.Tensor]:
+    given = [_tensor(t) for t in tensors]
+    default = _named(what, given, ignore_name_scope)
+    call = Call("allgather", "", process_set)
+
+    def forward(*inner):
+        return calls.outputs(call, inner, name, default)
+
+    def backward(found, *gradients):
+        *_, rows = found
+        means = [
+            allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
+            for i, g in enumerate(gradients[:-1])
+        ]
+        return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
+
+    return calls.differentiable(forward, backward, given)[:-1]
+
+
+def _own_rows(tensor, rows, process_set):
+    me = _index_op(process_set)
+    start = tf.reduce_sum(rows[:me])
+    return tensor[start : start + rows[me]]
+
+
+@_plain
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:  # fmt: skip
+    """The tensor of `root_rank`, a rank among all, on every rank."""
+    given = _tensor(tensor)
+    default = _named("HorovodBroadcast", [given], ignore_name_scope)
+    call = Call("broadcast", "", process_set, root=root_rank)
+
+    def forward(inner):
+        return calls.outputs(call, [inner], name, default)
+
+    def backward(_, gradient):
+        mean = allreduce(
+            gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad")
+        )
+        return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
+
+    return calls.differentiable(forward, backward, [given])[0]
+
+
+@_plain
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:  # fmt: skip
+    """Rows of `tensor` go to the ranks in order; what all sent here comes back, in order of rank.
+
+    Args:
+      tensor: `[n, ...]`.
+      splits: `[ranks]` integers, rows for each rank; without it all get as many.
+
+    Returns the tensor; with `splits`, also how many rows came from each rank, `[ranks]` int32.
+    """
+    given = [_tensor(tensor)]
+    default = _named("HorovodAlltoall", given, ignore_name_scope)
+    if splits is not None:
+        counts = tf.convert_to_tensor(splits)
+        if not counts.dtype.is_integer:
+            raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
+        given.append(tf.cast(counts, tf.int32))
+    call = Call("alltoall", "", process_set, has_splits=splits is not None)
+
+    def forward(*inner):
+        return calls.outputs(call, inner, name, default)
+
+    def backward(found, gradient, _):
+        back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
+        return [back] if splits is None else [back, None]
+
+    received, rows = calls.differentiable(forward, backward, given)
+    return received if splits is None else (received, rows)
+
+
+@_plain
+def reducescatter(
+    tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
+    name: str | None = None, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> tf.Tensor:  # fmt: skip
+    """`[n, ...]`, reduced over ranks -> this rank's share of the rows; the first ones get more."""
+    return grouped_reducescatter(
+        [tensor], device_dense, compression, op, name, process_set, ignore_name_scope,
+        prescale_factor, postscale_factor, _what="HorovodReducescatter",
+    )[0]  # fmt: skip
+
+
+@_plain
+def grouped_reducescatter(
+    tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none,
+    op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    _what: str = "HorovodGroupedReducescatter",
+) -> list[tf.Tensor]:  # fmt: skip
+    """`reducescatter` of several tensors that travel together."""
+    op = _checked(op)
+    if not len(tensors):
+        return list(tensors)
+    given = [_tensor(t) for t in tensors]
+    default = _named(_what, given, ignore_name_scope)
+    call = Call("reducescatter", "", process_set, op, prescale_factor, postscale_factor)
+    packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
+
+    def forward(*inner):
+        return calls.outputs(call, inner, name, default)
+
+    def backward(_, *gradients):
+        factor = prescale_factor * postscale_factor
+        if op == Sum:
+            factor = factor * len(ranks_of(process_set)[1])
+        return [
+            allgather(g * tf.cast(factor, g.dtype), process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
+            for i, g in enumerate(gradients)
+        ]
+
+    found = calls.differentiable(forward, backward, packed)
+    return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
+
+
+@_plain
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Returns when all ranks have come here; in a graph, an operation."""
+    call = Call("barrier", "", process_set)
+    if tf.executing_eagerly():
+        calls.outputs(call, [], name, "HorovodBarrier")
+        return None
+    return calls.barrier_in_graph(call, name or "HorovodBarrier")
+
+
+def join(device: int = -1) -> int:
+    """Refused: ranks that have no more data cannot be stood in for."""
+    raise RefusedError(
+        "join() is not there: let all ranks do as many steps. Before the loop, agree on the least: "
+        "steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or repeat() the dataset and "
+        "take(steps)."
+    )
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.rank)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.local_rank)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.local_size)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The size of a process set when the graph runs, `[]` int32."""
+    return _at_run_time(lambda: len(_ranks_by_number(process_set_id)))
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this rank is in a process set when the graph runs, else 0, `[]` int32."""
+    return _at_run_time(lambda: int(process.rank() in _ranks_by_number(process_set_id)))
+
+
+def _index_op(process_set) -> tf.Tensor:
+    return _at_run_time(lambda: ranks_of(process_set)[1].index(process.rank()))
+
+
+def _ranks_by_number(number: int) -> Sequence[int]:
+    from ctl.hvd.process_sets import get_process_set_ids_and_ranks
+
+    return get_process_set_ids_and_ranks()[number]
+
+
+def _at_run_time(value) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return tf.constant(value(), tf.int32)
+    found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)
+    found.set_shape([])
+    return found
+
+
+def _tensor(given: Any) -> tf.Tensor:
+    if isinstance(given, tf.IndexedSlices):
+        raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
+    return tf.convert_to_tensor(given)
+
+
+def _named(what: str, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:
+    """In a graph the names of the first and last tensor tell one collective from another."""
+    if tf.executing_eagerly():
+        return what
+    names = [tensors[0].name] if len(tensors) == 1 else [tensors[0].name, tensors[-1].name]
+    return "_".join([what, *(n.replace(":", "_").replace("/", "_") for n in names)])
+
+
+def _graph_name(name: str) -> str | None:
+    return None if tf.executing_eagerly() else name

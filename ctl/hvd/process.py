@@ -1,0 +1,139 @@
+"""This process among the ranks: joins them, leaves them, and knows its place."""
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ctl import placement
+from ctl.errors import UsageError
+from ctl.hvd.engine import settings
+from ctl.hvd.engine.engine import Engine
+from ctl.placement import Placement
+
+_engine: Engine | None = None
+_lock = threading.RLock()
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Meets the other ranks; returns when all are there. Again, it does nothing.
+
+    Args:
+      comm: None, or all ranks; a part of them is a process set.
+      process_sets: `ProcessSet`s that exist from the start, equal on all ranks; or "dynamic".
+
+    Raises UsageError for a placement (TF_CONFIG, HOROVOD_*) that cannot be, and
+    HorovodInternalError if some ranks do not come within HOROVOD_START_TIMEOUT seconds.
+    """
+    global _engine  # noqa: PLW0603  one per process, as ranks are
+    from ctl.hvd import process_sets as sets
+
+    with _lock:
+        if _engine is None:
+            place = _place()
+            _check_comm(comm, place.size)
+            chosen = settings.read()
+            made = Engine(place, chosen)
+            if chosen.timeline and place.rank == 0:
+                made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
+            _engine = made
+            sets.begin(made)
+            atexit.register(_leave_at_exit)
+        sets.add_static(process_sets)
+
+
+def shutdown() -> None:
+    """Leaves the other ranks; a collective that still needs this one is an error there."""
+    _leave(linger=False)
+
+
+def _leave_at_exit() -> None:
+    _leave(linger=True)
+
+
+def _leave(*, linger: bool) -> None:
+    global _engine  # noqa: PLW0603
+    from ctl.hvd import process_sets as sets
+
+    with _lock:
+        if _engine is not None:
+            atexit.unregister(_leave_at_exit)
+            left, _engine = _engine, None
+            sets.end()
+            left.close(linger=linger)
+
+
+def _place() -> Placement:
+    if os.environ.get("CTL_HVD_RENDEZVOUS"):
+        from ctl.hvd import rendezvous
+
+        return rendezvous.placement()
+    return placement.read()
+
+
+def _check_comm(comm: Any, size: int) -> None:
+    if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(size)))):
+        return
+    raise UsageError(
+        f"init() got comm={comm!r}; there is no MPI here. For a part of the ranks write "
+        "hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) and give process_set= to collectives."
+    )
+
+
+def engine() -> Engine:
+    """The runtime; raises ValueError before `init()`."""
+    if _engine is None:
+        raise ValueError("ctl.hvd has not been initialized; call hvd.init() first.")
+    return _engine
+
+
+def is_initialized() -> bool:
+    """Whether `init()` was called, and `shutdown()` was not."""
+    return _engine is not None
+
+
+def rank() -> int:
+    """This process's number among all, from 0."""
+    return engine().place.rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return engine().place.size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host: the GPU that is its own."""
+    return engine().place.local_rank
+
+
+def local_size() -> int:
+    """How many processes this host has."""
+    return engine().place.local_size
+
+
+def cross_rank() -> int:
+    """The number of this host, among those that have this local rank."""
+    return engine().place.cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have this local rank."""
+    return engine().place.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many processes."""
+    return engine().place.is_homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes a Chrome trace of all collectives to a file, on rank 0; the others do nothing."""
+    if engine().place.rank == 0:
+        engine().timeline.start(file_path, mark_cycles=mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Closes the file of `start_timeline`."""
+    engine().timeline.stop()

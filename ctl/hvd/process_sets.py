@@ -1,0 +1,210 @@
+"""Parts of the ranks that do collectives among themselves."""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.hvd.engine.engine import Engine
+
+_DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
+
+
+class ProcessSet:
+    """Some of the ranks. Known to the runtime after `init` or `add_process_set`.
+
+    Args:
+      ranks_or_comm: the ranks.
+
+    Attributes:
+      ranks: sorted.
+      process_set_id: its number, None until it is known to the runtime.
+
+    Raises ValueError for what is no list of ranks.
+    """
+
+    def __init__(self, ranks_or_comm: Iterable[int]):
+        if not isinstance(ranks_or_comm, Iterable) or isinstance(ranks_or_comm, (str, bytes)):
+            raise ValueError(
+                f"ProcessSet got {ranks_or_comm!r}; expected a list of ranks (there is no MPI here)."
+            )
+        found = list(ranks_or_comm)
+        if any(not isinstance(r, int) or isinstance(r, bool) for r in found):
+            raise ValueError(f"ProcessSet got {found!r}; expected ranks, e.g. [0, 1].")
+        self.ranks: list[int] | None = sorted(found)
+        self.process_set_id: int | None = None
+
+    def included(self) -> bool | None:
+        """Whether this process is one of them; None before the set is known."""
+        if self.process_set_id is None or _engine is None:
+            return None
+        return _engine.place.rank in _ranks(self.process_set_id)
+
+    def size(self) -> int | None:
+        """How many they are; None before the set is known."""
+        if self.process_set_id is None or _engine is None:
+            return None
+        return len(_ranks(self.process_set_id))
+
+    def rank(self) -> int | None:
+        """This process's number among them; None before the set is known.
+
+        Raises ValueError on a rank that is not one of them. `broadcast` and the like are given
+        ranks among *all*.
+        """
+        if self.process_set_id is None or _engine is None:
+            return None
+        ranks = _ranks(self.process_set_id)
+        if _engine.place.rank not in ranks:
+            raise ValueError(f"rank {_engine.place.rank} is not in the process set {self}.")
+        return ranks.index(_engine.place.rank)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+_engine: Engine | None = None
+_known: dict[int, tuple[int, ...]] = {}
+_objects: list[ProcessSet] = []
+
+
+def begin(engine: Engine) -> None:
+    """A group has met."""
+    global _engine  # noqa: PLW0603
+    _engine = engine
+    _known.clear()
+    _known[0] = tuple(range(engine.place.size))
+    global_process_set.ranks = list(_known[0])
+
+
+def end() -> None:
+    """The group was left: no set but the one of all ranks is known any more."""
+    global _engine  # noqa: PLW0603
+    _engine = None
+    for made in _objects:
+        made.process_set_id = None
+    _objects.clear()
+    _known.clear()
+
+
+def add_static(process_sets: Any) -> None:
+    """Those given to `init`. Raises UsageError for what is no list of sets."""
+    if process_sets is None:
+        return
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise UsageError(
+                f"init() got process_sets={process_sets!r}; expected a list of hvd.ProcessSet, or "
+                '"dynamic".'
+            )
+        os.environ[_DYNAMIC] = "1"
+        return
+    for given in process_sets:
+        if not isinstance(given, ProcessSet):
+            raise UsageError(f"init() got the process set {given!r}; expected an hvd.ProcessSet.")
+        if given.process_set_id is not None and _known.get(given.process_set_id) == tuple(
+            given.ranks or ()
+        ):
+            continue
+        if tuple(given.ranks or ()) not in _known.values():
+            _add(given)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """A further set; all ranks, of it or not, call this with the same ranks.
+
+    Raises ValueError if there is a set of these ranks already, or without
+    HOROVOD_DYNAMIC_PROCESS_SETS=1 (or `init(process_sets="dynamic")`).
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _check_dynamic("add_process_set")
+    if not _add(made):
+        raise ValueError(f"there is a process set of the ranks {made.ranks} already.")
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Whether it could be removed; all ranks call this. The set of all ranks cannot."""
+    number = process_set.process_set_id
+    if not number:
+        return False
+    _check_dynamic("remove_process_set")
+    engine = _running()
+    name = f"remove_process_set.{process_set.ranks}"
+    pending = engine.ask("remove_process_set", name, splits=[number])
+    engine.wait(pending)
+    _known.pop(number, None)
+    for made in [made for made in _objects if made.process_set_id == number]:
+        made.process_set_id = None
+        _objects.remove(made)
+    process_set.process_set_id = None
+    return engine.place.size == 1 or (pending.more or {}).get("number") == number
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Number -> ranks, of every set that is known."""
+    _running()
+    return {number: list(ranks) for number, ranks in _known.items()}
+
+
+def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
+    """(number, ranks) of a set that this rank may use; None stands for all ranks.
+
+    Raises ValueError otherwise.
+    """
+    engine = _running()
+    number = 0 if process_set is None else process_set.process_set_id
+    if number is None or number not in _known:
+        raise ValueError(
+            f"{process_set} is not known; give it to hvd.init(process_sets=[...]) or to "
+            "hvd.add_process_set()."
+        )
+    if engine.place.rank not in _known[number]:
+        raise ValueError(f"rank {engine.place.rank} is not in the process set {process_set}.")
+    return number, _known[number]
+
+
+def _ranks(number: int) -> tuple[int, ...]:
+    if number not in _known:
+        raise ValueError(f"there is no process set {number} any more.")
+    return _known[number]
+
+
+def _running() -> Engine:
+    if _engine is None:
+        raise ValueError("ctl.hvd has not been initialized; call hvd.init() first.")
+    return _engine
+
+
+def _check_dynamic(what: str) -> None:
+    if os.environ.get(_DYNAMIC, "").strip() in ("", "0"):
+        raise ValueError(
+            f'{what}() needs {_DYNAMIC}=1 in the environment, or hvd.init(process_sets="dynamic").'
+        )
+
+
+def _add(made: ProcessSet) -> bool:
+    engine = _running()
+    ranks = tuple(made.ranks or ())
+    wrong = [r for r in ranks if not 0 <= r < engine.place.size]
+    if wrong or not ranks or len(set(ranks)) < len(ranks):
+        raise ValueError(
+            f"a process set of the ranks {list(ranks)}; expected different ranks from 0 to "
+            f"{engine.place.size - 1}."
+        )
+    pending = engine.ask("add_process_set", f"add_process_set.{len(_known)}", splits=list(ranks))
+    engine.wait(pending)
+    number = (pending.more or {}).get("number", -1)
+    if engine.place.size == 1:
+        number = -1 if ranks in _known.values() else max(_known) + 1
+    if number < 0:
+        return False
+    _known[number] = ranks
+    made.process_set_id = number
+    _objects.append(made)
+    return True

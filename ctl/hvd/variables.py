@@ -1,0 +1,64 @@
+"""All ranks begin with the variables of one."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd import calls
+from ctl.hvd.calls import Call
+from ctl.hvd.ops import broadcast
+from ctl.hvd.process_sets import ProcessSet, global_process_set
+
+_plain = tf.autograph.experimental.do_not_convert
+
+
+@_plain
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    """Gives every rank the values that `variables` have on `root_rank`; all at once.
+
+    Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph, returns the operation that does
+    it. `inplace` means nothing: values are always assigned. Raises tf.errors.FailedPreconditionError
+    on every rank if the variables of ranks differ in number, shape or type.
+    """
+    chosen = list(variables)
+    if not chosen:
+        return None if tf.executing_eagerly() else tf.no_op()
+    values = _broadcast(chosen, root_rank, None, process_set)
+    assigned = [
+        variable.assign(value) for variable, value in zip(chosen, values, strict=True)
+    ]
+    return None if tf.executing_eagerly() else tf.group(*_operations(assigned))
+
+
+@_plain
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:  # fmt: skip
+    """As `broadcast_variables`; returns the new values as tensors."""
+    chosen = list(variables)
+    values = _broadcast(chosen, root_rank, name, process_set) if chosen else []
+    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
+    if tf.executing_eagerly():
+        return list(values)
+    with tf.control_dependencies(_operations(assigned)):
+        return [tf.identity(value) for value in values]
+
+
+def _operations(assigned: Sequence[Any]) -> list[Any]:
+    """Keras 3 variables return nothing, and a `tf.function` orders their assignments itself."""
+    return [done for done in assigned if done is not None]
+
+
+def _broadcast(variables, root_rank: int, name: str | None, process_set) -> Sequence[tf.Tensor]:
+    if len(variables) == 1:
+        return [broadcast(variables[0], root_rank, name, process_set=process_set)]
+    call = Call("broadcast", "", process_set, root=root_rank)
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    default = "HorovodBroadcastVariables"
+    if not tf.executing_eagerly():
+        default += f"_{tensors[0].name}_{tensors[-1].name}".replace(":", "_").replace("/", "_")
+    return calls.outputs(call, tensors, name, default)
