@@ -138,7 +138,7 @@ class Driver:
         elif "synced" in message:
             self._roster.synced(number)
         elif "gone" in message:
-            self._roster.hung_up(number)
+            self._roster.joined(number, None)
 
     def _start(self, ranks: Ranks, seat: Seat) -> None:
         host = Host(seat.host)
@@ -206,14 +206,16 @@ class Driver:
             }  # fmt: skip
             told = {"place": place, "must_sync": group.must_sync}
             if not self._service.send(worker.number, told):
-                self._roster.hung_up(worker.number)
+                self._roster.joined(worker.number, None)
         numbers = ", ".join(str(w.number) for w in group.workers)
         say(f"group {group.number}: {len(listed)} ranks, by rank the processes {numbers}")
 
     def _dismiss(self, ranks: Ranks) -> None:
         """Those without a seat leave; who is in a group at work may take a while."""
         now = time.monotonic()
-        for worker in self._roster.to_dismiss():
+        for worker in self._roster.unwanted():
+            if worker in self._roster.members or worker.is_dismissed:
+                continue
             worker.is_dismissed = True
             self._leave_secs[worker.number] = now + FAILED_SECS
             say(f"process {worker.number} on {worker.seat.host} is not needed any more; it leaves")

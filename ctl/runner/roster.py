@@ -111,7 +111,11 @@ class Roster:
         """Seats in which a process is to be started; none before there are enough for the first group."""
         taken = {w.seat for w in self.workers.values()}
         wanted = self._wanted()
-        if self.is_finishing or self.failure or (not self.number and self._too_few(wanted)):
+        if (
+            self.is_finishing
+            or self.failure
+            or (not self.number and len(wanted) < self.limits.first)
+        ):
             return []
         if self.number and self._resets == self.limits.resets:
             return []
@@ -123,17 +127,11 @@ class Roster:
         self.workers[number] = Worker(number, seat)
         return number
 
-    def joined(self, number: int, port: int, *, skips_sync: bool) -> None:
-        """A process waits for the next group."""
+    def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
+        """A process waits for the next group; with None it does not any more, and will end."""
         worker = self.workers.get(number)
-        if worker is None:
-            return
-        worker.port, worker.skips_sync = port, skips_sync
-
-    def hung_up(self, number: int) -> None:
-        """A process does not wait any more: its connection has ended, and so will it."""
-        if number in self.workers:
-            self.workers[number].port = None
+        if worker is not None:
+            worker.port, worker.skips_sync = port, skips_sync
 
     def synced(self, number: int) -> None:
         """A process has the state of the job."""
@@ -156,10 +154,6 @@ class Roster:
         new = [] if self._resets == self.limits.resets else self._newcomers()
         leave = len(stay) < len(members) and len(stay + new) >= self.limits.least
         return (ADDED if new else 0) | (REMOVED if leave else 0)
-
-    def to_dismiss(self) -> list[Worker]:
-        """Unwanted ones that are in no group at work, so that nobody misses them."""
-        return [w for w in self.unwanted() if w not in self.members and not w.is_dismissed]
 
     def unwanted(self) -> list[Worker]:
         """Those whose seats are no more, as when their host is not named any more.
@@ -242,9 +236,6 @@ class Roster:
             for w in self.workers.values()
             if w.port and w not in self.members and w.seat in wanted
         ]
-
-    def _too_few(self, wanted: Sequence[Seat]) -> bool:
-        return len(wanted) < self.limits.first
 
     def _wanted(self) -> list[Seat]:
         """The seats to be filled: those that are taken first, then the hosts in their order."""

@@ -34,7 +34,9 @@ class ElasticJob:
         self.log = directory / "log"
         program = program or PROGRAMS / "elastic_training.py"
         clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import ctl.hvd as hvd
+import ctl.hvd as hvd  # noqa: PLR0402  as scripts write it
 import tensorflow as tf
 from ctl.hvd import elastic
 
@@ -45,7 +45,9 @@ def train(state) -> None:
             state.check_host_updates()
             continue
         state.step += 1
-        weight.assign_add(hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step)
+        weight.assign_add(
+            hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step
+        )
         equal = hvd.allgather(tf.reshape(weight, [1]), name="weights").numpy().tolist()
         say(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
         state.commit()
