@@ -45,11 +45,14 @@ WITHIN = {
     "launch": ["saying", "groups", "guard", "remote", "ports", "logs", "roles", "log_files", "hosts",
                "ssh", "discovery", "progress", "heartbeats", "attempts", "retrying", "layout",
                "processes", "gang", "watching", "supervisor", "options", "command"],
+    "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
+               "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
+               "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
+PURE = ("launch", "runner", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
         "files", "inspect_command", "heartbeat", "facts", "preflight", "endings")  # fmt: skip
 
 
@@ -162,7 +165,14 @@ def test_no_module_has_the_name_of_something_public():
 
 
 def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
-    modules = ["ctl", *(f"ctl.{m}" for m in PURE), "ctl.launch.command", "ctl.checkpoints.commit"]
+    modules = [
+        "ctl",
+        *(f"ctl.{m}" for m in PURE),
+        "ctl.launch.command",
+        "ctl.runner.command",
+        "ctl.runner.function",
+        "ctl.checkpoints.commit",
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)
     assert done.returncode == 0

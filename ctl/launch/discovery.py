@@ -25,10 +25,14 @@ _MOST_BYTES = 65536
 
 @dataclass(frozen=True)
 class Found:
-    """The hosts that were named, and why there are none."""
+    """The hosts that were named, and why there are none.
+
+    `is_broken`: the program itself failed, so nobody knows whether there are any.
+    """
 
     hosts: Sequence[Host] = field(default_factory=list)
     problem: str = ""
+    is_broken: bool = False
 
     @property
     def slots(self) -> int:
@@ -40,8 +44,13 @@ def ask(
     script: str,
     timeout_secs: float = TIMEOUT_SECS,
     interrupted: Callable[[], bool] = lambda: False,
+    slots: int = 1,
 ) -> Found:
-    """Runs the program once; it is killed after `timeout_secs` or when `interrupted`."""
+    """Runs the program once; it is killed after `timeout_secs` or when `interrupted`.
+
+    Args:
+      slots: of a host that is named without a number.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             popen = subprocess.Popen(
@@ -49,7 +58,7 @@ def ask(
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
             )  # fmt: skip
         except OSError as e:
-            return Found(problem=f"{script!r} cannot be run ({e.strerror or e})")
+            return Found(problem=f"{script!r} cannot be run ({e.strerror or e})", is_broken=True)
         until_secs = time.monotonic() + timeout_secs
         while popen.poll() is None and time.monotonic() < until_secs and not interrupted():
             time.sleep(_POLL_SECS)
@@ -57,20 +66,23 @@ def ask(
         kill_group(popen.pid)
         popen.wait()
         if hung:
-            return Found(problem=f"{script!r} did not end within {timeout_secs:g} s")
-        return understand(script, popen.returncode, _text(out), _text(err))
+            return Found(
+                problem=f"{script!r} did not end within {timeout_secs:g} s", is_broken=True
+            )
+        return understand(script, popen.returncode, _text(out), _text(err), slots)
 
 
-def understand(script: str, returncode: int, out: str, err: str) -> Found:
+def understand(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Found:
     """What the program's end and words mean."""
     last = next((line.strip()[:200] for line in reversed(err.splitlines()) if line.strip()), "")
     if returncode:
         how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-        return Found(problem=f"{script!r} failed: {how}" + (f", {last}" if last else ""))
+        said = f", {last}" if last else ""
+        return Found(problem=f"{script!r} failed: {how}{said}", is_broken=True)
     try:
-        hosts = read_lines(out.splitlines())
+        hosts = read_lines(out.splitlines(), slots)
     except UsageError as e:
-        return Found(problem=f"{script!r} printed what cannot be used: {e}")
+        return Found(problem=f"{script!r} printed what cannot be used: {e}", is_broken=True)
     return Found(hosts, "" if hosts else f"{script!r} printed no host")
 
 

@@ -12,20 +12,18 @@ All of it belongs into the main thread: the kernel ends a worker with the thread
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ctl.cluster import Cluster
 from ctl.errors import UsageError
+from ctl.launch import processes
 from ctl.launch.guard import Guard
 from ctl.launch.log_files import Bounds
 from ctl.launch.logs import ConsoleCopy
 from ctl.launch.processes import Exit, Process, start
 from ctl.launch.roles import log_name
 
-_POLL_SECS = 0.05
-_KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
 _NOBODY: Mapping[str, str] = {}
 
 
@@ -43,6 +41,7 @@ class Gang:
         self, command: Sequence[str], tasks: Sequence[Cluster], log_dir: Path, *,
         far: Mapping[str, str] = _NOBODY,
         environ: Callable[[Cluster], Mapping[str, str]] = lambda _: {},
+        private: Mapping[str, str] = _NOBODY,
         most_log_bytes: int = 0,
     ):  # fmt: skip
         """Keeps.
@@ -50,6 +49,7 @@ class Gang:
         Args:
           far: address in the cluster -> host, for those on other machines.
           environ: what a process is told beside TF_CONFIG.
+          private: what all are told, and never on a command line.
           most_log_bytes: of one log file; 0 is without bound.
         """
         self.tasks = tuple(tasks)
@@ -58,6 +58,7 @@ class Gang:
         self._log_dir = log_dir
         self._far = far
         self._environ = environ
+        self._private = private
         self._bounds = Bounds(most_log_bytes)
         self._processes: list[Process] = []
         self._console: ConsoleCopy | None = None
@@ -123,13 +124,7 @@ class Gang:
         running processes that is all it does.
         """
         chosen = [p for p in self._processes if only is None or p.task in only]
-        for process in chosen:
-            process.send(signum)
-        self._wait(chosen, grace_secs, hurry)
-        for process in chosen:
-            if not process.has_ended:
-                process.kill()
-        self._wait(chosen, _KILL_SECS)
+        processes.end(chosen, self.poll, grace_secs, signum, hurry)
         if only is None:
             if self._console:
                 self._console.finish()
@@ -141,7 +136,7 @@ class Gang:
         chosen = [process for process in self._processes if process.task == task]
         for process in chosen:
             process.kill()
-        self._wait(chosen, _KILL_SECS)
+        processes.wait(chosen, self.poll)
 
     @property
     def running(self) -> tuple[Cluster, ...]:
@@ -170,22 +165,8 @@ class Gang:
     def _spawn(self, task: Cluster, output: int) -> None:
         process = start(
             self._command, task, output=output, environ=self._environ(task),
-            host=self._far.get(task.address or ""),
+            private=self._private, host=self._far.get(task.address or ""),
         )  # fmt: skip
         self._processes.append(process)
         if self._guard:
             self._guard.add(process.pid)
-
-    def _wait(
-        self,
-        chosen: Sequence[Process],
-        timeout_secs: float,
-        hurry: Callable[[], bool] = lambda: False,
-    ) -> None:
-        until_secs = time.monotonic() + timeout_secs
-        self.poll()
-        while not all(p.has_ended for p in chosen):
-            if time.monotonic() >= until_secs or hurry():
-                return
-            time.sleep(_POLL_SECS)
-            self.poll()

@@ -60,14 +60,18 @@ def read(text: str) -> list[Host]:
     return check([read_one(part.strip()) for part in text.split(",")])
 
 
-def read_lines(lines: Iterable[str]) -> list[Host]:
-    """Reads what a discovery script printed; empty lines and those that begin with # say nothing."""
+def read_lines(lines: Iterable[str], slots: int = 1) -> list[Host]:
+    """Reads what a discovery script printed; empty lines and those that begin with # say nothing.
+
+    Args:
+      slots: of a host without a number.
+    """
     said = (line.strip() for line in lines)
-    return check([read_one(line) for line in said if line and not line.startswith("#")])
+    return check([read_one(line, slots) for line in said if line and not line.startswith("#")])
 
 
-def read_one(text: str) -> Host:
-    """Reads "host:slots", or "host" for one slot."""
+def read_one(text: str, slots: int = 1) -> Host:
+    """Reads "host:slots", or "host" for `slots`."""
     target, colon, count = text.partition(":")
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
@@ -85,7 +89,7 @@ def read_one(text: str) -> Host:
             f"{quoted(text)} gives {quoted(count)} slots; expected a whole number from 1 to "
             f"{MOST_WORKERS}, as in host1:2"
         )
-    return Host(target, int(count) if colon else 1)
+    return Host(target, int(count) if colon else slots)
 
 
 def check(hosts: Sequence[Host]) -> list[Host]:

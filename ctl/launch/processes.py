@@ -8,11 +8,13 @@ A process of another machine takes signals as lines on the standard input of ssh
 """
 
 import contextlib
+import fcntl
+import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ctl.cluster import Cluster
@@ -21,8 +23,18 @@ from ctl.launch.groups import die_with_parent, kill_group, state
 from ctl.launch.remote import ALIVE_SECS
 from ctl.launch.roles import name
 
+_POLL_SECS = 0.05
+_KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
+_PIPE_BYTES = 2**20  # for an environment; the kernel's own measure is 64 KiB
+_NOTHING: Mapping[str, str] = {}
 _KILL_ORDER_SECS = 2.0  # for a far process to be killed by its own end of the connection
 _ORDERS = {signal.SIGTERM: b"TERM\n", signal.SIGINT: b"INT\n", signal.SIGKILL: b"KILL\n"}
+NOT_OURS = frozenset({  # what an outer job said to us is not about this one
+    "TF_CONFIG", "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
+    "CTL_HVD_RENDEZVOUS", "CTL_HVD_WORKER", "CTL_HVD_HOST", "HOROVOD_ELASTIC", "HOROVOD_RANK",
+    "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME",
+})  # fmt: skip
 _BY_SIGNALS = {
     128 + n: -n
     for n in (signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV)
@@ -109,13 +121,19 @@ class Process:
 class FarProcess(Process):
     """A process of another machine: its signals are lines to the other end of ssh."""
 
-    def __init__(self, task: Cluster, popen: subprocess.Popen, host: str):
+    def __init__(
+        self, task: Cluster, popen: subprocess.Popen, host: str, told: Mapping[str, str] = _NOTHING
+    ):
         super().__init__(task, popen)
         self._host = host
         self._told_secs = time.monotonic()
         self._kill_secs: float | None = None
         if popen.stdin is not None:
             os.set_blocking(popen.stdin.fileno(), False)  # an ssh that hangs must not hang us
+            if told:
+                with contextlib.suppress(OSError, AttributeError):
+                    fcntl.fcntl(popen.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                self._tell(json.dumps(dict(told)).encode() + b"\n")
 
     @property
     def is_stopped(self) -> bool:
@@ -158,27 +176,70 @@ class FarProcess(Process):
 
 def start(
     command: Sequence[str], task: Cluster, *, output: int, environ: Mapping[str, str],
-    host: str | None = None,
+    errors: int = subprocess.STDOUT, private: Mapping[str, str] = _NOTHING,
+    host: str | None = None, door: ssh.Door | None = None,
 ) -> Process:  # fmt: skip
     """Starts the command in the task's place, its output going to a file descriptor.
 
     Args:
-      environ: what it is told beside TF_CONFIG; host: where, None for here.
+      environ: what it is told beside TF_CONFIG, which a task without peers does not get.
+      errors: another descriptor for its stderr.
+      private: also told, and never on a command line.
+      host: where, None for here; door: how ssh gets in there.
     """
-    told = {**environ, "TF_CONFIG": task.tf_config()}
-    outer = {k: v for k, v in os.environ.items() if k != "CTL_RESTART_REASON"}  # not about this job
-    here = {**outer, **told, "PYTHONUNBUFFERED": "1"}
+    told = {**environ, **({"TF_CONFIG": task.tf_config()} if task.tasks else {})}
+    outer = {k: v for k, v in os.environ.items() if k not in NOT_OURS}
+    here = {**outer, **told, **private, "PYTHONUNBUFFERED": "1"}
     if host is not None:
-        settings = ssh.passed_on(told)
-        command = ssh.line(command, host=host, environ=settings, directory=os.getcwd())
+        command = ssh.line(
+            command, host=host, environ=ssh.passed_on(told), directory=os.getcwd(), door=door,
+            is_told_more=bool(private),
+        )  # fmt: skip
         here = dict(os.environ)
     popen = subprocess.Popen(
         command,
         env=here,
         stdin=subprocess.DEVNULL if host is None else subprocess.PIPE,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=errors,
         start_new_session=True,
         preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
     )
-    return Process(task, popen) if host is None else FarProcess(task, popen, host)
+    return Process(task, popen) if host is None else FarProcess(task, popen, host, private)
+
+
+def end(
+    chosen: Sequence[Process],
+    look: Callable[[], object],
+    grace_secs: float,
+    signum: int = signal.SIGTERM,
+    hurry: Callable[[], bool] = lambda: False,
+) -> None:
+    """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`; returns when all ended.
+
+    Args:
+      look: polls them, and whatever else its caller has to look after meanwhile.
+    """
+    for process in chosen:
+        process.send(signum)
+    wait(chosen, look, grace_secs, hurry)
+    for process in chosen:
+        if not process.has_ended:
+            process.kill()
+    wait(chosen, look, _KILL_SECS)
+
+
+def wait(
+    chosen: Sequence[Process],
+    look: Callable[[], object],
+    timeout_secs: float = _KILL_SECS,
+    hurry: Callable[[], bool] = lambda: False,
+) -> None:
+    """Until all have ended, or it is time."""
+    until_secs = time.monotonic() + timeout_secs
+    look()
+    while not all(p.has_ended for p in chosen):
+        if time.monotonic() >= until_secs or hurry():
+            return
+        time.sleep(_POLL_SECS)
+        look()

@@ -2,12 +2,15 @@
 
     python -m ctl.launch.remote -- python train.py --steps=100
 
-Lines on stdin are orders: TERM and INT go to the process, KILL to its whole group, ALIVE says that
-the launcher is there. When stdin ends, or nothing came for `SILENCE_SECS`, the group is killed. The
-exit code is the command's, 128+n for signal n, and 254 for 255, which is ssh's own.
+With `--environ` in front of "--" the first line on stdin is a JSON object: variables that nobody else on
+the machine is to read, as they would on a command line. Further lines are orders: TERM and INT go to the
+process, KILL to its whole group, ALIVE says that the launcher is there. When stdin ends, or nothing came
+for `SILENCE_SECS`, the group is killed. The exit code is the command's, 128+n for signal n, and 254 for
+255, which is ssh's own.
 """
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -31,10 +34,17 @@ def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SEC
     Args:
       orders: file descriptor of the lines; silence_secs: without any for so long, the end.
     """
-    words = list(argv)[1:] if list(argv)[:1] == ["--"] else list(argv)
+    words, environ = list(argv), dict(os.environ)
+    if words[:1] == ["--environ"]:
+        words = words[1:]
+        told = _first_line(orders, silence_secs)
+        if told is None:
+            return EXIT_USAGE
+        environ |= told
+    words = words[1:] if words[:1] == ["--"] else words
     try:
         child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, start_new_session=True,
+            words, stdin=subprocess.DEVNULL, start_new_session=True, env=environ,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 (no threads here)
         )  # fmt: skip
     except (OSError, IndexError, ValueError) as e:
@@ -46,6 +56,20 @@ def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SEC
     kill_group(child.pid)
     returncode = child.wait()
     return min(returncode, 254) if returncode >= 0 else 128 - returncode
+
+
+def _first_line(orders: int, silence_secs: float) -> dict[str, str] | None:
+    """The variables of the first line; None when the connection ends before it does."""
+    line, until_secs = b"", time.monotonic() + silence_secs
+    while not line.endswith(b"\n"):  # byte by byte: what follows is an order
+        if time.monotonic() > until_secs:
+            return None
+        if select.select([orders], [], [], _LOOK_SECS)[0]:
+            byte = os.read(orders, 1)
+            if not byte:
+                return None
+            line += byte
+    return json.loads(line)
 
 
 def _follow(child: subprocess.Popen, orders: int, silence_secs: float) -> None:

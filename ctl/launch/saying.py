@@ -6,10 +6,10 @@ import sys
 _MOST = 80
 
 
-def say(text: str) -> None:
+def say(text: str, by: str = "ctl launch") -> None:
     """Writes one line to stderr; a stderr that is gone is no reason to leave workers alone."""
     with contextlib.suppress(OSError):
-        print(f"ctl launch: {text}", file=sys.stderr, flush=True)
+        print(f"{by}: {text}", file=sys.stderr, flush=True)
 
 
 def quoted(text: str, most: int = _MOST) -> str:

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 EXIT_UNREACHABLE = 255  # ssh's own: the host cannot be reached, or not any more
 
@@ -22,19 +23,37 @@ _OPTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class Door:
+    """How ssh gets in, where it is not as ~/.ssh/config has it: a port, the file of a private key."""
+
+    port: int | None = None
+    identity: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """Options of ssh."""
+        port = ["-p", str(self.port)] if self.port else []
+        return [*port, *(["-i", self.identity] if self.identity else [])]
+
+
 def line(
-    command: Sequence[str], *, host: str, environ: Mapping[str, str], directory: str
-) -> list[str]:
+    command: Sequence[str], *, host: str, environ: Mapping[str, str], directory: str,
+    door: Door | None = None, is_told_more: bool = False,
+) -> list[str]:  # fmt: skip
     """The words that run `command` on `host`.
 
     Args:
       host: "host" or "user@host", checked by `ctl.launch.hosts`.
-      environ: all that is passed on; anybody on that machine can read it while the worker runs.
+      environ: passed on in these words; anybody on that machine can read it while the worker runs.
       directory: to work in, the same path over there, as is that of this interpreter.
+      is_told_more: the first line of the input will be JSON with more of the environment.
     """
     options = [word for key, value in _OPTIONS.items() for word in ("-o", f"{key}={value}")]
+    options += door.words if door else []
     settings = [f"{key}={value}" for key, value in environ.items()]
-    watched = [sys.executable, "-m", "ctl.launch.remote", "--", *command]
+    more = ["--environ"] if is_told_more else []
+    watched = [sys.executable, "-m", "ctl.launch.remote", *more, "--", *command]
     words = shlex.join(["exec", "env", *settings, *watched])
     return ["ssh", *options, "-T", "--", host, f"cd {shlex.quote(directory)} && {words}"]
 

@@ -10,6 +10,7 @@ thread: signals are delivered there.
 
 import contextlib
 import itertools
+import secrets
 import signal
 import sys
 import time
@@ -87,6 +88,7 @@ class _Supervisor:
             max_restarts=settings.max_restarts, backoff_secs=settings.backoff_secs,
             restart_on_error=settings.restart_on_error, saves=settings.model_dir is not None,
         )  # fmt: skip
+        self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # what its sockets ask for
         self._reason = ""  # of the newest restart
         self._workers = 0  # of the attempt before
 
@@ -157,7 +159,7 @@ class _Supervisor:
         self._pulse.begin(places.tasks)
         return Gang(
             self._command, places.tasks, self._log_dir, far=places.far, environ=environ,
-            most_log_bytes=self._settings.most_log_bytes,
+            private=self._private, most_log_bytes=self._settings.most_log_bytes,
         )  # fmt: skip
 
     def _run(self, gang: Gang) -> Outcome:

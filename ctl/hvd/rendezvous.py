@@ -1,0 +1,177 @@
+"""This process's line to the launcher of an elastic job, over which it learns its rank again and again.
+
+    place = placement()                  # blocks until the launcher has a group
+    add_listener(state)                  # state.on_hosts_updated(timestamp, result)
+
+The launcher names itself in CTL_HVD_RENDEZVOUS; without that, a job is not elastic and nothing here is
+used. `ctl.runner.elastic` is the other end.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from ctl.errors import PeerLostError, UsageError
+from ctl.hvd.errors import HorovodInternalError
+from ctl.launch.ports import free_ports
+from ctl.placement import Placement
+from ctl.runner import wire
+
+VARIABLE = "CTL_HVD_RENDEZVOUS"
+REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both
+_LOOK_SECS = 0.5
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Who wants to know that hosts come and go."""
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Called in another thread, maybe several times for the same change."""
+
+
+class Left(SystemExit):
+    """The launcher does not need this process any more; not caught, it ends it with exit code 0."""
+
+
+class _Client:
+    """The connection, and what came over it."""
+
+    def __init__(self):
+        self.listeners: list[Listener] = []
+        self.loss_listeners: list[Callable[[int], None]] = []
+        self.skips_sync = False
+        self.must_sync = True
+        self._generation = 0
+        self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
+        self._line = _call()
+        threading.Thread(target=self._read, name="rendezvous", daemon=True).start()
+
+    def placement(self) -> Placement:
+        """Joins the next group; returns once it is complete."""
+        (port,) = free_ports(1, "0.0.0.0")
+        self._line.send({"join": port, "skips_sync": self.skips_sync})
+        self.skips_sync = False
+        answer = self._answer()
+        if "leave" in answer:
+            print("ctl.hvd: the launcher needs this process no more; it ends", file=sys.stderr)
+            raise Left(0)
+        if "failure" in answer:
+            raise PeerLostError(f"there is no new group of ranks: {answer['failure']}")
+        place = answer["place"]
+        self.must_sync = answer["must_sync"]
+        self._generation = place["generation"]
+        return Placement(**{**place, "addresses": tuple(place["addresses"])})
+
+    def tell_synced(self) -> None:
+        """This process has the state of the job by now, and may be rank 0 of the next group."""
+        self._line.send({"synced": True})
+
+    def _answer(self) -> dict:
+        while True:  # a wait without end would not see Ctrl-C
+            try:
+                return self._answers.get(timeout=_LOOK_SECS)
+            except queue.Empty:
+                continue
+
+    def _read(self) -> None:
+        while (message := self._line.receive()) is not None:
+            if "change" in message:
+                if message["group"] == self._generation:
+                    for listener in list(self.listeners):
+                        listener.on_hosts_updated(message["time"], message["change"])
+            elif "lost" in message:
+                if message["group"] == self._generation:
+                    for tell in list(self.loss_listeners):
+                        tell(message["lost"])
+            else:
+                self._answers.put(message)
+        self._answers.put({"failure": "the launcher is gone"})
+
+
+_client: _Client | None = None
+_lock = threading.Lock()
+
+
+def is_elastic() -> bool:
+    """Whether ranks of this job may come and go."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def placement() -> Placement:
+    """This process's place in the next group; blocks until the launcher has one.
+
+    Raises PeerLostError when there will be none, and Left, which ends the process with 0, when this
+    process is not needed any more.
+    """
+    return _connected().placement()
+
+
+def meet(connect: Callable[[Placement], T]) -> T:
+    """What `connect` makes of this process's place; in the next group, if one broke meanwhile."""
+    while True:
+        place = placement()
+        try:
+            return connect(place)
+        except HorovodInternalError as e:
+            print(f"ctl.hvd: group {place.generation} broke at once: {e}", file=sys.stderr)
+            time.sleep(_LOOK_SECS)
+
+
+def add_listener(listener: Listener) -> None:
+    """From now on it is told of changes; outside of an elastic job there are none."""
+    if is_elastic():
+        _connected().listeners.append(listener)
+
+
+def remove_listener(listener: Listener) -> None:
+    """It is told no more."""
+    if _client is not None and listener in _client.listeners:
+        _client.listeners.remove(listener)
+
+
+def on_loss(tell: Callable[[int], None]) -> None:
+    """Calls `tell(rank)`, in another thread, when a rank of the newest group has ended with a failure."""
+    _connected().loss_listeners.append(tell)
+
+
+def may_skip_sync(skips: bool) -> None:
+    """What the next `placement` says: this process has all that it needs of the state."""
+    _connected().skips_sync = skips
+
+
+def must_sync() -> bool:
+    """Whether the newest group has to share its state: unless all said that they may skip it."""
+    return _client is None or _client.must_sync
+
+
+def tell_synced() -> None:
+    """This process has the state of the job by now, and may be rank 0 of the next group."""
+    if is_elastic():
+        _connected().tell_synced()
+
+
+def _connected() -> _Client:
+    global _client  # noqa: PLW0603  one per process, as ranks are
+    with _lock:
+        if _client is None:
+            _client = _Client()
+        return _client
+
+
+def _call() -> wire.Line:
+    host, _, port = os.environ.get(VARIABLE, "").rpartition(":")
+    secret, worker = os.environ.get("CTL_HVD_SECRET", ""), os.environ.get("CTL_HVD_WORKER", "")
+    if not (host and port.isdigit() and secret and worker.isdigit()):
+        raise UsageError(
+            f"{VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the launcher is; "
+            "they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 python ...`."
+        )
+    try:
+        return wire.call((host, int(port)), secret, {"worker": int(worker)})
+    except OSError as e:
+        raise PeerLostError(f"the launcher at {host}:{port} cannot be reached: {e}") from None

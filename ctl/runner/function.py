@@ -1,0 +1,143 @@
+"""`hvd.run`: calls a function on several processes, and returns what each returned.
+
+results = run(train, args=(0.01,), np=2)       # [of rank 0, of rank 1]
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctl.errors import CtlError, UsageError
+from ctl.runner import call, command, options
+from ctl.runner.config_file import NO_MPI
+
+# What `run` takes beside the function, as horovod.run does, and the options that say the same.
+_OPTIONS = {
+    "num_proc": "num_proc", "hosts": "hosts", "hostfile": "hostfile",
+    "start_timeout": "start_timeout", "ssh_port": "ssh_port",
+    "ssh_identity_file": "ssh_identity_file", "output_filename": "output_filename",
+    "verbose": "verbose",
+}  # fmt: skip
+_ELASTIC = ("min_num_proc", "min_np", "max_num_proc", "max_np", "host_discovery_script",
+            "reset_limit", "cooldown_range", "slots")  # fmt: skip
+_ACCEPTED = ("disable_cache", "use_gloo", "mpi_args", "network_interface", "network_interfaces")
+
+
+class RankError(CtlError, RuntimeError):
+    """The function failed on a rank; the message ends with the traceback there."""
+
+
+def run(
+    func: Callable, args: Sequence = (), kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None, *, np: int | None = None, executable: str | None = None,
+    **asked: Any,
+) -> list:  # fmt: skip
+    """Calls `func(*args, **kwargs)` on `np` processes of this machine; returns their results by rank.
+
+    Args:
+      func: a function of a module goes by its name, any other by cloudpickle; both through files in a
+        directory that is closed to other users.
+      num_proc, np: how many processes, 1 by default; executable: a Python, by default this one.
+      asked: `hosts`, `hostfile`, `start_timeout`, `ssh_port`, `ssh_identity_file`, `output_filename`,
+        `verbose` as options of ctlrun; further names of horovod.run are accepted.
+
+    Call it in the main thread. Raises RankError, with the rank and its traceback, if one fails; and
+    UsageError for what cannot be used, such as hosts other than this one.
+    """
+    given = _checked({**asked, "num_proc": np if num_proc is None else num_proc})
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("run() was called in a thread; call it in the main thread.")
+    directory = Path(tempfile.mkdtemp(prefix="ctl-run-"))  # mode 0700
+    try:
+        _write(directory / call.ASKED, func, tuple(args), dict(kwargs or {}))
+        words = [executable or sys.executable, "-m", "ctl.runner.call", str(directory)]
+        exit_code = command.start_static(
+            given, words, is_near=True, more={"PYTHONPATH": _own_path()}
+        )
+        return _results(directory, given["num_proc"], exit_code)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ctlrun that say the same; UsageError for names and values that cannot be."""
+    given = options.nothing()
+    if asked.get("use_mpi"):
+        raise UsageError(f"use_mpi=True came; {NO_MPI}")
+    for name, value in asked.items():
+        if value is None:
+            continue
+        if name in _ELASTIC:
+            raise UsageError(
+                f"{name}={value!r} is for elastic jobs; a function runs on a fixed number of processes. "
+                "Write a script and start it with `ctlrun --min-np N -np N python script.py`."
+            )
+        if name in _OPTIONS:
+            given[_OPTIONS[name]] = value
+        elif name not in (*_ACCEPTED, "use_mpi"):
+            known = ", ".join(_OPTIONS)
+            raise TypeError(f"run() got an unknown argument {name!r}; expected some of {known}.")
+    given["num_proc"] = 1 if given["num_proc"] is None else int(given["num_proc"])
+    return given
+
+
+def _write(path: Path, func: Callable, args: tuple, kwargs: dict) -> None:
+    try:
+        data = pickle.dumps((func, args, kwargs))
+        if b"__main__" in data:  # which is another program over there
+            raise pickle.PicklingError("it belongs to __main__")
+    except Exception as e:
+        data = _by_value(func, args, kwargs, e)
+    with open(path, "wb") as file:
+        pickle.dump([p or os.getcwd() for p in sys.path], file)
+        file.write(data)
+
+
+def _by_value(func: Callable, args: tuple, kwargs: dict, why: Exception) -> bytes:
+    name = getattr(func, "__qualname__", repr(func))
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(
+            f"{name} cannot be passed on by its name ({why}); write it into a module of its own, or "
+            "`pip install cloudpickle`"
+        ) from None
+    try:
+        return cloudpickle.dumps((func, args, kwargs))
+    except Exception as e:
+        raise UsageError(
+            f"{name} or its arguments cannot be passed to other processes: {e}"
+        ) from None
+
+
+def _own_path() -> str:
+    """A PYTHONPATH with which the processes find `ctl` where this process has it."""
+    own, before = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    return os.pathsep.join([own, *([before] if before else [])])
+
+
+def _results(directory: Path, count: int, exit_code: int) -> list:
+    found = {}
+    for rank in range(count):
+        with contextlib.suppress(FileNotFoundError):
+            found[rank] = pickle.loads((directory / call.left_by(rank)).read_bytes())
+    failed = [(rank, said) for rank, (is_good, said) in found.items() if not is_good]
+    # One that lost a peer says so; the peer is the one to be named.
+    failed.sort(key=lambda one: "HorovodInternalError" in str(one[1]).rstrip().rpartition("\n")[2])
+    if failed:
+        rank, said = failed[0]
+        raise RankError(f"the function failed on rank {rank}:\n{said}")
+    if exit_code or len(found) < count:
+        missing = next((rank for rank in range(count) if rank not in found), 0)
+        raise RankError(
+            f"rank {missing} ended without a result; the job's exit code is {exit_code} and what it said "
+            "is on stderr"
+        )
+    return [found[rank][1] for rank in range(count)]

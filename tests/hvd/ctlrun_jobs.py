@@ -1,0 +1,98 @@
+"""`ctlrun` under test: small Python programs stand in for training scripts."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from conftest import ROOT
+
+TIMEOUT_SECS = 120
+BEGIN = """
+import json, os, pathlib, signal, sys, time
+rank = int(os.environ["HOROVOD_RANK"])
+here = pathlib.Path(os.environ["TEST_DIR"])
+
+def wait_for(condition):
+    until = time.monotonic() + 100
+    while not condition():
+        if time.monotonic() > until:
+            sys.exit("waited in vain")
+        time.sleep(0.01)
+
+def leave(name, text=""):
+    (here / f"{name}.new").write_text(text)
+    (here / f"{name}.new").rename(here / name)
+"""
+
+
+class Ctlrun:
+    """One start of the command in a directory of its own."""
+
+    def __init__(self, directory: Path):
+        self.dir = directory
+        self.process: subprocess.Popen | None = None
+
+    def start(self, program: str, *options: str, words: tuple[str, ...] = (), **environ: str):
+        """Starts the launcher for the text of a program; returns its process."""
+        path = self.dir / "train.py"
+        path.write_text(BEGIN + textwrap.dedent(program))
+        return self.begin(*options, sys.executable, str(path), *words, **environ)
+
+    def begin(self, *words: str, **environ: str):
+        """Starts the launcher with these words."""
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG", "CUDA_VISIBLE"))
+        }
+        clean |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **environ}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ctl.runner", *words], env=clean, cwd=self.dir,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        return self.process
+
+    def run(self, program: str, *options: str, **more) -> tuple[int, str, str]:
+        """Starts and waits; exit code, stdout and stderr."""
+        self.start(program, *options, **more)
+        return self.end()
+
+    def say(self, *words: str, **environ: str) -> tuple[int, str, str]:
+        """Runs the command with these words, none of them a program of ours."""
+        self.begin(*words, **environ)
+        return self.end()
+
+    def end(self) -> tuple[int, str, str]:
+        assert self.process
+        out, err = self.process.communicate(timeout=TIMEOUT_SECS)
+        return self.process.returncode, out.decode(), err.decode()
+
+    def read(self, name: str) -> str:
+        """What a program left under a name, once it has."""
+        self.wait_for((self.dir / name).exists)
+        return (self.dir / name).read_text()
+
+    def wait_for(self, condition) -> None:
+        until = time.monotonic() + TIMEOUT_SECS
+        while not condition():
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(TIMEOUT_SECS)
+
+
+def by_rank(text: str, kind: str = "stdout") -> dict[int, list[str]]:
+    """The lines of each rank, without what is in front of them."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        match = re.fullmatch(rf"\[(\d+)\]<{kind}>:(.*)", line)
+        if match:
+            found.setdefault(int(match[1]), []).append(match[2])
+    return found

@@ -1,0 +1,98 @@
+"""Elastic jobs of real processes on this machine, whose hosts are the names of it.
+
+job = ElasticJob(tmp_path, "127.0.0.1:2", "-np", "2", "--min-np", "1")
+job.wait_for_step(3)
+job.hosts("127.0.0.1:2", "127.0.0.2:1")
+code, said = job.end()
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import ROOT
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+TIMEOUT_SECS = 200
+LINE = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})")
+
+
+class ElasticJob:
+    """One `ctlrun` with a discovery script; its output is in a file."""
+
+    def __init__(self, directory: Path, hosts: str, *options: str, done=1000, program=None):
+        self.dir = directory
+        self.hosts(*hosts.split())
+        script = directory / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat '{directory}/hosts'\n")
+        script.chmod(0o755)
+        self.go(3)
+        self.log = directory / "log"
+        program = program or PROGRAMS / "elastic_training.py"
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "ctl.runner", *options, "--host-discovery-script",
+                    str(script), sys.executable, str(program), str(directory), str(done),
+                ],
+                env={**clean, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+            )  # fmt: skip
+
+    def hosts(self, *lines: str) -> None:
+        """What the script prints from now on."""
+        self._write("hosts", "".join(f"{line}\n" for line in lines))
+
+    def go(self, step: int) -> None:
+        """Training may go on to this step."""
+        self._write("go", str(step))
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def facts(self) -> list[dict]:
+        """The JSON lines of all processes, each with the number of its process."""
+        return [{"number": int(m[1]), **json.loads(m[2])} for m in LINE.finditer(self.said)]
+
+    def steps(self, step: int, size: int | None = None) -> list[dict]:
+        """What all ranks said of a step, by rank, in a group of that size."""
+        found = [f for f in self.facts if f.get("step") == step and size in (None, f["size"])]
+        return sorted(found, key=lambda f: f["rank"])
+
+    def wait_for_step(self, step: int, size: int) -> list[dict]:
+        """Until all ranks of a group of this size have done the step; what they said, by rank."""
+        self.wait(lambda: len(self.steps(step, size)) == size)
+        return self.steps(step, size)
+
+    def wait(self, condition) -> None:
+        """Until something is so; fails when the job ends before or after a long time."""
+        until = time.monotonic() + TIMEOUT_SECS
+        while not condition():
+            ended = self.process.poll() is not None and not condition()
+            assert not ended and time.monotonic() < until, self.said[-6000:]
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, str]:
+        """Waits for the job's own end; its exit code and all it said."""
+        return self.process.wait(TIMEOUT_SECS), self.said
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(TIMEOUT_SECS)
+
+    def _write(self, name: str, text: str) -> None:
+        new = self.dir / f"{name}.new"
+        new.write_text(text)
+        new.rename(self.dir / name)

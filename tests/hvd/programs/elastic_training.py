@@ -1,0 +1,57 @@
+"""Trains in an elastic job until step DONE, and says so step by step.
+
+python elastic_training.py DIRECTORY DONE
+
+DIRECTORY/go is the step up to which to train, as rank 0 reads it. Prints a JSON line per step. Each step
+adds 1 to the weight on any number of ranks, so that a step that is lost or done twice shows.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import ctl.hvd as hvd  # noqa: PLR0402  as scripts write it
+import tensorflow as tf
+from ctl.hvd import elastic
+
+HERE, DONE = Path(sys.argv[1]), int(sys.argv[2])
+
+
+def may_go_to() -> int:
+    try:
+        return int((HERE / "go").read_text() or 0)
+    except (FileNotFoundError, ValueError):
+        return DONE
+
+
+def say(**facts) -> None:
+    print(json.dumps({"pid": os.getpid(), **facts}), flush=True)
+
+
+hvd.init()
+weight = tf.Variable(0.0)
+state = elastic.TensorFlowState(variables=[weight], step=0)
+resets = []
+state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+
+@elastic.run
+def train(state) -> None:
+    while state.step < DONE:
+        if state.step >= hvd.broadcast_object(may_go_to(), name="go"):
+            time.sleep(0.02)
+            state.check_host_updates()
+            continue
+        state.step += 1
+        weight.assign_add(
+            hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step
+        )
+        equal = hvd.allgather(tf.reshape(weight, [1]), name="weights").numpy().tolist()
+        say(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
+        state.commit()
+
+
+train(state)
+say(done=state.step, rank=hvd.rank(), size=hvd.size(), weight=float(weight.numpy()))

@@ -1,0 +1,231 @@
+"""The command line of `ctlrun`: which options there are, what they say, and what is refused."""
+
+import re
+
+import pytest
+from conftest import ROOT
+from ctl.errors import UsageError
+from ctl.launch.hosts import Host
+from ctl.runner import builds, command, config_file, elastic_options, environment, options, placing
+from ctl.runner.flags import FLAGS
+
+# What horovodrun 0.28.1 knows, one name of each option and its long names.
+HOROVODRUN = re.findall(
+    r"\S+",
+    """
+-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
+--network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file
+--fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce
+--no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce
+--no-torus-allreduce --autotune --no-autotune --autotune-log-file --autotune-warmup-samples
+--autotune-steps-per-sample --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise
+--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit
+--blacklist-cooldown-range --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+--no-stall-check --stall-check --stall-check-warning-time-seconds
+--stall-check-shutdown-time-seconds --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp
+--binding-args --num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level
+--log-with-timestamp --log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp
+--log-hide-timestamp --no-log-hide-timestamp -H --hosts -hostfile --hostfile
+--host-discovery-script --gloo --mpi --jsrun -h --help
+""",
+)
+
+
+def told(*words):
+    """The variables that the options of a line become."""
+    return environment.asked_for(options.read([*words, "python"])[0])
+
+
+def refusal(*words):
+    """What `ctlrun` says to a line that it does not run."""
+    with pytest.raises(UsageError) as caught:
+        asked, rest = options.read(list(words))
+        if elastic_options.is_asked(asked):
+            elastic_options.limits_of(asked)
+        placing.seats(placing.hosts_of(asked), asked["num_proc"], asked["nics"])
+        command._check(asked, rest)
+    return str(caught.value)
+
+
+def test_the_options_are_those_of_horovodrun_and_one_of_ours():
+    assert sorted(FLAGS) == sorted([*HOROVODRUN, "--bind_gpus"])
+
+
+@pytest.mark.parametrize("words", [
+    ["-np", "2"], ["--num-proc", "2"], ["--num-proc=2"], ["-np=2"], ["--verbose", "-np", "2", "--"],
+], ids=" ".join)  # fmt: skip
+def test_the_command_begins_at_the_first_word_that_is_no_option(words):
+    asked, rest = options.read([*words, "python", "train.py", "--np", "3", "-p", "--", "x"])
+    assert asked["num_proc"] == 2 and asked["ssh_port"] is None
+    assert rest == ["python", "train.py", "--np", "3", "-p", "--", "x"]
+
+
+def test_a_command_after_two_hyphens_may_begin_with_one():
+    assert options.read(["-np", "2", "--", "-m", "pytest"])[1] == ["-m", "pytest"]
+    assert "`-- python -m ...`" in refusal("-np", "2", "--", "-m", "pytest")
+
+
+@pytest.mark.parametrize(("words", "variable", "value"), [
+    (["--fusion-threshold-mb", "32"], "HOROVOD_FUSION_THRESHOLD", str(32 * 2**20)),
+    (["--fusion-threshold-mb", "0"], "HOROVOD_FUSION_THRESHOLD", "0"),
+    (["--cycle-time-ms", "3.5"], "HOROVOD_CYCLE_TIME", "3.5"),
+    (["--cache-capacity", "0"], "HOROVOD_CACHE_CAPACITY", "0"),
+    (["--timeline-filename", "/t.json"], "HOROVOD_TIMELINE", "/t.json"),
+    (["--timeline-mark-cycles"], "HOROVOD_TIMELINE_MARK_CYCLES", "1"),
+    (["--no-timeline-mark-cycles"], "HOROVOD_TIMELINE_MARK_CYCLES", "0"),
+    (["--no-stall-check"], "HOROVOD_STALL_CHECK_DISABLE", "1"),
+    (["--no-stall-check", "--stall-check"], "HOROVOD_STALL_CHECK_DISABLE", "0"),
+    (["--stall-check-warning-time-seconds", "5"], "HOROVOD_STALL_CHECK_TIME_SECONDS", "5"),
+    (["--stall-check-shutdown-time-seconds", "9"], "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "9"),
+    (["--log-level", "debug"], "HOROVOD_LOG_LEVEL", "DEBUG"),
+    (["--log-hide-timestamp"], "HOROVOD_LOG_HIDE_TIME", "1"),
+    (["--log-with-timestamp"], "HOROVOD_LOG_HIDE_TIME", "0"),
+    (["--start-timeout", "90"], "HOROVOD_START_TIMEOUT", "90"),
+    (["--elastic-timeout", "90"], "HOROVOD_ELASTIC_TIMEOUT", "90"),
+    (["--network-interface", "eth0", "--network-interfaces", "eth1,ib0"], "NCCL_SOCKET_IFNAME",
+     "eth0,eth1,ib0"),
+], ids=lambda value: value if isinstance(value, str) else " ".join(value))  # fmt: skip
+def test_an_option_becomes_the_variable_of_horovod(words, variable, value):
+    assert told(*words) == {variable: value}
+
+
+def test_without_options_no_variable_is_set():
+    assert told() == {}
+
+
+def test_what_means_nothing_is_named_once_and_in_one_line():
+    line = "--autotune --autotune-log-file x --mpi-args=--a --tcp --tcp --no-torus-allreduce"
+    asked, _ = options.read([*line.split(), "python"])
+    assert options.meaningless(asked) == ["--torus-allreduce", "--autotune", "--autotune-log-file",
+                                          "--mpi-args", "--tcp"]  # fmt: skip
+    assert options.meaningless(options.read(["--gloo", "--disable-cache", "x"])[0]) == []
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--num-prc", "2", "x"], "'--num-prc' is no option of ctlrun; did you mean --num-proc?"),
+    (["-npp", "2", "x"], "did you mean -np?"),
+    (["-hostfil", "f", "x"], "did you mean -hostfile?"),
+    (["-np", "x"], "-np came with 'x'; expected a whole number from 1 to 1024"),
+    (["-np", "0", "x"], "-np came with '0'"),
+    (["-np"], "-np came last; expected N after it"),
+    (["--verbose=1", "x"], "--verbose takes no value"),
+    (["--log-level", "LOUD", "x"], "expected one of TRACE, DEBUG"),
+    (["--blacklist-cooldown-range", "5"], "came last; expected SECS SECS"),
+    (["--cycle-time-ms", "-1", "x"], "expected a number from 0"),
+    (["python", "-np", "2"], "-np is missing: expected the number of processes, as in -np 2"),
+    (["-np", "2"], "no command came; expected e.g. ctlrun -np 2"),
+    (["-np", "2", "no-such-program"], "'no-such-program' was not found"),
+    (["-np", "2", "train.py"], "a script runs with `python train.py`"),
+    (["-np", "3", "-H", "localhost:2", "sh"], "-np 3 is more than the 2 slots of localhost:2"),
+    (["-np", "2", "-H", "a:1", "-hostfile", "f", "sh"], "so leave one out"),
+    (["-np", "2", "-H", "a b:1", "sh"], "'a b' is no host"),
+    (["-np", "2", "-hostfile", "/no/file", "sh"], "--hostfile /no/file cannot be read"),
+    (["-np", "2", "--mpi", "sh"], "--mpi came; there is no MPI here"),
+    (["-np", "2", "--jsrun", "sh"], "--jsrun came; there is no MPI here"),
+    (["-np", "2", "--max-np", "3", "sh"], "--max-np is for elastic jobs"),
+    (["-np", "1", "--min-np", "2", "sh"], "--min-np 2 is more than -np 1"),
+    (["-np", "3", "--min-np", "2", "--max-np", "2", "sh"], "-np 3 is more than --max-np 2"),
+    (["-np", "1", "--network-interfaces", "nope0", "sh"], "'nope0' has no IPv4 address"),
+], ids=lambda value: value if isinstance(value, str) else " ".join(value))  # fmt: skip
+def test_what_cannot_be_used_is_a_sentence_with_a_cure(words, said):
+    assert said in refusal(*words)
+
+
+@pytest.mark.parametrize("words", [["--mpi", "-np", "1", "sh"], ["--nope"], []], ids=" ".join)
+def test_a_refusal_is_one_line_and_exit_code_2(words, capsys):
+    assert command.main(words) == 2
+    out, err = capsys.readouterr()
+    assert not out and re.fullmatch(r"ctlrun: [^\n]+\n", err)
+
+
+def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
+    monkeypatch.setattr(placing, "_towards", lambda far: "10.0.0.9")
+    found = placing.seats([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
+    assert [(s.host, s.far) for s in found] == [
+        ("127.0.0.1", None), ("127.0.0.1", None), ("far1", "far1"),
+    ]  # fmt: skip
+    assert [s.place.cross_size for s in found] == [2, 1, 2]
+    assert found[2].place.addresses == found[0].task.tasks["worker"]
+    hosts = [address.rpartition(":")[0] for address in found[0].place.addresses]
+    assert hosts == ["10.0.0.9", "10.0.0.9", "far1"]
+    ports = [int(address.rpartition(":")[2]) for address in found[0].place.addresses]
+    assert len(set(ports)) == 3 and 20000 <= ports[2] <= 30000
+
+
+def test_without_np_every_slot_is_taken():
+    assert len(placing.seats([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None)) == 3
+
+
+def test_a_config_file_says_the_same_as_options_and_the_line_wins():
+    asked, _ = options.read(["--cache-capacity", "5", "--stall-check", "python"])
+    content = {
+        "controller": "gloo",
+        "params": {"fusion_threshold_mb": 32, "cycle_time_ms": 5, "cache_capacity": 9,
+                   "hierarchical_allreduce": True},
+        "autotune": {"enabled": True, "log_file": "a.log"},
+        "timeline": {"filename": "t.json", "mark_cycles": True},
+        "stall_check": {"enabled": False, "warning_time_seconds": 120},
+        "library_options": {"num_nccl_streams": 2, "mpi_threads_disable": None},
+        "logging": {"level": "INFO", "with_timestamp": False},
+    }  # fmt: skip
+    config_file.add(asked, "/dev/null", lambda _: content)
+    assert environment.asked_for(asked) == {
+        "HOROVOD_FUSION_THRESHOLD": str(32 * 2**20), "HOROVOD_CYCLE_TIME": "5.0",
+        "HOROVOD_CACHE_CAPACITY": "5", "HOROVOD_TIMELINE": "t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_STALL_CHECK_DISABLE": "0",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "120", "HOROVOD_LOG_LEVEL": "INFO",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+    }  # fmt: skip
+    assert "--autotune" in options.meaningless(asked)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ({"parms": {}}, "'parms'"),
+    ({"params": {"cycle": 1}}, "`params: cycle`"),
+    ({"params": {"cycle_time_ms": "x"}}, "`params: cycle_time_ms`"),
+    ({"timeline": {"mark_cycles": "yes"}}, "expected true or false"),
+    ({"controller": "mpi"}, "there is no MPI"),
+    (["params"], "holds list"),
+], ids=str)  # fmt: skip
+def test_a_config_file_that_cannot_be_used_is_a_sentence(content, said):
+    with pytest.raises(UsageError) as caught:
+        config_file.add(options.nothing(), "/dev/null", lambda _: content)
+    assert said in str(caught.value)
+
+
+def test_a_config_file_is_yaml(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    path.write_text("params:\n  fusion_threshold_mb: 1\n  cycle_time_ms: 0.5\n")
+    with monkeypatch.context() as patched:
+        patched.setitem(__import__("sys").modules, "yaml", None)
+        with pytest.raises(UsageError, match="pip install pyyaml"):
+            config_file.add(options.nothing(), str(path))
+    pytest.importorskip("yaml")
+    asked = options.nothing()
+    config_file.add(asked, str(path))
+    assert asked["fusion_threshold_mb"] == 1 and asked["cycle_time_ms"] == 0.5
+    path.write_text("params: [")
+    with pytest.raises(UsageError, match="is no YAML"):
+        config_file.add(asked, str(path))
+    with pytest.raises(UsageError, match="cannot be read"):
+        config_file.add(asked, str(tmp_path / "none"))
+
+
+def test_check_build_names_what_is_installed(capsys):
+    import keras
+    import tensorflow as tf
+
+    assert command.main(["-cb"]) == 0
+    out = capsys.readouterr().out
+    assert f"[X] TensorFlow {tf.__version__}" in out and f"[X] Keras {keras.__version__}" in out
+    assert "[ ] MPI" in out and "[X] TCP" in out and "[ ] PyTorch" in out
+    assert builds.version_of(("no-such-package",)) == ""
+
+
+def test_help_names_every_option_and_version_is_ours(capsys):
+    assert command.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in set(FLAGS) - {n for n in FLAGS if n.startswith("--no-")}:
+        assert name in out
+    assert command.main(["-v"]) == 0
+    assert capsys.readouterr().out.strip() in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,104 @@
+"""Elastic jobs of real processes: ranks die, come and leave, and no step is lost or done twice."""
+
+import os
+import signal
+
+import pytest
+from elastic_jobs import ElasticJob
+
+pytestmark = pytest.mark.workers
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def start(*arguments, **options):
+        jobs.append(ElasticJob(tmp_path, *arguments, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+def exact(facts: list[dict]) -> bool:
+    """All ranks said the same, and that every step was done once."""
+    return all(f["weights"] == [float(f["step"])] * f["size"] for f in facts)
+
+
+def pids(facts: list[dict]) -> list[int]:
+    return [f["pid"] for f in facts]
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["rank 0", "the last rank"])
+def test_survivors_of_a_killed_rank_go_on_at_once_and_a_new_process_joins_them(start, victim):
+    job = start("127.0.0.1:3", "-np", "3", "--min-np", "2", done=9)
+    before = job.wait_for_step(3, size=3)
+    os.kill(before[victim]["pid"], signal.SIGKILL)
+    job.wait(lambda: "SIGKILL" in job.said)
+    job.wait(lambda: "group 3: 3 ranks" in job.said)
+    job.go(9)
+    after = job.wait_for_step(9, size=3)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    survivors = [pid for pid in pids(before) if pid != before[victim]["pid"]]
+    assert pids(after)[:2] == survivors  # the oldest first, and in the same processes
+    assert pids(after)[2] not in pids(before)
+    assert "group 2: 2 ranks" in said
+    assert after[0]["resets"] == [2, 3] and after[2]["resets"] == []
+    assert exact(f for f in job.facts if "step" in f)
+
+
+def test_a_step_that_was_not_committed_is_done_again_by_the_survivors(start):
+    job = start("127.0.0.1:2", "-np", "2", "--min-np", "1", "--reset-limit", "1", done=40)
+    before = job.wait_for_step(3, size=2)
+    job.go(40)
+    job.wait(lambda: len(job.steps(8)) == 2)
+    os.kill(before[1]["pid"], signal.SIGKILL)  # in the middle of some step
+    after = job.wait_for_step(40, size=1)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert pids(after) == [before[0]["pid"]]
+    assert exact(f for f in job.facts if "step" in f)
+
+
+def test_a_host_that_is_named_later_gets_processes_which_take_the_state(start):
+    job = start("127.0.0.1:1", "-np", "1", "--min-np", "1", "--max-np", "3", done=6)
+    before = job.wait_for_step(3, size=1)
+    job.hosts("127.0.0.1:1", "127.0.0.2:4")
+    job.wait(lambda: "group 2: 3 ranks" in job.said or "group 3: 3 ranks" in job.said)
+    job.go(6)
+    after = job.wait_for_step(6, size=3)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert pids(after)[0] == pids(before)[0] and len(set(pids(after))) == 3
+    assert exact(f for f in job.facts if "step" in f)
+    assert "exit code" not in said and "SIGKILL" not in said
+
+
+def test_processes_of_a_host_that_is_named_no_more_leave_and_the_others_go_on(start):
+    job = start("127.0.0.1:1 127.0.0.2:1", "-np", "2", "--min-np", "1", done=6)
+    before = job.wait_for_step(3, size=2)
+    job.hosts("127.0.0.2:1")  # that of rank 0 goes
+    job.wait(lambda: "group 2: 1 ranks" in job.said)
+    job.go(6)
+    after = job.wait_for_step(6, size=1)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert pids(after) == [before[1]["pid"]]
+    assert "needs this process no more" in said
+    assert exact(f for f in job.facts if "step" in f)
+
+
+def test_all_hosts_can_be_replaced_by_others_and_the_state_moves(start):
+    job = start("127.0.0.1:1", "-np", "1", "--min-np", "1", done=6)
+    before = job.wait_for_step(3, size=1)
+    job.hosts("127.0.0.2:1")
+    job.wait(lambda: "is not needed any more" in job.said)
+    job.go(6)
+    after = job.wait_for_step(6, size=1)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert pids(after) != pids(before)
+    assert exact(f for f in job.facts if "step" in f)

@@ -1,0 +1,142 @@
+"""`hvd.run`: a function on several processes, and what each returned."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment
+from ctl.errors import UsageError
+from ctl.runner import function
+from ctl.runner.function import RankError, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
+
+import named_functions
+
+pytestmark = pytest.mark.workers
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_directory(tmp_path, monkeypatch):
+    """Where nothing may be left."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert not list(tmp_path.glob("ctl-run-*"))
+
+
+def test_results_come_back_by_rank():
+    assert run(named_functions.place, (1, "a"), {"b": None}, np=3) == [
+        (rank, 3, (1, "a"), {"b": None}) for rank in range(3)
+    ]
+    assert run(named_functions.place) == [(0, 1, (), {})]
+    assert run(named_functions.place, num_proc=2, hosts="localhost:2", verbose=False)[1][0] == 1
+
+
+def test_the_function_can_use_collectives():
+    assert run(named_functions.average, args=(1.0,), np=2) == [1.5, 1.5]
+
+
+def test_an_exception_names_its_rank_and_has_its_traceback():
+    with pytest.raises(RankError) as caught:
+        run(named_functions.fails_on_rank_1, np=2)
+    message = str(caught.value)
+    assert "failed on rank 1" in message and message.rstrip().endswith("ValueError: no data here")
+    assert "named_functions.py" in message
+
+
+def test_a_rank_that_dies_is_an_error():
+    with pytest.raises(RankError, match="rank 0 ended without a result; the job's exit code is 3"):
+        run(named_functions.dies, np=1)
+
+
+def test_a_result_that_cannot_be_passed_on_is_an_error_that_says_so():
+    with pytest.raises(RankError, match="what it returned, a function, cannot be passed on"):
+        run(named_functions.gives_what_cannot_be_passed_on, np=1)
+
+
+def test_the_output_of_the_ranks_is_here(capfd):
+    run(print, args=("hello",), np=2)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+
+
+def test_the_directory_is_closed_to_others(monkeypatch):
+    seen = []
+    start = function.command.start_static
+
+    def watched(asked, words, **more):
+        seen.append(os.stat(words[-1]).st_mode & 0o777)
+        return start(asked, words, **more)
+
+    monkeypatch.setattr(function.command, "start_static", watched)
+    run(named_functions.place, np=1)
+    assert seen == [0o700]
+
+
+def test_a_function_without_a_name_goes_by_cloudpickle():
+    pytest.importorskip("cloudpickle")
+    offset = 5
+    assert run(lambda x: int(os.environ["HOROVOD_RANK"]) + x + offset, (1,), np=2) == [6, 7]
+
+
+def test_a_function_of_main_goes_by_cloudpickle_or_says_what_to_install(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from ctl.runner.function import run\n"
+        "if 'without' in sys.argv: sys.modules['cloudpickle'] = None\n"
+        "def rank(): return int(os.environ['HOROVOD_RANK'])\n"
+        "if __name__ == '__main__': print(run(rank, np=2))\n"
+    )
+
+    def said(*words):
+        done = subprocess.run(
+            [sys.executable, str(script), *words], cwd=ROOT, timeout=120,
+                env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path])),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    assert "`pip install cloudpickle`" in said("without")
+    pytest.importorskip("cloudpickle")
+    assert "[0, 1]" in said()
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"min_np": 1}, "min_np=1 is for elastic jobs"),
+    ({"use_mpi": True}, "there is no MPI"),
+    ({"hosts": "far1:1"}, "far1 is another machine; a function runs on this one only"),
+    ({"hosts": "localhost:1", "np": 2}, "-np 2 is more than the 1 slot of localhost:1"),
+], ids=str)  # fmt: skip
+def test_what_cannot_be_used_is_a_sentence(asked, said):
+    with pytest.raises(UsageError) as caught:
+        run(named_functions.place, **asked)
+    assert said in str(caught.value)
+
+
+def test_an_unknown_argument_is_a_type_error():
+    with pytest.raises(TypeError, match="unknown argument 'nump'"):
+        run(named_functions.place, nump=2)
+
+
+def test_what_horovod_takes_besides_is_accepted():
+    given = {"use_gloo": True, "disable_cache": True, "start_timeout": 60, "mpi_args": None,
+             "network_interfaces": ["eth0"], "ssh_port": None}  # fmt: skip
+    assert run(named_functions.place, np=1, executable=sys.executable, **given) == [(0, 1, (), {})]
+
+
+def test_in_a_thread_it_says_where_to_call_it():
+    errors = []
+
+    def call():
+        try:
+            run(named_functions.place)
+        except UsageError as e:
+            errors.append(str(e))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    assert errors == ["run() was called in a thread; call it in the main thread."]
