@@ -47,4 +47,6 @@ def test_a_stall_can_be_made_an_error():
         "late", SMALL, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3"
     )
     for said, _ in found:
-        assert said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
+        assert (
+            said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
+        )

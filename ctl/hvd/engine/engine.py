@@ -235,5 +235,3 @@ class _Broken(Exception):
 
 def _bytes(array: np.ndarray) -> Any:
     return array.view(np.uint8)
-
-
