@@ -14,6 +14,7 @@ from ctl.hvd.built import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
+    sycl_built,
 )
 from ctl.hvd.compression import Compression
 from ctl.hvd.errors import (
@@ -82,5 +83,5 @@ __all__ = [
     "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
     "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "size_op",
-    "start_timeline", "stop_timeline",
+    "start_timeline", "stop_timeline", "sycl_built",
 ]  # fmt: skip

@@ -53,3 +53,8 @@ def rocm_built() -> bool:
     import tensorflow as tf
 
     return bool(tf.test.is_built_with_rocm())
+
+
+def sycl_built() -> bool:
+    """False."""
+    return False

@@ -212,6 +212,8 @@ def differentiable(
     forward: Callable[..., list[Any]], backward: Callable[..., list[Any]], tensors: Sequence[Any]
 ) -> list[Any]:
     """`forward(*tensors)`; `backward(outputs, *gradients)` are the gradients of the tensors."""
+    if tf.executing_eagerly() and not _is_recording():
+        return forward(*tensors)
 
     @tf.custom_gradient
     def made(*given):
@@ -223,3 +225,10 @@ def differentiable(
         return found, gradients
 
     return list(made(*tensors))
+
+
+def _is_recording() -> bool:
+    """Whether some tape may ask for gradients; asking costs less than being prepared."""
+    from tensorflow.python.eager import record
+
+    return getattr(record, "could_possibly_record", lambda: True)()

@@ -280,12 +280,13 @@ def grouped_reducescatter(
 
 @_plain
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Returns when all ranks have come here; in a graph, an operation."""
+    """Returns when all ranks have come here; in a graph of `tf.compat.v1`, an operation."""
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
         calls.outputs(call, [], name, "HorovodBarrier")
         return None
-    return calls.barrier_in_graph(call, name or "HorovodBarrier")
+    done = calls.barrier_in_graph(call, name or "HorovodBarrier")
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else done
 
 
 def join(device: int = -1) -> int:

@@ -18,24 +18,24 @@ def dtype_named(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def reduce_into(op: int, total: np.ndarray, other: np.ndarray) -> None:
-    """`total = total op other`, elementwise, in place; sixteen-bit floats by way of float32."""
-    if total.dtype in _HALVES and total.size > _FEW:
-        total[...] = _by_tensorflow(op, total, other)
-    elif total.dtype in _HALVES:
-        wide = _UFUNCS[op](widened(total), widened(other))
-        total[...] = narrowed(wide, total.dtype)
+def reduce_to(out: np.ndarray, op: int, one: np.ndarray, other: np.ndarray) -> None:
+    """`out = one op other`, elementwise; sixteen-bit floats by way of float32."""
+    if out.dtype in _HALVES and out.size > _FEW:
+        out[...] = _by_tensorflow(op, one, other)
+    elif out.dtype in _HALVES:
+        wide = _UFUNCS[op](widened(one), widened(other))
+        out[...] = narrowed(wide, out.dtype)
     else:
-        _UFUNCS[op](total, other, out=total)
+        _UFUNCS[op](one, other, out=out)
 
 
-def _by_tensorflow(op: int, total: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _by_tensorflow(op: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Thirty times as fast as NumPy for sixteen-bit floats, and with the same roundings."""
     import tensorflow as tf
 
     of = {AVERAGE: tf.add, SUM: tf.add, MIN: tf.minimum, MAX: tf.maximum, PRODUCT: tf.multiply}
     with tf.device("CPU:0"):
-        return of[op](total, other).numpy()
+        return of[op](one, other).numpy()
 
 
 def widened(halves: np.ndarray) -> np.ndarray:

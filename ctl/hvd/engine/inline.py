@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ctl.hvd.engine.arithmetic import dtype_named, reduce_into, rows_of
+from ctl.hvd.engine.arithmetic import dtype_named, reduce_to, rows_of
 from ctl.hvd.engine.requests import Request
 
 
@@ -50,7 +50,7 @@ def _bytes(array: np.ndarray) -> bytes:
 def _total(op: int, dtype: np.dtype, buffers: Sequence[bytes]) -> np.ndarray:
     total = np.frombuffer(buffers[0], dtype).copy()
     for buffer in buffers[1:]:
-        reduce_into(op, total, np.frombuffer(buffer, dtype))
+        reduce_to(total, op, total, np.frombuffer(buffer, dtype))
     return total
 
 

@@ -35,8 +35,15 @@ class Mesh:
         self._control = control
         self._pump = pump
         self._stall_warning = stall_warning
+        self._scratch = np.empty(0, np.uint8)
         for sock in self._peers.values():
             sock.setblocking(False)
+
+    def scratch(self, size: int) -> np.ndarray:
+        """At least `size` bytes, the same again and again: new memory costs more than a sum."""
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, np.uint8)
+        return self._scratch
 
     def exchange(self, to: int, out: np.ndarray, source: int, into: np.ndarray) -> None:
         """Sends the array `out` to one rank while it fills the array `into` from another.

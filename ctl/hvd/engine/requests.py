@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ctl.hvd.engine.arithmetic import OPS, dtype_named
@@ -11,7 +11,7 @@ FAILED_PRECONDITION = "FAILED_PRECONDITION"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One collective, as one rank asks for it.
 
@@ -39,13 +39,13 @@ class Request:
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
-    splits: Sequence[int] = field(default_factory=tuple)
+    splits: Sequence[int] = ()
     is_inline: bool = False
     is_eager: bool = True
 
     def header(self) -> dict[str, Any]:
         """For a message."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @property
     def sizes(self) -> list[int]:

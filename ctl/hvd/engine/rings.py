@@ -7,43 +7,49 @@ one-dimensional NumPy arrays.
 from collections.abc import Sequence
 
 import numpy as np
-from ctl.hvd.engine.arithmetic import reduce_into
+from ctl.hvd.engine.arithmetic import reduce_to
 from ctl.hvd.engine.mesh import Mesh
 
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
 
 
-def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, op: int) -> None:
-    """In place; each part is reduced by one rank and handed on, so all get the same bits."""
+def allreduce(
+    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int
+) -> np.ndarray:
+    """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
     count = len(ranks)
-    bounds = [buffer.size * i // count for i in range(count + 1)]
-    _reduce_parts(mesh, ranks, me, buffer, bounds, op)
+    bounds = [mine.size * i // count for i in range(count + 1)]
+    total = np.empty_like(mine)
+    _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out, into = (me - step) % count, (me - step - 1) % count
-        mesh.exchange(after, _part(buffer, bounds, out), before, _part(buffer, bounds, into))
+        mesh.exchange(after, _part(total, bounds, out), before, _part(total, bounds, into))
+    return total
 
 
 def reducescatter(
-    mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, sizes: Sequence[int], op: int
+    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
-    """This rank's part of the reduced buffer, which is overwritten; `sizes` are elements by rank."""
+    """This rank's part of the reduced array; `sizes` are elements by rank."""
     bounds = _bounds(sizes)
-    _reduce_parts(mesh, ranks, me, buffer, bounds, op)
-    return _part(buffer, bounds, me)
+    total = np.empty_like(mine)
+    _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
+    return _part(total, bounds, me)
 
 
-def _reduce_parts(mesh, ranks, me, buffer, bounds, op) -> None:
-    """Leaves part i reduced on rank i of the ring."""
+def _reduce_parts(mesh, ranks, me, mine, total, bounds, op) -> None:
+    """Leaves part i of `total` reduced on rank i of the ring."""
     count = len(ranks)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
-    scratch = np.empty(max(b - a for a, b in zip(bounds, bounds[1:], strict=False)), buffer.dtype)
+    largest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    scratch = mesh.scratch(largest * mine.itemsize)[: largest * mine.itemsize].view(mine.dtype)
     for step in range(count - 1):
         out, into = (me - step - 1) % count, (me - step - 2) % count
-        mine = _part(buffer, bounds, into)
-        came = scratch[: mine.size]
-        mesh.exchange(after, _part(buffer, bounds, out), before, came)
-        reduce_into(op, mine, came)
+        reduced = _part(total, bounds, into)
+        came = scratch[: reduced.size]
+        mesh.exchange(after, _part(total if step else mine, bounds, out), before, came)
+        reduce_to(reduced, op, _part(mine, bounds, into), came)
 
 
 def allgather(

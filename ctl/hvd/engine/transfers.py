@@ -42,8 +42,12 @@ def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
     totals: list[np.ndarray] = [array[:0] for array in everything]
     for dtype in dict.fromkeys(array.dtype for array in everything):
         chosen = [i for i, array in enumerate(everything) if array.dtype == dtype]
-        buffer = np.concatenate([everything[i] for i in chosen])
-        rings.allreduce(mesh, ranks, me, buffer, op)
+        joined = (
+            np.concatenate([everything[i] for i in chosen])
+            if len(chosen) > 1
+            else everything[chosen[0]]
+        )
+        buffer = rings.allreduce(mesh, ranks, me, joined, op)
         start = 0
         for i in chosen:
             totals[i] = buffer[start : start + everything[i].size]
@@ -76,4 +80,4 @@ def _exchanged(mesh, ranks, me, request: Request, array, splits) -> np.ndarray:
 def _scattered(mesh, ranks, me, array, shape, op) -> np.ndarray:
     row = math.prod(shape[1:])
     sizes = [rows * row for rows in rows_of(shape[0], len(ranks))]
-    return rings.reducescatter(mesh, ranks, me, array.copy(), sizes, op)
+    return rings.reducescatter(mesh, ranks, me, array, sizes, op)

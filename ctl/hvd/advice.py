@@ -1,0 +1,90 @@
+"""The rules of training on many ranks, as functions that do them and say where they are broken."""
+
+import os
+import warnings
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.hvd import process
+
+_TOO_EARLY = {"ShuffleDataset": "shuffle()", "RepeatDataset": "repeat()"}
+
+
+def shard(dataset: Any) -> Any:
+    """This rank's elements of a `tf.data.Dataset`, every size-th: to be called before the rest.
+
+    Each rank takes 1/size of the *same* order, so what comes before must not shuffle (ranks would
+    share some examples and miss others) nor repeat; a warning says so.
+    """
+    for name in _before(dataset):
+        warnings.warn(_sentence(name), stacklevel=2)
+    return dataset.shard(process.size(), process.rank())
+
+
+def check_sharding(dataset: Any) -> list[str]:
+    """What is wrong with where a finished `tf.data.Dataset` was sharded; warns of each as well."""
+    found = []
+    chain = [dataset, *_inputs(dataset)]
+    for i, one in enumerate(chain):
+        if _kind(one) == "ShardDataset":
+            found += [_sentence(name) for name in _too_early(chain[i + 1 :])]
+    if process.size() > 1 and not any(_kind(one) == "ShardDataset" for one in chain):
+        found.append(
+            "the dataset was not sharded: every rank trains on all of it. Call "
+            "hvd.shard(dataset) before shuffle() (data to evaluate on stays whole)."
+        )
+    for text in found:
+        warnings.warn(text, stacklevel=2)
+    return found
+
+
+def scale_learning_rate(learning_rate: float) -> float:
+    """`learning_rate * size()`: the batch of a step is that much larger.
+
+    Raise it over the first epochs with `LearningRateWarmupCallback`; not all models like it scaled.
+    """
+    return learning_rate * process.size()
+
+
+def scale_steps(steps: int) -> int:
+    """`steps` of one process, dealt to all ranks: rounded down, at least 1. Raises UsageError."""
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; expected at least 1.")
+    return max(1, steps // process.size())
+
+
+def checkpoint_dir(path: str | os.PathLike[str]) -> str | None:
+    """`path` on rank 0, None elsewhere: one rank writes, the others would spoil its files."""
+    return os.fspath(path) if process.rank() == 0 else None
+
+
+def _sentence(name: str) -> str:
+    return (
+        f"the dataset was sharded after {_TOO_EARLY[name]}; shard first, else ranks "
+        + ("see some examples twice and others never." if "Shuffle" in name else "read all the data.")
+        + " Write dataset = hvd.shard(dataset), and shuffle(), repeat() and batch() after it."
+    )
+
+
+def _before(dataset: Any) -> list[str]:
+    return _too_early([dataset, *_inputs(dataset)])
+
+
+def _too_early(chain: list[Any]) -> list[str]:
+    return [name for name in _TOO_EARLY if any(_kind(one) == name for one in chain)]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    """What a dataset is made from, nearest first."""
+    found: list[Any] = []
+    waiting = [dataset]
+    while waiting:
+        for one in getattr(waiting.pop(0), "_inputs", list)():
+            found.append(one)
+            waiting.append(one)
+    return found
+
+
+def _kind(dataset: Any) -> str:
+    """`ShuffleDataset` for `_ShuffleDataset`, whatever TensorFlow wraps around it."""
+    return type(dataset).__name__.lstrip("_").replace("DatasetV1", "Dataset")

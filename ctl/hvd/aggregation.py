@@ -1,0 +1,94 @@
+"""Gradients of several backward passes, added up before they are exchanged."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+
+
+class Aggregator:
+    """Adds up `passes` passes, hands the sum on in the last of them, and starts again from zero.
+
+    Args:
+      passes: backward passes per exchange, 1 or more.
+      averages: whether the sum is divided by `passes`.
+    """
+
+    def __init__(self, passes: int, averages: bool):
+        self.passes = passes
+        self._averages = averages
+        self._counter: Any = None
+        self._sums: dict[Any, Any] = {}
+
+    @property
+    def counter(self) -> Any:
+        """A variable: passes in the sum that has not been handed on. int32 scalar."""
+        if self._counter is None:
+            self._counter = _variable("passes", [], tf.int32)
+        return self._counter
+
+    def is_due(self) -> Any:
+        """Whether the last call handed a sum on: bool scalar, to be asked after it."""
+        return tf.equal(self.counter, 0)
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        reduce: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        """Adds one pass; `reduce` of the sum if it is due, else the sum so far. None stays None."""
+        for gradient in gradients:
+            if isinstance(gradient, tf.IndexedSlices):
+                raise UsageError(
+                    "backward_passes_per_step adds up dense gradients, and got IndexedSlices; "
+                    "expected sparse_as_dense=True with it."
+                )
+        present = [i for i, g in enumerate(gradients) if g is not None]
+        sums = [self._sum(i, gradients[i], variables[i]) for i in present]
+        for total, i in zip(sums, present, strict=True):
+            total.assign_add(gradients[i])
+        self.counter.assign_add(1)
+
+        def hand_on():
+            factor = 1.0 / self.passes if self._averages else 1.0
+            totals: list[Any] = [None] * len(gradients)
+            for total, i in zip(sums, present, strict=True):
+                value = total.read_value()
+                totals[i] = value * tf.cast(factor, value.dtype) if self._averages else value
+            reduced = reduce(totals)
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+            self.counter.assign(0)
+            return [reduced[i] for i in present]
+
+        result = tf.cond(
+            tf.equal(self.counter, self.passes),
+            hand_on,
+            lambda: [total.read_value() for total in sums],
+        )
+        found: list[Any] = [None] * len(gradients)
+        for i, value in zip(present, result, strict=True):
+            found[i] = value
+        return found
+
+    def _sum(self, place: int, gradient: Any, variable: Any) -> Any:
+        if place not in self._sums:
+            self._sums[place] = _variable(f"sum_{place}", variable.shape, gradient.dtype)
+        return self._sums[place]
+
+
+def _variable(name: str, shape: Any, dtype: Any) -> Any:
+    """Zeros, outside of the function that is being traced; a local variable in a TF1 graph."""
+    with tf.init_scope():
+        zeros = tf.zeros(shape, dtype)
+        if tf.executing_eagerly():
+            return tf.Variable(zeros, trainable=False, name=name)
+        return tf.compat.v1.Variable(
+            zeros,
+            trainable=False,
+            name=f"hvd_{name}",
+            use_resource=True,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        )

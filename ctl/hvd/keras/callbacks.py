@@ -1,0 +1,147 @@
+"""Callbacks for `model.fit` on several ranks, of Keras 3 and of tf_keras.
+
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.001 * hvd.size()),
+    ]
+
+All of them are collective or equal on all ranks: give them to `fit` on every rank.
+"""
+
+import numbers
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import objects
+from ctl.hvd.keras.rates import (
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    TwoKerasCallback,
+)
+from ctl.hvd.reducing import key
+from ctl.hvd.variables import broadcast_variables
+
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+           "LearningRateWarmupCallback", "MetricAverageCallback"]  # fmt: skip
+
+
+class BroadcastGlobalVariablesCallback(TwoKerasCallback):
+    """Gives all ranks the weights and the optimizer's state of one, after the first batch.
+
+    Only then does the optimizer have all of its variables. Metrics, and the seeds of dropout, stay
+    as they are.
+
+    Args:
+      root_rank: whose variables all get.
+      device: accepted.
+      local_variables: one or several that stay as they are.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local: set[Any] = set()
+        for variable in _several(local_variables):
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves `var` out."""
+        if not hasattr(var, "assign"):
+            raise UsageError(f"local_variables holds {var!r}; expected variables only.")
+        self._local.add(key(var))
+
+    def on_batch_end(self, batch: int, logs: Mapping | None = None) -> None:
+        """Collective, the first time."""
+        if self.broadcast_done:
+            return
+        state = getattr(self.model.optimizer, "variables", [])
+        chosen = [*self.model.weights, *(state() if callable(state) else state)]
+        with tf.device(self.device):
+            broadcast_variables([v for v in chosen if key(v) not in self._local], self.root_rank)
+        self.broadcast_done = True
+
+
+def _several(variables: Any) -> Iterable[Any]:
+    if variables is None:
+        return []
+    return variables if isinstance(variables, (list, tuple, set)) else [variables]
+
+
+class MetricAverageCallback(TwoKerasCallback):
+    """Averages an epoch's metrics over ranks, in place: callbacks after this one see the averages.
+
+    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and the like, so that they decide the
+    same on all ranks. Each rank counts alike, however many examples it has seen.
+
+    Args:
+      device: accepted.
+    """
+
+    def __init__(self, device: str = ""):
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
+        """Collective. Raises UsageError on all ranks if they have different metrics."""
+        logs = {} if logs is None else logs
+        mine = {k: float(v) for k, v in sorted(logs.items()) if _is_number(v)}
+        everyone = objects.allgather_object(mine, name="MetricAverageCallback")
+        names = {name for metrics in everyone for name in metrics}
+        for rank, metrics in enumerate(everyone):
+            if names != set(metrics):
+                raise UsageError(
+                    f"rank {rank} has no metric {sorted(names - set(metrics))[0]!r}, and others have; "
+                    "expected the same metrics, and the same validation data or none, on all ranks."
+                )
+        for name in sorted(names):
+            logs[name] = float(np.mean([metrics[name] for metrics in everyone]))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) or (hasattr(value, "shape") and np.size(value) == 1)
+
+
+class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):
+    """Keras's ModelCheckpoint that keeps the best only; give it to `fit` on rank 0.
+
+    Args:
+      monitor, verbose, save_weights_only, mode, save_freq: as Keras has them.
+      filepath: where; or set the attribute of this name before `fit`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = None,
+    ):
+        ending = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(
+            filepath or f"not_set{ending}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: Mapping | None = None) -> None:
+        """Raises UsageError if nobody has said where to save."""
+        if not self.filepath:
+            raise UsageError(
+                "BestModelCheckpoint has no filepath; expected "
+                'BestModelCheckpoint(filepath="best.keras"), or callback.filepath set before fit.'
+            )
+        super().on_train_begin(logs)

@@ -1,0 +1,85 @@
+"""A saved model, to be trained on: its optimizer becomes a distributed one and keeps its state."""
+
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd.compression import Compression
+from ctl.hvd.keras.optimizers import DistributedOptimizer
+from ctl.hvd.keras3_optimizers import Distributed
+
+
+def load_model(
+    filepath: Any, custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None, compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:  # fmt: skip
+    """The model of a .keras or .h5 file; of Keras 3, or of tf_keras where it was saved by that.
+
+    Args:
+      filepath: path, or for .h5 an open h5py.File.
+      custom_optimizers: classes of optimizers that Keras does not know.
+      custom_objects: by name, as for `keras.models.load_model`; an optimizer may also be a function
+        that makes it, of its config.
+      compression: of the distributed optimizer.
+      legacy_opts: accepted; the file says which optimizer it is.
+    """
+    known: dict[str, Any] = {cls.__name__: cls for cls in custom_optimizers or ()}
+    version, optimizer = _said(filepath)
+    for name, thing in (custom_objects or {}).items():
+        is_function = callable(thing) and not isinstance(thing, type)
+        known[name] = _Made(thing) if is_function and name == optimizer else thing
+    model = _keras_of(version).models.load_model(filepath, custom_objects=known)
+    found = getattr(model, "optimizer", None)
+    if found is not None and not isinstance(found, Distributed):
+        model.optimizer = DistributedOptimizer(found, compression=compression)
+    return model
+
+
+class _Made:
+    """A function where Keras expects a class."""
+
+    def __init__(self, function: Any):
+        self._function = function
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        return self._function(**config)
+
+
+def _keras_of(version: str) -> Any:
+    """`tf.keras`, unless the file is of Keras 2 and the script has imported tf_keras."""
+    return sys.modules.get("tf_keras", tf.keras) if version.startswith("2.") else tf.keras
+
+
+def _said(filepath: Any) -> tuple[str, str]:
+    """(version of Keras, class of the optimizer) in a file; empty for what is not said."""
+    if isinstance(filepath, (str, os.PathLike)):
+        if zipfile.is_zipfile(filepath):
+            with zipfile.ZipFile(filepath) as archive:
+                version = json.loads(archive.read("metadata.json")).get("keras_version", "")
+                config = json.loads(archive.read("config.json")).get("compile_config") or {}
+            return version, _class_name(config.get("optimizer"))
+        if not os.path.isfile(filepath):
+            return "2." if os.path.isdir(filepath) else "", ""
+        import h5py
+
+        if not h5py.is_hdf5(filepath):
+            return "", ""
+        with h5py.File(filepath) as file:
+            return _said_in_hdf5(file)
+    return _said_in_hdf5(filepath)
+
+
+def _said_in_hdf5(file: Any) -> tuple[str, str]:
+    attributes = getattr(file, "attrs", {})
+    version, training = attributes.get("keras_version", ""), attributes.get("training_config", "{}")
+    version, training = (t.decode() if isinstance(t, bytes) else t for t in (version, training))
+    return version, _class_name(json.loads(training).get("optimizer_config"))
+
+
+def _class_name(config: Any) -> str:
+    return config.get("class_name", "") if isinstance(config, dict) else ""

@@ -1,0 +1,65 @@
+"""`DistributedOptimizer` with the order of arguments that `horovod.keras` has."""
+
+from typing import Any
+
+from ctl.hvd import ops
+from ctl.hvd import optimizers as every
+from ctl.hvd.compression import Compression
+from ctl.hvd.process_sets import ProcessSet, global_process_set
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: int = ops.Average,
+    backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """See `ctl.hvd.DistributedOptimizer`."""
+    return every.DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: int = ops.Average, groups: Any = None,
+    process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """`DistributedOptimizer` whose `local_layers`, a layer or several, are this rank's own.
+
+    Their gradients stay here, divided by the number of ranks unless `scale_local_gradients` is off.
+    """
+    local = every.variables_of(local_layers)
+    made = DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in local:
+        made.register_local_var(variable)
+    return made

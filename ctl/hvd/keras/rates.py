@@ -1,0 +1,182 @@
+"""Callbacks that set the learning rate from the host: by epoch, or by batch while it warms up."""
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import process
+
+
+class TwoKerasCallback(tf.keras.callbacks.Callback):
+    """A callback that `fit` of Keras 3 and of tf_keras both take."""
+
+    _chief_worker_only = None
+    _supports_tf_logs = False
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class LearningRateScheduleCallback(TwoKerasCallback):
+    """Sets the learning rate to `initial_lr * multiplier` in epochs `start_epoch` to `end_epoch`.
+
+    When the rate changes, the optimizer's momentum is scaled by as much: it holds steps that were
+    made at the old rate (Goyal et al. 2017, arXiv:1706.02677, section 2.1).
+
+    Args:
+      initial_lr: learning rate at the start.
+      multiplier: a function of the epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
+      start_epoch: the first.
+      end_epoch: the first that is left alone again; None for never.
+      staircase: whether the rate changes with the epoch, or with every batch; the function then gets
+        fractions of epochs.
+      momentum_correction: whether momentum is scaled.
+      steps_per_epoch: batches; needed for `staircase=False` where `fit` does not know it.
+
+    Raises UsageError for an optimizer whose rate cannot be set.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ):
+        super().__init__()
+        if initial_lr is None:
+            raise UsageError("initial_lr is None; expected the learning rate at the start.")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float] = (
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Mapping | None = None) -> None:
+        """Finds out how many batches an epoch has, if that matters."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise UsageError(
+                    f"{type(self).__name__} cannot see how many batches an epoch has; expected "
+                    "steps_per_epoch= for it."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping | None = None) -> None:
+        """Remembers the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Mapping | None = None) -> None:
+        """Sets the rate."""
+        ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or ended:
+            return
+        if not self.staircase:
+            self._adjust(self.current_epoch + batch / (self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._adjust(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
+        """Adds the rate to the logs, as `lr`."""
+        if logs is not None:
+            logs["lr"] = _rate(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = _rate(optimizer), float(self.initial_lr * self.multiplier(epoch))
+        if old == new:
+            return
+        _set_rate(optimizer, new)
+        if self.momentum_correction and old:
+            for momentum in _momentum(optimizer):
+                momentum.assign(momentum * tf.cast(new / old, momentum.dtype))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs.
+
+    Args:
+      initial_lr: the rate after the warm-up, for all ranks: `rate of one process * hvd.size()`.
+      warmup_epochs: how long.
+      momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
+      verbose: 1 to have rank 0 print when it is over.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        def multiplier(epoch: float) -> float:
+            size = process.size()
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # an epoch ends on a round number
+            return (epoch * (size - 1) / warmup_epochs + 1) / size
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
+        """Adds the rate to the logs, and says when it has been reached."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose > 0 and epoch == (self.end_epoch or 0) - 1 and process.rank() == 0:
+            rate = _rate(self.model.optimizer)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+def _rate(optimizer: Any) -> float:
+    return float(tf.convert_to_tensor(optimizer.learning_rate))
+
+
+def _set_rate(optimizer: Any, value: float) -> None:
+    """In the variable that a compiled step reads."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    hyper = getattr(inner, "_hyper", {})
+    rate: Any = hyper.get("learning_rate", getattr(inner, "_learning_rate", None))
+    if not hasattr(rate, "assign"):
+        if not isinstance(rate, (int, float)):
+            raise UsageError(
+                f"the optimizer's learning rate is a {type(rate).__name__}, which this callback "
+                "cannot set; expected an optimizer with a number, keras.optimizers.SGD(0.1), or "
+                "no such callback."
+            )
+        optimizer.learning_rate = value
+        return
+    rate.assign(value)
+
+
+def _momentum(optimizer: Any) -> list[Any]:
+    """Variables that hold the last steps; none before the first, or without momentum."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(inner, "momentum"):
+        return []
+    found = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None)
+    if not found and hasattr(inner, "get_slot_names") and "momentum" in inner.get_slot_names():
+        found = [v for v in inner.weights if "/momentum" in v.name]
+    return [variable for variable in found or [] if variable is not None]

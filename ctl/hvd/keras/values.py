@@ -1,0 +1,50 @@
+"""Collectives on values: numbers, arrays, tensors. The result is a tensor, or in a graph its value."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd import hooks, ops
+from ctl.hvd.compression import Compression
+
+
+def _value(found: Any) -> Any:
+    session = None if tf.executing_eagerly() else tf.compat.v1.get_default_session()
+    return found if session is None else session.run(found)
+
+
+def allreduce(
+    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
+) -> Any:  # fmt: skip
+    """The value, reduced over ranks: `op`, by default Average. See `ctl.hvd.allreduce`."""
+    return _value(
+        ops.allreduce(
+            tf.convert_to_tensor(value),
+            average=average,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            op=op,
+            compression=compression,
+            name=name,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """The values of all ranks, one after the other along the first dimension."""
+    return _value(ops.allgather(tf.convert_to_tensor(value), name=name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The value of `root_rank`."""
+    return _value(ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
+    """The value, reduced over ranks: this rank's share of the first dimension."""
+    return _value(ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Gives all ranks the variables of `root_rank`, in a graph; RuntimeError when executing eagerly."""
+    return _value(hooks.broadcast_global_variables(root_rank))

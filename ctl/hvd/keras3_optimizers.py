@@ -1,0 +1,122 @@
+"""An optimizer of Keras 3 that exchanges its gradients before it applies them.
+
+The class of the optimizer gets a subclass of the same name, so that a saved model loads with and
+without `ctl.hvd`. The new optimizer has the old one's variables: what was trained before goes on.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd.aggregation import Aggregator
+from ctl.hvd.errors import RefusedError
+from ctl.hvd.reducing import Exchange, Reduction
+
+_INSIDE_OUT = (
+    "A LossScaleOptimizer was put around a DistributedOptimizer; a rank that overflows would skip the "
+    "exchange that the others wait in. Expected the other order: "
+    "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). For model.compile "
+    'under the policy "mixed_float16", set the policy before hvd.DistributedOptimizer is called.'
+)
+
+
+class CallableList(list):
+    """`optimizer.variables` of Keras 3, and `optimizer.variables()` as it was before."""
+
+    def __call__(self) -> "CallableList":
+        return self
+
+
+class Distributed:
+    """What optimizers of Keras 3 and of tf_keras share: one exchange per optimizer."""
+
+    _hvd_options: tuple[Reduction, int, bool]
+
+    @property
+    def _hvd(self) -> Exchange:
+        if "_hvd_exchange" not in self.__dict__:
+            reduction, passes, averages = self._hvd_options
+            aggregator = Aggregator(passes, averages) if passes > 1 else None
+            self.__dict__["_hvd_exchange"] = Exchange(reduction, aggregator)
+        return self.__dict__["_hvd_exchange"]
+
+    @property
+    def _agg_helper(self) -> Aggregator | None:
+        return self._hvd.aggregator
+
+    @property
+    def variables(self) -> CallableList:
+        """State of the optimizer, as a list that may also be called."""
+        found = super().variables  # type: ignore[misc]
+        return CallableList(found() if callable(found) and not isinstance(found, list) else found)
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradient of `var` on this rank: a layer that the other ranks do not have."""
+        self._hvd.keep_local(var)
+
+
+class Keras3(Distributed):
+    """Goes before a Keras 3 optimizer's class in a subclass of both."""
+
+    built: bool
+    build: Any
+    _iterations: Any
+    _trainable_variables: Any
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads, trainable_variables=None):
+        """Exchanges and applies; collective. With several passes per step, in the last one only."""
+        if len(grads) == 0:
+            return
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        variables = list(variables)
+        base: Any = super()
+        apply = base.apply
+        exchange = self._hvd
+        if exchange.aggregator is None:
+            apply(exchange(grads, variables), variables)
+            return
+        if not self.built:
+            self.build(variables)  # no variable can be made in one branch
+        reduced = exchange(grads, variables)
+        tf.cond(exchange.aggregator.is_due(), lambda: apply(reduced, variables), self._count)
+
+    def _count(self) -> None:
+        inner: Any = getattr(self, "inner_optimizer", self)
+        inner._iterations.assign_add(1)
+
+    @property
+    def loss_scale_factor(self):
+        """As given; a LossScaleOptimizer that takes this one in sets it to None, and is refused."""
+        return self.__dict__.get("loss_scale_factor")
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value):
+        if value is None and "loss_scale_factor" in self.__dict__:
+            raise RefusedError(_INSIDE_OUT)
+        self.__dict__["loss_scale_factor"] = value
+
+
+def with_loss_scale(optimizer: Any) -> Any:
+    """The optimizer in a LossScaleOptimizer if the policy asks for one, as `model.compile` would."""
+    import keras
+
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales or keras.config.dtype_policy().name != "mixed_float16":
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, bool]) -> Any:
+    """The same optimizer, with the same variables, in a subclass of `before` and its own class."""
+    base = type(optimizer)
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_hvd_options": options,
+    }
+    made: Any = object.__new__(type(base.__name__, (before, base), members))
+    made.__dict__.update(optimizer.__dict__)
+    return made

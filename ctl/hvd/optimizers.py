@@ -1,0 +1,112 @@
+"""`hvd.DistributedOptimizer`: any optimizer, with gradients of all ranks.
+
+optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
+model.compile(optimizer, loss="mse")
+"""
+
+import warnings
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import ops
+from ctl.hvd.compression import Compression
+from ctl.hvd.keras3_optimizers import Distributed, Keras3, distributed, with_loss_scale
+from ctl.hvd.process_sets import ProcessSet, global_process_set
+from ctl.hvd.reducing import Reduction
+from ctl.hvd.tf1_optimizers import Tf1Optimizer
+from ctl.hvd.tf_keras_optimizers import TfKeras
+from ctl.optimizers import is_keras3
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+    device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1, op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """An optimizer that applies what the gradients of all ranks are together.
+
+    Args:
+      optimizer: of Keras 3, of tf_keras, or of tf.compat.v1.train. The result has its class, its
+        state and its variables; use the result only. Under the policy "mixed_float16" it is in a
+        `LossScaleOptimizer`, as `model.compile` would put it; ranks then skip a step together.
+      name: in the names of exchanges; "Distributed" and the class by default.
+      use_locking: of optimizers of tf.compat.v1 only.
+      device_dense, device_sparse: accepted.
+      compression: of dense gradients, on their way.
+      sparse_as_dense: whether tf.IndexedSlices become tensors before the exchange.
+      backward_passes_per_step: gradients of that many steps are added up before they are exchanged
+        and applied; `iterations` counts each of them.
+      op: Average or Sum.
+      gradient_predivide_factor: an average is divided by it before, and multiplied after, the sum.
+      average_aggregated_gradients: the mean of the passes instead of their sum.
+      num_groups, groups: number of exchanges, or lists of variables that go together. By default as
+        few as HOROVOD_FUSION_THRESHOLD (bytes, 128 MiB) allows.
+      process_set: the ranks that exchange; the others apply their own gradients.
+      scale_local_gradients: see `register_local_var` of the result.
+
+    Raises UsageError for arguments that contradict each other, RefusedError for op=Adasum.
+    """
+    _check(optimizer, backward_passes_per_step, op)
+    reduction = Reduction(
+        name=name or f"Distributed{type(optimizer).__name__}",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide=gradient_predivide_factor,
+        groups=chosen_groups(num_groups, groups),
+        process_set=process_set,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        scales_local=scale_local_gradients,
+    )
+    options = reduction, backward_passes_per_step, average_aggregated_gradients
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return Tf1Optimizer(optimizer, reduction.name, use_locking, options)
+    if is_keras3(optimizer):
+        return distributed(with_loss_scale(optimizer), Keras3, options)
+    return distributed(optimizer, TfKeras, options)
+
+
+def DistributedDeltaAdasumOptimizer(*args: Any, **options: Any) -> Any:
+    """Refused, as op=Adasum is."""
+    return Reduction("DistributedDelta", op=ops.Adasum)
+
+
+def variables_of(local_layers: Any) -> list[Any]:
+    """Trainable weights of a layer, of several, or of None."""
+    if local_layers is None:
+        return []
+    layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]
+    wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
+    if wrong:
+        raise UsageError(f"local_layers holds {wrong[0]!r}; expected layers of Keras only.")
+    return [variable for layer in layers for variable in layer.trainable_weights]
+
+
+def chosen_groups(num_groups: int, groups: Any) -> Any:
+    """`groups`, or the older `num_groups` with a warning."""
+    if num_groups == 0:
+        return groups
+    warnings.warn("num_groups is now called groups.", DeprecationWarning, stacklevel=3)
+    return num_groups if groups is None else groups
+
+
+def _check(optimizer: Any, passes: int, op: int) -> None:
+    if isinstance(optimizer, (Distributed, Tf1Optimizer)):
+        raise UsageError(
+            "DistributedOptimizer got a distributed optimizer, whose gradients would be exchanged "
+            "twice; expected the optimizer that it was made of."
+        )
+    if not hasattr(optimizer, "apply_gradients"):
+        raise UsageError(
+            f"DistributedOptimizer got {type(optimizer).__name__}; expected an optimizer of Keras 3, "
+            "tf_keras or tf.compat.v1.train, made already: keras.optimizers.get(name)."
+        )
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step is {passes}; expected 1 or more.")
+    if op not in (ops.Average, ops.Sum, ops.Adasum):
+        raise UsageError(f"op is {op}; an optimizer exchanges with op=hvd.Average or hvd.Sum.")

@@ -1,0 +1,235 @@
+"""From gradients of this rank to gradients of all: a few large exchanges, in the order of variables.
+
+Names of the exchanges are positions and not paths of variables, because a rank that made one more
+model than the others numbers its layers differently. Gradients of layers that only this rank has
+("local" ones) are left out, and divided by the number of ranks: the others are averages, and a sum
+of losses over ranks has a local gradient that is larger by that factor.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import ops, process
+from ctl.hvd.compression import Compression
+from ctl.hvd.errors import RefusedError
+from ctl.hvd.process_sets import ProcessSet, global_process_set
+
+Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None where there is none
+_FUSED_BYTES = 128 << 20
+_ADASUM = (
+    "op=Adasum is not offered: it reduces in another tree for every number of ranks, and no "
+    "script has been seen to need it. Use op=hvd.Average and scale the learning rate by hvd.size()."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """How an optimizer's or a tape's gradients are exchanged.
+
+    Attributes:
+      name: of the exchanges; the same on all ranks.
+      op: Average or Sum; a tape may also Min, Max, Product.
+      compression: of dense gradients, on their way.
+      sparse_as_dense: IndexedSlices become tensors before.
+      predivide: an average is 1 / predivide before the sum, and predivide / size after it.
+      groups: number of exchanges, or lists of variables that go together; None for as few as
+        HOROVOD_FUSION_THRESHOLD bytes per exchange allow.
+      process_set: the ranks that exchange; the others keep what they have.
+      device_dense, device_sparse: where.
+      scales_local: whether gradients of local variables are divided by the number of ranks.
+    """
+
+    name: str
+    op: int = ops.Average
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    device_dense: str = ""
+    device_sparse: str = ""
+    scales_local: bool = True
+
+    def __post_init__(self) -> None:
+        if self.op == ops.Adasum:
+            raise RefusedError(_ADASUM)
+        if self.predivide != 1.0 and self.op != ops.Average:
+            raise UsageError(
+                f"gradient_predivide_factor is {self.predivide} with another op than Average; "
+                "expected op=hvd.Average, or no factor."
+            )
+        if isinstance(self.groups, int) and self.groups < 1:
+            raise UsageError(
+                f"groups is {self.groups!r}; expected a number of groups above 0, or a list of lists "
+                "of variables."
+            )
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+        local: Collection[Any] = frozenset(),
+        use_generic_names: bool = False,
+    ) -> list[Gradient]:
+        """The gradients, exchanged; `local` holds the `key` of variables to leave out."""
+        result = [tf.convert_to_tensor(g) if self._becomes_dense(g) else g for g in gradients]
+        if not has_peers(self.process_set):
+            return result
+        mine = [key(v) in local for v in variables] if local else [False] * len(result)
+        shared = [i for i, g in enumerate(result) if g is not None and not mine[i]]
+        for number, bucket in enumerate(self._buckets(result, variables, shared)):
+            reduced = self._exchange([result[i] for i in bucket], number, use_generic_names)
+            for i, gradient in zip(bucket, reduced, strict=True):
+                result[i] = gradient
+        if self.scales_local:
+            for i in (i for i, is_mine in enumerate(mine) if is_mine):
+                result[i] = self._over_ranks(result[i])
+        return result
+
+    def _becomes_dense(self, gradient: Gradient) -> bool:
+        return self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
+
+    def _exchange(self, gradients: list[Gradient], number: int, is_generic: bool) -> list[Gradient]:
+        is_dense = not isinstance(gradients[0], tf.IndexedSlices)
+        is_divided = is_dense and self.predivide != 1.0
+        return ops.grouped_allreduce(
+            gradients,
+            device_dense=self.device_dense,
+            device_sparse=self.device_sparse,
+            compression=self.compression if is_dense else Compression.none,
+            op=self.op,
+            prescale_factor=1.0 / self.predivide if is_divided else 1.0,
+            postscale_factor=self.predivide if is_divided else 1.0,
+            name=f"grad_{number}" if is_generic else f"{self.name}.gradients.{number}",
+            process_set=self.process_set,
+            ignore_name_scope=True,
+        )
+
+    def _over_ranks(self, gradient: Gradient) -> Gradient:
+        if gradient is None:
+            return None
+        ranks = ops.size_op(process_set_id=self.process_set.process_set_id or 0)
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(ranks, gradient.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(ranks, gradient.dtype)
+
+    def _buckets(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], shared: Sequence[int]
+    ) -> list[list[int]]:
+        if self.groups is None:
+            return _fused(gradients, shared, fusion_threshold())
+        if isinstance(self.groups, int):
+            together = _dealt(shared, self.groups)
+        else:
+            together = _grouped(self.groups, variables, shared)
+        return [bucket for group in together for bucket in _fused(gradients, group, None)]
+
+
+class Exchange:
+    """One optimizer's gradients on their way: added up over passes, exchanged, or kept local.
+
+    Args:
+      reduction: see there.
+      aggregator: adds up several backward passes first; None if there is only one.
+    """
+
+    def __init__(self, reduction: Reduction, aggregator: Callable | None = None):
+        self.reduction = reduction
+        self.aggregator: Any = aggregator
+        self.local: set[Any] = set()
+
+    def keep_local(self, variable: Any) -> None:
+        """Leaves the variable's gradient out of the exchange."""
+        self.local.add(key(variable))
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        """What to apply, if it `is_due`."""
+
+        def reduce(total):
+            return self.reduction(total, variables, self.local)
+
+        if self.aggregator is None:
+            return reduce(gradients)
+        if self.reduction.sparse_as_dense:
+            gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        return self.aggregator(gradients, variables, reduce)
+
+
+def key(variable: Any) -> Any:
+    """Equal for equal variables, Keras 3's own or TensorFlow's, and for tensors."""
+    inner = getattr(variable, "value", variable)
+    return (variable if callable(inner) else inner).ref()
+
+
+def has_peers(process_set: ProcessSet) -> bool:
+    """Whether this rank exchanges anything in the set; a rank of an elastic job may, at any time.
+
+    Raises ValueError before `init()`, and for a set that the runtime does not know.
+    """
+    ranks = process.size()
+    if process_set.process_set_id == 0:
+        return ranks > 1 or os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
+    if process_set.process_set_id is None:
+        raise UsageError(
+            f"{process_set} is not known; expected it in hvd.init(process_sets=[...]), or in "
+            "hvd.add_process_set() before."
+        )
+    return bool(process_set.included()) and (process_set.size() or 0) > 1
+
+
+def fusion_threshold(environ=os.environ) -> int:
+    """Bytes of one exchange, from HOROVOD_FUSION_THRESHOLD; 0 means every gradient by itself."""
+    text = environ.get("HOROVOD_FUSION_THRESHOLD", "").strip()
+    if not text:
+        return _FUSED_BYTES
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"HOROVOD_FUSION_THRESHOLD is {text!r}; expected a number of bytes.")
+    return int(text)
+
+
+def _fused(
+    gradients: Sequence[Gradient], shared: Sequence[int], most_bytes: int | None
+) -> list[list[int]]:
+    """Gradients of one type, dense or sparse, together as long as they fit."""
+    buckets: list[list[int]] = []
+    open_: dict[Any, tuple[list[int], int]] = {}
+    for i in shared:
+        kind = (gradients[i].dtype, isinstance(gradients[i], tf.IndexedSlices))
+        bucket, used = open_.get(kind, ([], 0))
+        size = _bytes(gradients[i])
+        if not bucket or (most_bytes is not None and used + size > most_bytes):
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(i)
+        open_[kind] = bucket, used + size
+    return buckets
+
+
+def _bytes(gradient: Gradient) -> int:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = gradient.values
+    return (gradient.shape.num_elements() or 0) * gradient.dtype.size
+
+
+def _dealt(shared: Sequence[int], count: int) -> list[list[int]]:
+    """In order, over `count` lists that differ by one at most."""
+    each, more = divmod(len(shared), count)
+    ends = [n * each + min(n, more) for n in range(count + 1)]
+    return [list(shared[a:b]) for a, b in itertools.pairwise(ends) if b > a]
+
+
+def _grouped(
+    groups: Sequence[Sequence[Any]], variables: Sequence[Any], shared: Sequence[int]
+) -> list[list[int]]:
+    """As the lists of variables say; what is in none of them goes by itself."""
+    place = {key(variables[i]): i for i in shared}
+    taken = [[place.pop(key(v)) for v in group if key(v) in place] for group in groups]
+    return [group for group in taken if group] + [[i] for i in place.values()]

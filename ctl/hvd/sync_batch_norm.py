@@ -1,0 +1,53 @@
+"""Batch normalization by the mean and the variance of all ranks' batches together."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import ops, process
+from ctl.hvd.process_sets import global_process_set
+from ctl.hvd.reducing import has_peers
+
+
+@tf.keras.utils.register_keras_serializable(package="ctl.hvd")
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
+    """The layer of this name of Keras (`tf.keras`: 3, or tf_keras), in step with the other ranks.
+
+    A call with training=True is collective. Every example counts once: batches of ranks may differ
+    in size. Constructed as BatchNormalization is; `fused` is accepted, and may only be False or None.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any):
+        if fused:
+            raise UsageError(
+                "SyncBatchNormalization got fused=True; statistics of all ranks are not those of the "
+                "fused operation. Expected fused=False, or no such argument."
+            )
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs, *args, **kwargs):
+        mean, variance = super()._moments(inputs, *args, **kwargs)
+        if not (process.is_initialized() and has_peers(global_process_set)):
+            return mean, variance
+        mask = kwargs.get("mask", args[-1] if args and tf.is_tensor(args[-1]) else None)
+        count = _count(inputs, mask, mean)
+        # one exchange of [1 + 2 * channels], which sums up what every example adds
+        flat = [tf.reshape(part * count, [-1]) for part in (mean, variance + mean * mean)]
+        sums = ops.allreduce(
+            tf.concat([tf.reshape(count, [1]), *flat], 0),
+            op=ops.Sum,
+            name="SyncBatchNormalization",
+            ignore_name_scope=True,
+        )
+        total = tf.maximum(sums[0], 1.0)
+        mean_of_all, square_of_all = tf.split(sums[1:] / total, 2)
+        spread = tf.maximum(square_of_all - mean_of_all * mean_of_all, 0.0)
+        return tf.reshape(mean_of_all, tf.shape(mean)), tf.reshape(spread, tf.shape(mean))
+
+
+def _count(inputs: Any, mask: Any, mean: Any) -> tf.Tensor:
+    """Numbers behind one channel's mean, as a scalar of the mean's type."""
+    if mask is None:
+        return tf.cast(tf.size(inputs) // tf.size(mean), mean.dtype)
+    share = tf.size(inputs) // tf.size(mean) // tf.maximum(tf.size(mask), 1)
+    return tf.reduce_sum(tf.cast(mask, mean.dtype)) * tf.cast(share, mean.dtype)

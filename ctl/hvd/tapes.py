@@ -1,0 +1,119 @@
+"""`hvd.DistributedGradientTape`: a tape whose gradients are those of all ranks.
+
+with tf.GradientTape() as tape:
+    loss = loss_of(model(images), labels)
+tape = hvd.DistributedGradientTape(tape)
+gradients = tape.gradient(loss, model.trainable_variables)
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd import ops
+from ctl.hvd.compression import Compression
+from ctl.hvd.optimizers import chosen_groups, variables_of
+from ctl.hvd.process_sets import ProcessSet, global_process_set
+from ctl.hvd.reducing import Reduction, key
+
+_plain = tf.autograph.experimental.do_not_convert
+
+
+class Exchanging:
+    """Goes before a tape's class in a subclass of both."""
+
+    _hvd_reduction: Reduction
+    _hvd_local: set[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Keeps the gradient of `source` on this rank: a layer that the other ranks do not have."""
+        self._hvd_local.add(key(source))
+
+    @_plain
+    def gradient(
+        self, target, sources, output_gradients=None, use_generic_names=False,
+        unconnected_gradients=tf.UnconnectedGradients.NONE,
+    ):  # fmt: skip
+        """Gradients of `target` by `sources`, in the structure of `sources`; collective.
+
+        `use_generic_names` leaves the tape's own name out of the exchanges' names: for ranks whose
+        programs differ.
+        """
+        found = super().gradient(  # type: ignore[misc]
+            target,
+            sources,
+            output_gradients=output_gradients,
+            unconnected_gradients=unconnected_gradients,
+        )
+        flat = tf.nest.flatten(sources)
+        reduced = self._hvd_reduction(
+            _flat_as(sources, found), flat, self._hvd_local, use_generic_names
+        )
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    @_plain
+    def get_local_and_global_gradients(
+        self, target, sources, output_gradients=None, use_generic_names=False
+    ):
+        """([(local source, gradient), ...], [(other source, gradient), ...]); collective."""
+        found = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, found, strict=True))
+        local = [(s, g) for s, g in pairs if key(s) in self._hvd_local]
+        return local, [(s, g) for s, g in pairs if key(s) not in self._hvd_local]
+
+
+def _flat_as(sources: Any, gradients: Any) -> list[Any]:
+    """One gradient per source; IndexedSlices stay whole."""
+    if not tf.nest.is_nested(sources):
+        return [gradients]
+    if isinstance(sources, (list, tuple)) and not any(map(tf.nest.is_nested, sources)):
+        return list(gradients)
+    return tf.nest.flatten_up_to(sources, gradients)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """The tape with another `gradient`; it goes on with what `gradtape` has recorded.
+
+    Arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
+    that applies these gradients must be an ordinary one.
+    """
+    reduction = Reduction(
+        name="DistributedGradientTape",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide=gradient_predivide_factor,
+        groups=chosen_groups(num_groups, groups),
+        process_set=process_set,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        scales_local=scale_local_gradients,
+    )
+    base = type(gradtape)
+    made: Any = object.__new__(type(base.__name__, (Exchanging, base), {"__doc__": base.__doc__}))
+    made.__dict__.update(gradtape.__dict__)
+    made.__dict__.update(_hvd_reduction=reduction, _hvd_local=set())
+    made._recording = False  # whoever opened the tape closes it
+    return made
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None,
+    process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """`DistributedGradientTape` whose `local_layers`, a layer or several, are this rank's own."""
+    local = variables_of(local_layers)
+    made = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
+        gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for variable in local:
+        made.register_local_source(variable)
+    return made

@@ -1,0 +1,63 @@
+"""An optimizer of tf_keras (Keras 2), legacy or new, that exchanges the gradients that it computes."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.hvd.keras3_optimizers import Distributed
+
+
+class TfKeras(Distributed):
+    """Goes before a tf_keras optimizer's class in a subclass of both.
+
+    `minimize` and `model.fit` compute gradients and apply them: the exchange is in the computing.
+    `apply_gradients` exchanges what was computed elsewhere.
+    """
+
+    _HAS_AGGREGATE_GRAD = True
+    iterations: Any
+
+    def compute_gradients(self, loss, var_list, tape=None):
+        """Pairs of exchanged gradients and variables; collective."""
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    @tf.autograph.experimental.do_not_convert
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        base: Any = super()
+        tape = tf.GradientTape() if tape is None else tape
+        if hasattr(base, "_compute_gradients"):
+            pairs = base._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = base.compute_gradients(loss, var_list, tape=tape)
+        gradients, variables = zip(*pairs, strict=True)
+        return list(zip(self._allreduce(gradients, variables), variables, strict=True))
+
+    def get_gradients(self, loss, params):
+        """Exchanged gradients, of an optimizer that has this method; collective."""
+        base: Any = super()
+        return self._allreduce(base.get_gradients(loss, params), params)
+
+    def _allreduce(self, gradients, variables):
+        self.__dict__["_hvd_exchanged"] = True
+        return self._hvd(gradients, variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        """Applies pairs; those that this optimizer has not computed are exchanged first."""
+        pairs = list(grads_and_vars)
+        if not self.__dict__.pop("_hvd_exchanged", False):
+            gradients, variables = zip(*pairs, strict=True)
+            pairs = list(zip(self._hvd(gradients, variables), variables, strict=True))
+        base: Any = super()
+        apply = base.apply_gradients
+        aggregator = self._hvd.aggregator
+        if aggregator is None:
+            return apply(pairs, *args, **kwargs)
+
+        def update():
+            apply(pairs, *args, **kwargs)
+
+        def count():
+            self.iterations.assign_add(1)
+
+        _ = self.iterations  # made here: no variable can be made in one branch
+        return tf.cond(aggregator.is_due(), update, count)

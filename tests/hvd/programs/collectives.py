@@ -1,0 +1,231 @@
+"""Every collective with every type, eagerly and in a function, against NumPy's own numbers."""
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+from harness import run_cases
+
+import ctl.hvd as hvd
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+WHOLE = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
+WAYS = {"eager": lambda f: f, "function": tf.function}
+SIZES = [0, 1, 5, 40_000, 300_001]  # nothing; by way of rank 0; from rank to rank
+
+
+def everyone(make):
+    """`make(rank)` of all ranks."""
+    return [make(rank) for rank in range(hvd.size())]
+
+
+def numbers(rank, size, dtype):
+    return tf.constant((np.arange(size) % 5 + rank + 1).astype(np.float64)).numpy().astype(
+        getattr(ml_dtypes, dtype, dtype)
+    )
+
+
+def ways(call, *tensors):
+    for name, way in WAYS.items():
+        yield name, way(call)(*tensors)
+
+
+def case_allreduce():
+    for dtype in FLOATS + WHOLE:
+        for size in SIZES[: 5 if dtype in ("float32", "bfloat16", "int64") else 3]:
+            parts = np.stack(everyone(lambda r: numbers(r, size, dtype)).copy()).astype(np.float64)
+            mine = tf.constant(numbers(hvd.rank(), size, dtype))
+            wanted = {
+                hvd.Sum: parts.sum(0), hvd.Min: parts.min(0), hvd.Max: parts.max(0),
+                hvd.Product: parts.prod(0),
+                hvd.Average: parts.mean(0) if dtype in FLOATS else np.trunc(parts.mean(0)),
+            }  # fmt: skip
+            for op, want in wanted.items():
+                for way, got in ways(lambda t, op=op: hvd.allreduce(t, op=op), mine):
+                    assert got.dtype.name == dtype, (way, got.dtype)
+                    tolerance = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-6}.get(dtype, 0)
+                    np.testing.assert_allclose(
+                        tf.cast(got, tf.float64).numpy(), want, rtol=tolerance, err_msg=f"{way} {op}"
+                    )
+
+
+def case_scales():
+    ranks = hvd.size()
+    x = tf.constant([1.5, -2.0])
+    got = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    np.testing.assert_allclose(got, x * 2.0 * ranks)
+    whole = tf.constant([5, -5])
+    got = hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5)
+    np.testing.assert_array_equal(got, [2 * ranks, -2 * ranks])  # cut towards zero before the sum
+    got = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
+    np.testing.assert_array_equal(got, [int((ranks * (ranks - 1) - ranks) / ranks)])
+
+
+def case_compression():
+    x = tf.constant(np.linspace(-3, 3, 1000), tf.float32)
+    for compression, tolerance in ((hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2)):
+        got = hvd.allreduce(x, compression=compression)
+        assert got.dtype == tf.float32
+        np.testing.assert_allclose(got, x, atol=tolerance)
+        assert not np.array_equal(got, x)
+    assert hvd.allreduce(tf.constant([3]), compression=hvd.Compression.fp16).dtype == tf.int32
+
+
+def case_grouped_allreduce():
+    tensors = [tf.fill([n], tf.cast(hvd.rank() + 1, t)) for n, t in
+               ((3, tf.float32), (0, tf.float32), (4, tf.int64), (100_000, tf.float32))]  # fmt: skip
+    total = hvd.size() * (hvd.size() + 1) // 2
+    for way, got in ways(lambda *ts: hvd.grouped_allreduce(list(ts), op=hvd.Sum), *tensors):
+        assert [g.shape[0] for g in got] == [3, 0, 4, 100_000], way
+        assert [g.dtype for g in got] == [t.dtype for t in tensors]
+        for g in got:
+            assert (g.numpy() == total).all(), way
+    assert hvd.grouped_allreduce([]) == []
+
+
+def case_indexed_slices():
+    slices = tf.IndexedSlices(tf.fill([hvd.rank() + 1, 2], float(hvd.rank() + 1)),
+                              tf.range(hvd.rank() + 1), tf.constant([8, 2]))  # fmt: skip
+    got = tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum)).numpy()
+    want = np.zeros((8, 2))
+    for rank in range(hvd.size()):
+        want[: rank + 1] += rank + 1
+    np.testing.assert_array_equal(got, want)
+    mean = tf.convert_to_tensor(hvd.allreduce(slices)).numpy()
+    np.testing.assert_allclose(mean, want / hvd.size(), rtol=1e-6)
+
+
+def case_allgather():
+    for dtype in [*FLOATS, *WHOLE, "bool", "complex64"]:
+        for rows in (0, 1, 3, 30_000 if dtype == "float32" else 2):
+            def part(rank, rows=rows, dtype=dtype):  # another number of rows on each rank
+                return (np.arange((rows + rank) * 2) % 2 == rank % 2).reshape(-1, 2).astype(
+                    getattr(ml_dtypes, dtype, dtype))  # fmt: skip
+
+            want = np.concatenate(everyone(part))
+            for way, got in ways(hvd.allgather, tf.constant(part(hvd.rank()))):
+                np.testing.assert_array_equal(got.numpy(), want, err_msg=f"{way} {dtype} {rows}")
+    only_last = tf.ones([2 if hvd.rank() == hvd.size() - 1 else 0, 3])
+    assert hvd.allgather(only_last).shape == (2, 3)
+    a, b = hvd.grouped_allgather([tf.fill([hvd.rank()], 1), tf.fill([2, 2], 3.0)])
+    assert a.shape[0] == sum(range(hvd.size())) and b.shape == (2 * hvd.size(), 2)
+
+
+def case_broadcast():
+    for dtype in [*FLOATS, *WHOLE, "bool", "complex64"]:
+        for size in (0, 1, 7, 3_000_000 if dtype == "float32" else 9):
+            for root in range(hvd.size()):
+                mine = tf.cast(tf.range(size) % 2 == hvd.rank() % 2, dtype)
+                want = tf.cast(tf.range(size) % 2 == root % 2, dtype)
+                for way, got in ways(lambda t, root=root: hvd.broadcast(t, root), mine):
+                    np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=f"{way} {dtype}")
+
+
+def case_alltoall():
+    ranks, me = hvd.size(), hvd.rank()
+    for rows in (1, 50_000):
+        sent = tf.repeat(tf.range(ranks) + 10 * me, rows)[:, None] * tf.ones([1, 2], tf.int32)
+        for _, got in ways(hvd.alltoall, sent):
+            want = np.repeat([me + 10 * r for r in range(ranks)], rows)
+            np.testing.assert_array_equal(got[:, 0], want)
+    splits = [(me + to) % 3 for to in range(ranks)]
+    uneven = tf.fill([sum(splits)], float(me))
+    for _, (got, rows) in ways(lambda t: hvd.alltoall(t, splits=splits), uneven):
+        want = [(r + me) % 3 for r in range(ranks)]
+        np.testing.assert_array_equal(rows, want)
+        np.testing.assert_array_equal(got, np.repeat(np.arange(ranks), want))
+    one_sided = [0] * ranks
+    one_sided[-1] = 2
+    got, rows = hvd.alltoall(tf.ones([2, 3]), splits=tf.constant(one_sided, tf.int64))
+    assert got.shape[0] == (2 * ranks if me == ranks - 1 else 0), got.shape
+
+
+def case_reducescatter():
+    ranks, me = hvd.size(), hvd.rank()
+    for rows in (ranks, ranks + 1, ranks - 1, 70_001):
+        x = tf.reshape(tf.range(rows * 2, dtype=tf.float32), [rows, 2])
+        counts = [rows // ranks + (i < rows % ranks) for i in range(ranks)]
+        start = sum(counts[:me])
+        for op, factor in ((hvd.Sum, ranks), (hvd.Average, 1)):
+            for _, got in ways(lambda t, op=op: hvd.reducescatter(t, op=op), x):
+                np.testing.assert_allclose(got, x[start : start + counts[me]] * factor, rtol=1e-6)
+    a, b = hvd.grouped_reducescatter([tf.ones([ranks]), tf.ones([2 * ranks, 2], tf.int32)], op=hvd.Sum)
+    assert a.numpy().tolist() == [ranks] and (b.numpy() == ranks).all() and b.shape == (2, 2)
+
+
+def case_gradients():
+    ranks, me = hvd.size(), hvd.rank()
+
+    def gradient(call, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(call(x) * float(me + 1))
+        return tape.gradient(loss, x)
+
+    mean, total = (ranks + 1) / 2, ranks * (ranks + 1) / 2
+    x = tf.ones([ranks, 2])
+    wanted = [
+        (lambda t: hvd.allreduce(t), mean),
+        (lambda t: hvd.allreduce(t, op=hvd.Sum, prescale_factor=2.0), 2 * total),
+        (lambda t: hvd.grouped_allreduce([t, t], op=hvd.Sum)[1], total),
+        (lambda t: hvd.allgather(t), mean),
+        (lambda t: hvd.grouped_allgather([t])[0], mean),
+        (lambda t: hvd.broadcast(t, 1), mean if me == 1 else 0.0),
+        (lambda t: hvd.alltoall(t)[::1], None),
+        (lambda t: hvd.reducescatter(t, op=hvd.Average), None),
+    ]
+    for call, want in wanted:
+        for way, got in ways(lambda t, call=call: gradient(call, t), x):
+            if want is None:  # row i came back from rank i
+                want_rows = np.repeat(np.arange(1, ranks + 1), 2).reshape(-1, 2)
+                np.testing.assert_allclose(got, want_rows, err_msg=way)
+            else:
+                np.testing.assert_allclose(got, np.full((ranks, 2), want), rtol=1e-6, err_msg=way)
+    uneven = tf.ones([me + 1, 2])
+    for _, got in ways(lambda t: gradient(hvd.allgather, t), uneven):
+        np.testing.assert_allclose(got, np.full((me + 1, 2), mean), rtol=1e-6)
+
+
+def case_same_bits():
+    x = tf.random.stateless_normal([200_003], seed=[hvd.rank(), 7])
+    total = hvd.allreduce(x, op=hvd.Sum)
+    everyones = hvd.allgather(tf.bitcast(total, tf.int32)[None])
+    assert (everyones.numpy() == everyones.numpy()[0]).all()
+
+
+def case_barrier_and_join():
+    hvd.barrier()
+    tf.function(lambda: hvd.barrier())()
+    for refused in (hvd.join, lambda: hvd.allreduce(tf.ones(2), op=hvd.Adasum)):
+        try:
+            refused()
+        except NotImplementedError as e:
+            assert "hvd." in str(e)
+        else:
+            raise AssertionError("expected a refusal with advice")
+
+
+def case_broadcast_variables():
+    import keras
+
+    values = [tf.fill([3], float(hvd.rank())), tf.constant(hvd.rank()), tf.fill([0, 2], 1.0)]
+    plain = [tf.Variable(v) for v in values]
+    hvd.broadcast_variables(plain, root_rank=1)
+    assert [v.numpy().tolist() for v in plain] == [[1.0] * 3, 1, []]
+    own = [keras.Variable(v) for v in values]
+    tf.function(lambda: hvd.broadcast_variables(own, root_rank=0))()
+    assert [v.numpy().tolist() for v in own] == [[0.0] * 3, 0, []]
+    (got,) = hvd.broadcast_([tf.Variable(float(hvd.rank()))], root_rank=1)
+    assert got.numpy() == 1.0
+
+
+def case_objects():
+    thing = {"epoch": 3, 0: [1, (2, None)], "x": np.arange(3), 1.5: {True, b"\xff"}, "nan": float("inf")}
+    got = hvd.broadcast_object(thing if hvd.rank() == 0 else None, 0)
+    assert got.keys() == thing.keys() and got[0] == [1, (2, None)] and got[1.5] == {True, b"\xff"}
+    np.testing.assert_array_equal(got["x"], np.arange(3))
+    assert hvd.allgather_object({"rank": hvd.rank()}) == everyone(lambda r: {"rank": r})
+    big = hvd.allgather_object("x" * (hvd.rank() * 500_000))
+    assert [len(text) for text in big] == everyone(lambda r: r * 500_000)
+
+
+run_cases(globals())
