@@ -3,6 +3,13 @@
 One process is one rank; start them with `ctlrun -np 2 python train.py`. See docs/horovod.md.
 """
 
+from ctl.hvd.advice import (
+    check_sharding,
+    checkpoint_dir,
+    scale_learning_rate,
+    scale_steps,
+    shard,
+)
 from ctl.hvd.built import (
     ccl_built,
     cuda_built,
@@ -23,6 +30,7 @@ from ctl.hvd.errors import (
     HostsUpdatedInterrupt,
     RefusedError,
 )
+from ctl.hvd.hooks import BroadcastGlobalVariablesHook, broadcast_global_variables
 from ctl.hvd.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ctl.hvd.ops import (
     Adasum,
@@ -48,6 +56,7 @@ from ctl.hvd.ops import (
     reducescatter,
     size_op,
 )
+from ctl.hvd.optimizers import DistributedDeltaAdasumOptimizer, DistributedOptimizer
 from ctl.hvd.process import (
     cross_rank,
     cross_size,
@@ -69,19 +78,43 @@ from ctl.hvd.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from ctl.hvd.tapes import DistributedGradientTape, PartialDistributedGradientTape
 from ctl.hvd.variables import broadcast_, broadcast_variables
 
 __all__ = [
-    "Adasum", "Average", "Compression", "HorovodInternalError", "HorovodVersionMismatchError",
-    "HostsUpdatedInterrupt", "Max", "Min", "ProcessSet", "Product", "RefusedError", "Sum",
-    "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier",
-    "broadcast", "broadcast_", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
-    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "get_process_set_ids_and_ranks", "global_process_set", "gloo_built", "gloo_enabled",
-    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
-    "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join",
-    "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
-    "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "size_op",
-    "start_timeline", "stop_timeline", "sycl_built",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression",
+    "DistributedDeltaAdasumOptimizer", "DistributedGradientTape", "DistributedOptimizer",
+    "HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "Max",
+    "Min", "PartialDistributedGradientTape", "ProcessSet", "Product", "RefusedError", "Sum",
+    "SyncBatchNormalization", "add_process_set", "allgather", "allgather_object", "allreduce",
+    "alltoall", "barrier", "broadcast", "broadcast_", "broadcast_global_variables",
+    "broadcast_object", "broadcast_object_fn", "broadcast_variables", "ccl_built",
+    "check_sharding", "checkpoint_dir", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "elastic", "get_process_set_ids_and_ranks", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized",
+    "join", "keras", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank",
+    "rank_op", "reducescatter", "remove_process_set", "rocm_built", "run",
+    "scale_learning_rate", "scale_steps", "shard", "shutdown", "size", "size_op",
+    "start_timeline", "stop_timeline", "sycl_built", "util",
 ]  # fmt: skip
+
+_LATER = {
+    "SyncBatchNormalization": "sync_batch_norm",  # imports Keras
+    "_executing_eagerly": "util",
+    "_has_eager": "util",
+}
+
+
+def __getattr__(name: str):
+    """What not every script needs, on its first use."""
+    from importlib import import_module
+
+    if name == "run":
+        return import_module("ctl.runner.function").run
+    if name in _LATER:
+        return getattr(import_module(f"ctl.hvd.{_LATER[name]}"), name)
+    if name in ("elastic", "keras", "util"):
+        return import_module(f"ctl.hvd.{name}")
+    raise AttributeError(f"ctl.hvd has no {name!r}; see the names in ctl.hvd.__all__.")

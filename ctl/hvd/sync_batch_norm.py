@@ -23,6 +23,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
                 "SyncBatchNormalization got fused=True; statistics of all ranks are not those of the "
                 "fused operation. Expected fused=False, or no such argument."
             )
+        if not hasattr(tf.keras, "ops"):
+            kwargs["fused"] = False  # tf_keras; Keras 3 has no such argument
         super().__init__(**kwargs)
 
     def _moments(self, inputs, *args, **kwargs):

@@ -19,18 +19,20 @@ def broadcast_variables(
 ) -> Any:  # fmt: skip
     """Gives every rank the values that `variables` have on `root_rank`; all at once.
 
-    Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph, returns the operation that does
-    it. `inplace` means nothing: values are always assigned. Raises tf.errors.FailedPreconditionError
+    Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
+    operation that does it. `inplace` means nothing: values are always assigned. Raises tf.errors.FailedPreconditionError
     on every rank if the variables of ranks differ in number, shape or type.
     """
     chosen = list(variables)
     if not chosen:
-        return None if tf.executing_eagerly() else tf.no_op()
+        return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.no_op()
     values = _broadcast(chosen, root_rank, None, process_set)
     assigned = [
         variable.assign(value) for variable, value in zip(chosen, values, strict=True)
     ]
-    return None if tf.executing_eagerly() else tf.group(*_operations(assigned))
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    return tf.group(*_operations(assigned))
 
 
 @_plain

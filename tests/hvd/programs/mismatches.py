@@ -1,0 +1,103 @@
+"""Ranks that ask for different things: the same error on every rank, and all goes on after it."""
+
+import tensorflow as tf
+from harness import raised, run_cases
+
+import ctl.hvd as hvd
+
+NO, BAD = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
+WAYS = {"eager": lambda f: f, "function": tf.function}
+
+
+def refused(kind, call, *parts):
+    """Eagerly and in a function, with `parts` in the text; then a collective works again."""
+    for way in WAYS.values():
+        raised(kind, way(call), *parts)
+        assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum) == hvd.size()
+
+
+def by_rank(first, others):
+    return first if hvd.rank() == 0 else others
+
+
+def case_shape():
+    for size in (3, 300_000):  # by way of rank 0, and from rank to rank
+        n = by_rank(size, size + 1)
+        refused(NO, lambda n=n: hvd.allreduce(tf.zeros([n])), "rank 0", f"[{size}]", f"[{size + 1}]")
+    refused(NO, lambda: hvd.allreduce(tf.zeros(by_rank([2, 3], [6]))), "[2, 3]", "[6]", "rank 0")
+    refused(NO, lambda: hvd.broadcast(tf.zeros([by_rank(2, 4)]), 0), "[2]", "[4]")
+    refused(NO, lambda: hvd.allgather(tf.zeros(by_rank([2, 3], [2, 4]))), "3]", "4]")
+    refused(NO, lambda: hvd.allgather(tf.zeros(by_rank([2], [2, 4]))), "rank 0")
+    refused(NO, lambda: hvd.reducescatter(tf.zeros([by_rank(2, 4)])), "[2]", "[4]")
+
+
+def case_type():
+    dtype = by_rank(tf.int32, tf.float32)
+    for call in (hvd.allreduce, hvd.allgather, lambda t: hvd.broadcast(t, 0), hvd.alltoall):
+        refused(NO, lambda call=call: call(tf.zeros([6], dtype)), "int32", "float32", "rank 0")
+
+
+def case_number_of_tensors():
+    refused(NO, lambda: hvd.grouped_allreduce([tf.zeros(2)] * by_rank(2, 3), name="g"), "rank 0: 2")
+
+
+def case_reduction_and_scale():
+    refused(NO, lambda: hvd.allreduce(tf.zeros(2), op=by_rank(hvd.Sum, hvd.Max)), "Sum", "Max")
+    refused(NO, lambda: hvd.allreduce(tf.zeros(2), op=by_rank(hvd.Sum, hvd.Average)), "Average")
+    scale = by_rank(1.0, 2.0)
+    refused(NO, lambda: hvd.allreduce(tf.zeros(2), prescale_factor=scale), "prescale", "2.0")
+    refused(NO, lambda: hvd.allreduce(tf.zeros(2), postscale_factor=scale), "postscale", "2.0")
+
+
+def case_root():
+    refused(NO, lambda: hvd.broadcast(tf.zeros(2), by_rank(0, 1)), "root", "rank 0: 0")
+    refused(NO, lambda: hvd.broadcast(tf.zeros(2), 77), "77")
+
+
+def case_kind_under_one_name():
+    def call():
+        one = hvd.allreduce if hvd.rank() else hvd.allgather
+        return one(tf.zeros(2), name="mixed")
+
+    refused(NO, call, "allreduce", "allgather")
+
+
+def case_names():
+    """Horovod would wait for ever."""
+    refused(NO, lambda: hvd.allreduce(tf.zeros(2), name=by_rank("a", "b")), "'a'", "'b'", "rank 0")
+
+
+def case_splits():
+    splits = [1] * hvd.size()
+    refused(BAD, lambda: hvd.alltoall(tf.zeros([1]), splits=splits), "splits")
+    refused(BAD, lambda: hvd.alltoall(tf.zeros([1]), splits=[1]), "entries")
+    refused(BAD, lambda: hvd.alltoall(tf.zeros([hvd.size() + 1])), "rows")
+    lone = by_rank([1] * hvd.size(), [2] * hvd.size())  # wrong on the others only
+    refused(BAD, lambda: hvd.alltoall(tf.zeros([hvd.size()]), splits=lone), "on rank 1")
+    raised(ValueError, lambda: hvd.alltoall(tf.zeros([2]), splits=[0.5, 0.5]), "integers")
+
+
+def case_scalars():
+    refused(NO, lambda: hvd.allgather(tf.zeros([])), "scalar")
+
+
+def case_objects():
+    if hvd.rank() == 0:
+        raised(hvd.errors.UsageError, lambda: hvd.broadcast_object(object()), "allow_pickle")
+    else:
+        raised(hvd.errors.UsageError, lambda: hvd.broadcast_object(None), "allow_pickle")
+    raised(hvd.errors.UsageError, lambda: hvd.allgather_object({"x": {1: lambda: 0}}), "['x'][1]")
+    assert hvd.broadcast_object(by_rank(3 + 4j, None), allow_pickle=True) == 3 + 4j
+    assert hvd.broadcast_object(by_rank(range(3), None), allow_pickle=True) == range(3)
+
+
+def case_sessions():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        wrong = hvd.allreduce(tf.zeros([by_rank(2, 3)]))
+        raised(NO, lambda: session.run(wrong), "[2]", "[3]", "rank 0")
+        right = [hvd.allreduce(tf.fill([4], float(i)), op=hvd.Sum) for i in range(30)]
+        total = session.run(tf.add_n(right))
+        assert (total == sum(range(30)) * hvd.size()).all(), total
+
+
+run_cases(globals())

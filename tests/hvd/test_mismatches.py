@@ -1,0 +1,20 @@
+"""Ranks that ask for different things get an error that names them, everywhere, and no hang."""
+
+import re
+
+import pytest
+from hvd.ranks import PROGRAMS, results
+
+CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "mismatches.py").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def said(request):
+    quick = {"CTL_HVD_ORDER_TIMEOUT_SECS": "1"}
+    return results(PROGRAMS / "mismatches.py", request.param, environ=quick)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_differ_are_told_so_on_every_rank(said, case):
+    for rank, of_rank in enumerate(said):
+        assert of_rank[case] == "ok", f"rank {rank}:\n{of_rank[case]}"
