@@ -12,6 +12,7 @@ from ctl.errors import UsageError
 from ctl.hvd import elastic, process
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.hvd.keras import elastic as keras_elastic
+from ctl.placement import Placement
 from elastic_jobs import PROGRAMS, ElasticJob
 
 pytestmark = pytest.mark.workers
@@ -125,6 +126,8 @@ class Elastic:
         self.skips: list[bool] = []
         self.must_sync = True
         monkeypatch.setattr(elastic.rendezvous, "is_elastic", lambda: True)
+        monkeypatch.setattr(elastic.rendezvous, "meet", lambda connect: connect(Placement()))
+        monkeypatch.setattr(elastic.rendezvous, "on_loss", lambda tell: None)
         monkeypatch.setattr(elastic.rendezvous, "add_listener", lambda state: None)
         monkeypatch.setattr(elastic.rendezvous, "tell_synced", lambda: None)
         monkeypatch.setattr(elastic.rendezvous, "may_skip_sync", self.skips.append)
