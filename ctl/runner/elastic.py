@@ -100,9 +100,10 @@ class Driver:
 
     def _goes_on(self) -> bool:
         roster = self._roster
+        left = roster.members if roster.number else roster.workers
         if roster.is_finishing:
-            return bool(roster.members)
-        if self._first_cause and not (roster.members if roster.number else roster.workers):
+            return bool(left)
+        if self._first_cause and not left:
             roster.failure = "no process is left"
         return not roster.failure
 
