@@ -53,8 +53,8 @@ WITHIN = {
             "engine.coordinator", "engine.failures", "engine.meeting", "engine.mesh", "engine.rings",
             "engine.transfers", "engine.engine", "process_sets", "rendezvous", "process", "advice",
             "aggregation", "built", "graph_errors", "calls", "compression", "packing", "objects",
-            "run_time", "ops", "variables", "elastic", "hooks", "keras.rates", "reducing", "keras.callbacks",
-            "keras.elastic", "keras3_optimizers", "tf1_optimizers", "tf_keras_optimizers",
+            "run_time", "ops", "variables", "elastic", "hooks", "keras.rates", "reducing",
+            "keras.callbacks", "keras.elastic", "keras3_optimizers", "tf1_optimizers", "tf_keras_optimizers",
             "optimizers", "keras.optimizers", "keras.loading", "keras.values", "sync_batch_norm",
             "tapes", "util"],
 }  # fmt: skip
@@ -62,7 +62,8 @@ FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = ("launch", "runner", "cli", "cluster", "errors", "every", "quiet", "version", "signals",
-        "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight", "endings")  # fmt: skip
+        "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight",
+        "endings")  # fmt: skip
 
 
 def name_of(path: Path) -> str:
@@ -149,7 +150,8 @@ def test_no_module_is_called_after_what_did_not_fit_elsewhere():
 def test_models_use_only_the_public_names():
     for path in MODELS:
         for name in imported(path):
-            assert name == "errors", f"{path.name} imports ctl.{name}; use `import ctl`"
+            public = ("errors", "hvd", "hvd.keras")
+            assert name in public, f"{path.name} imports ctl.{name}; use `import ctl`"
 
 
 def test_the_public_names_are_a_promise():
