@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.errors import UsageError
 
 
 class Aggregator:
@@ -41,7 +40,7 @@ class Aggregator:
         """Adds one pass; `reduce` of the sum if it is due, else the sum so far. None stays None."""
         for gradient in gradients:
             if isinstance(gradient, tf.IndexedSlices):
-                raise UsageError(
+                raise ValueError(  # a type that survives a tf.function
                     "backward_passes_per_step adds up dense gradients, and got IndexedSlices; "
                     "expected sparse_as_dense=True with it."
                 )

@@ -86,16 +86,11 @@ class Keras3(Distributed):
         inner: Any = getattr(self, "inner_optimizer", self)
         inner._iterations.assign_add(1)
 
-    @property
-    def loss_scale_factor(self):
-        """As given; a LossScaleOptimizer that takes this one in sets it to None, and is refused."""
-        return self.__dict__.get("loss_scale_factor")
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
-        if value is None and "loss_scale_factor" in self.__dict__:
+    def __setattr__(self, name, value):
+        """A LossScaleOptimizer that takes this one in ends its own scaling so, and is refused."""
+        if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise RefusedError(_INSIDE_OUT)
-        self.__dict__["loss_scale_factor"] = value
+        super().__setattr__(name, value)
 
 
 def with_loss_scale(optimizer: Any) -> Any:

@@ -46,7 +46,7 @@ class Exchanging:
         )
         flat = tf.nest.flatten(sources)
         reduced = self._hvd_reduction(
-            _flat_as(sources, found), flat, self._hvd_local, use_generic_names
+            tf.nest.flatten(found), flat, self._hvd_local, use_generic_names
         )
         return tf.nest.pack_sequence_as(sources, reduced)
 
@@ -59,15 +59,6 @@ class Exchanging:
         pairs = list(zip(sources, found, strict=True))
         local = [(s, g) for s, g in pairs if key(s) in self._hvd_local]
         return local, [(s, g) for s, g in pairs if key(s) not in self._hvd_local]
-
-
-def _flat_as(sources: Any, gradients: Any) -> list[Any]:
-    """One gradient per source; IndexedSlices stay whole."""
-    if not tf.nest.is_nested(sources):
-        return [gradients]
-    if isinstance(sources, (list, tuple)) and not any(map(tf.nest.is_nested, sources)):
-        return list(gradients)
-    return tf.nest.flatten_up_to(sources, gradients)
 
 
 def DistributedGradientTape(

@@ -20,16 +20,15 @@ def broadcast_variables(
     """Gives every rank the values that `variables` have on `root_rank`; all at once.
 
     Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
-    operation that does it. `inplace` means nothing: values are always assigned. Raises tf.errors.FailedPreconditionError
-    on every rank if the variables of ranks differ in number, shape or type.
+    operation that does it. `inplace` means nothing: values are always assigned.
+    Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ in number,
+    shape or type.
     """
     chosen = list(variables)
     if not chosen:
         return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.no_op()
     values = _broadcast(chosen, root_rank, None, process_set)
-    assigned = [
-        variable.assign(value) for variable, value in zip(chosen, values, strict=True)
-    ]
+    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     return tf.group(*_operations(assigned))

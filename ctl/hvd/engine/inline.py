@@ -22,7 +22,7 @@ def answers(
         return {rank: list(parts[first.root]) for rank in ranks}
     if first.kind == "allgather":
         joined = [b"".join(parts[r][i] for r in ranks) for i in range(len(first.shapes))]
-        return {rank: joined for rank in ranks}
+        return dict.fromkeys(ranks, joined)
     if first.kind == "alltoall":
         return _exchanged(ranks, requests, parts)
     totals = [
@@ -90,6 +90,8 @@ def results(request: Request, header: dict, payload: bytes) -> list[np.ndarray]:
         sizes = header["sizes"]
     found, start = [], 0
     for dtype, size in zip(request.dtypes, sizes, strict=True):
-        found.append(np.frombuffer(payload, dtype_named(dtype), size // dtype_named(dtype).itemsize, start))
+        found.append(
+            np.frombuffer(payload, dtype_named(dtype), size // dtype_named(dtype).itemsize, start)
+        )
         start += size
     return found

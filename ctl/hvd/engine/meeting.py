@@ -190,13 +190,18 @@ class _Meeting:
         hello = _heard(sock, inbox)
         refused = self._refusal(hello)
         if refused:
-            _say(sock, {"refused": refused, "again": hello.get("generation", 0) != self._place.generation})
+            _say(
+                sock,
+                {"refused": refused, "again": hello.get("generation", 0) != self._place.generation},
+            )
             raise Lost(refused)
         role, rank = str(hello["role"]), int(hello["rank"])
         nonce = os.urandom(16).hex()
         mine = self._proof(str(hello["nonce"]), f"answer {self._place.rank}")
         _say(sock, {"nonce": nonce, "proof": mine})
-        if not hmac.compare_digest(str(_heard(sock, inbox)["proof"]), self._proof(nonce, f"{role} {rank}")):
+        if not hmac.compare_digest(
+            str(_heard(sock, inbox)["proof"]), self._proof(nonce, f"{role} {rank}")
+        ):
             _say(sock, {"refused": "secret"})
             raise Lost("a wrong secret")
         _say(sock, {"welcome": True})
@@ -210,7 +215,9 @@ class _Meeting:
             if hello.get(what) != mine:
                 return f"its {what} is {hello.get(what)}, here it is {mine}; start all ranks alike."
         if hello["role"] == "control" and self._place.rank:
-            return f"{self._place.addresses[self._place.rank]} is rank {self._place.rank}, not rank 0."
+            return (
+                f"{self._place.addresses[self._place.rank]} is rank {self._place.rank}, not rank 0."
+            )
         return ""
 
     def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:
@@ -254,5 +261,3 @@ def _tuned(sock: socket.socket) -> socket.socket:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock
-
-

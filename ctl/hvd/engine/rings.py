@@ -5,6 +5,7 @@ one-dimensional NumPy arrays.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from ctl.hvd.engine.arithmetic import reduce_to
@@ -13,9 +14,7 @@ from ctl.hvd.engine.mesh import Mesh
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
 
 
-def allreduce(
-    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int
-) -> np.ndarray:
+def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int) -> np.ndarray:
     """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
     count = len(ranks)
     bounds = [mine.size * i // count for i in range(count + 1)]
@@ -42,7 +41,7 @@ def _reduce_parts(mesh, ranks, me, mine, total, bounds, op) -> None:
     """Leaves part i of `total` reduced on rank i of the ring."""
     count = len(ranks)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
-    largest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    largest = max(b - a for a, b in pairwise(bounds))
     scratch = mesh.scratch(largest * mine.itemsize)[: largest * mine.itemsize].view(mine.dtype)
     for step in range(count - 1):
         out, into = (me - step - 1) % count, (me - step - 2) % count
@@ -73,6 +72,8 @@ def broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, roo
     Piece by piece along a chain, so that all links are busy at once.
     """
     count = len(ranks)
+    if count == 1:
+        return
     place = (me - root) % count
     before = ranks[(me - 1) % count]
     after = ranks[(me + 1) % count]

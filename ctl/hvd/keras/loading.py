@@ -1,10 +1,11 @@
 """A saved model, to be trained on: its optimizer becomes a distributed one and keeps its state."""
 
+import contextlib
 import json
 import os
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,9 @@ def load_model(
         known[name] = _Made(thing) if is_function and name == optimizer else thing
     model = _keras_of(version).models.load_model(filepath, custom_objects=known)
     found = getattr(model, "optimizer", None)
+    if _lost_its_state(found):
+        with _hdf5(filepath) as file:
+            _restore(found, model.trainable_variables, file)
     if found is not None and not isinstance(found, Distributed):
         model.optimizer = DistributedOptimizer(found, compression=compression)
     return model
@@ -55,6 +59,38 @@ def _keras_of(version: str) -> Any:
     return sys.modules.get("tf_keras", tf.keras) if version.startswith("2.") else tf.keras
 
 
+def _lost_its_state(optimizer: Any) -> bool:
+    """Keras 3 builds the optimizer of an .h5 file for no variables at all."""
+    return (
+        getattr(optimizer, "built", False)
+        and not getattr(optimizer, "_trainable_variables", True)
+        and not hasattr(optimizer, "inner_optimizer")
+    )
+
+
+def _restore(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
+    optimizer.built = False  # else it would return at once
+    optimizer.build(list(variables))
+    group = file.get("optimizer_weights")
+    names = [] if group is None else group.attrs.get("weight_names", [])
+    saved = [group[n.decode() if isinstance(n, bytes) else n][()] for n in names]
+    if [v.shape for v in optimizer.variables] == [value.shape for value in saved]:
+        for variable, value in zip(optimizer.variables, saved, strict=True):
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def _hdf5(filepath: Any) -> Iterator[Any]:
+    """An open file, or the one at the path."""
+    import h5py
+
+    if isinstance(filepath, (str, os.PathLike)):
+        with h5py.File(filepath) as file:
+            yield file
+    else:
+        yield filepath
+
+
 def _said(filepath: Any) -> tuple[str, str]:
     """(version of Keras, class of the optimizer) in a file; empty for what is not said."""
     if isinstance(filepath, (str, os.PathLike)):
@@ -65,20 +101,17 @@ def _said(filepath: Any) -> tuple[str, str]:
             return version, _class_name(config.get("optimizer"))
         if not os.path.isfile(filepath):
             return "2." if os.path.isdir(filepath) else "", ""
-        import h5py
+    try:
+        with _hdf5(filepath) as file:
+            version = _text(file.attrs.get("keras_version", ""))
+            training = json.loads(_text(file.attrs.get("training_config", "{}")))
+    except OSError:
+        return "", ""  # no file of this kind: Keras has the sentence
+    return version, _class_name(training.get("optimizer_config"))
 
-        if not h5py.is_hdf5(filepath):
-            return "", ""
-        with h5py.File(filepath) as file:
-            return _said_in_hdf5(file)
-    return _said_in_hdf5(filepath)
 
-
-def _said_in_hdf5(file: Any) -> tuple[str, str]:
-    attributes = getattr(file, "attrs", {})
-    version, training = attributes.get("keras_version", ""), attributes.get("training_config", "{}")
-    version, training = (t.decode() if isinstance(t, bytes) else t for t in (version, training))
-    return version, _class_name(json.loads(training).get("optimizer_config"))
+def _text(attribute: Any) -> str:
+    return attribute.decode() if isinstance(attribute, bytes) else attribute
 
 
 def _class_name(config: Any) -> str:

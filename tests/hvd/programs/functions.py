@@ -9,9 +9,8 @@ early = tf.Variable([1.0, 2.0])  # before hvd.init(), and before devices are cho
 early_function = tf.function(lambda x: x * early)
 early_function(tf.ones([2]))
 
-from harness import run_cases  # noqa: E402
-
 import ctl.hvd as hvd  # noqa: E402
+from harness import run_cases  # noqa: E402
 
 
 def case_variables_from_before_init():
@@ -95,7 +94,9 @@ def case_named_collectives_in_another_order_on_each_rank():
     engine = process.engine()
     order = list(range(20))
     np.random.default_rng(hvd.rank()).shuffle(order)
-    asked = {i: engine.ask("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order}
+    asked = {
+        i: engine.ask("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order
+    }
     for i in range(20):
         assert engine.wait(asked[i])[0].tolist() == [i * hvd.size()] * 5
 
@@ -117,7 +118,9 @@ def case_threads():
 
 
 def case_sizes_at_run_time():
-    step = tf.function(lambda: (hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op()))
+    step = tf.function(
+        lambda: (hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op())
+    )
     assert [int(v) for v in step()] == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size()]
     assert int(hvd.process_set_included_op()) == 1
 

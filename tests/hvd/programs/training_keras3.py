@@ -1,0 +1,273 @@
+"""Keras 3 trains on any number of ranks; what is printed is compared with one process."""
+
+import os
+import tempfile
+
+import ctl.hvd.keras as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from ctl.hvd.errors import RefusedError
+from measuring import Asked, batches, examples, run, said, shared
+
+X, Y = examples()
+
+
+def network():
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(
+        [
+            keras.layers.Input((5,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def fitted(optimizer, **options):
+    model = network()
+    model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse")
+    x, y = shared(X, Y)
+    model.fit(x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0)
+    return said(model.get_weights())
+
+
+def fit_with_momentum():
+    return fitted(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def fit_with_adam_and_clipping():
+    return fitted(keras.optimizers.Adam(0.01, global_clipnorm=0.3, weight_decay=0.01))
+
+
+def fit_with_a_schedule():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return fitted(keras.optimizers.SGD(rate))
+
+
+def fit_predivided_in_groups():
+    return fitted(keras.optimizers.SGD(0.1), gradient_predivide_factor=2.0, groups=2)
+
+
+def loop(optimizer, steps=4, **options):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(optimizer, **options)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    with Asked() as asked:
+        for x, y in batches(X, Y)[:steps]:
+            step(x, y)
+    return model, optimizer, asked
+
+
+def custom_loop():
+    model, optimizer, asked = loop(keras.optimizers.RMSprop(0.01))
+    called = len(optimizer.variables()) == len(optimizer.variables)
+    return {
+        **said(model.get_weights()),
+        "exchanges": len(asked.gradients()),
+        "called": called,
+        "iterations": int(optimizer.iterations),
+    }
+
+
+def several_passes():
+    """Two micro-batches per update: as many updates, and the same, as with batches twice as large."""
+    options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    model, optimizer, asked = loop(keras.optimizers.SGD(0.1, momentum=0.9), **options)
+    large = network()
+    large.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    for x, y in batches(X, Y, global_batch_size=24):
+        large.train_on_batch(x, y)
+    return {
+        **said(model.get_weights()),
+        "large": said(large.get_weights())["numbers"],
+        "exchanges": len(asked.gradients()),
+        "iterations": int(optimizer.iterations),
+    }
+
+
+def a_sum_of_passes_in_fit():
+    return fitted(keras.optimizers.SGD(0.02), backward_passes_per_step=3)
+
+
+def exchanges_per_step():
+    def count(**options):
+        return len(loop(keras.optimizers.SGD(0.1), steps=1, **options)[2].gradients())
+
+    found = {"fused": count(), "two groups": count(groups=2)}
+    model = network()
+    found["listed"] = count(groups=[[model.trainable_variables[0]]])
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "130"
+    found["130 bytes"] = count()  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+    found["0 bytes"] = count()
+    del os.environ["HOROVOD_FUSION_THRESHOLD"]
+    return found
+
+
+def embedding(**options):
+    keras.utils.set_random_seed(3)
+    words = np.random.default_rng(1).integers(0, 20, size=(24, 4))
+    model = keras.Sequential([keras.layers.Embedding(20, 3), keras.layers.Flatten()])
+    model.build((None, 4))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1), **options)
+    kinds = set()
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        kinds.update(type(g).__name__ for g in gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for (x,) in batches(words):
+        step(x)
+    return {**said(model.get_weights()), "kinds": sorted(kinds)}
+
+
+def sparse_gradients():
+    return embedding()
+
+
+def sparse_gradients_as_dense():
+    return embedding(sparse_as_dense=True)
+
+
+def a_variable_without_gradient():
+    used, unused = keras.Variable([1.0, 2.0]), keras.Variable([3.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.apply([tf.constant([float(hvd.rank()), 1.0]), None], [used, unused])
+    return [*used.numpy().tolist(), *unused.numpy().tolist()]
+
+
+def a_local_variable():
+    here, everywhere = keras.Variable([0.0]), keras.Variable([0.0])
+    for scaled in (True, False):
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), scale_local_gradients=scaled
+        )
+        optimizer.register_local_var(here)
+        gradient = tf.constant([-6.0 * (hvd.rank() + 1)])
+        optimizer.apply([gradient, gradient], [here, everywhere])
+    return [float(here.numpy()[0]), float(everywhere.numpy()[0])]
+
+
+def compressed():
+    weight = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16
+    )
+    optimizer.apply([tf.constant([1e-9])], [weight])  # nothing, as a float16
+    return float(weight.numpy()[0]) == 1.0
+
+
+def mixed_precision_with_an_overflow_on_one_rank():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = network()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse")
+        for number, (x, y) in enumerate(batches(X, Y)):
+            bad = number == 1 and hvd.rank() == hvd.size() - 1
+            model.train_on_batch(x * np.inf if bad else x, y)
+        same = model.optimizer is optimizer
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {
+        **said(model.get_weights()),
+        "same": same,
+        "scale": float(optimizer.dynamic_scale),
+        "iterations": int(optimizer.iterations),
+        "finite": bool(np.isfinite(model.get_weights()[0]).all()),
+    }
+
+
+def state_of_the_wrapped_optimizer_goes_on():
+    weight = keras.Variable([0.0])
+    plain = keras.optimizers.SGD(1.0, momentum=0.5)
+    plain.apply([tf.constant([-1.0])], [weight])
+    wrapped = hvd.DistributedOptimizer(plain)
+    wrapped.apply([tf.constant([-1.0])], [weight])
+    return {"weight": float(weight.numpy()[0]), "iterations": int(wrapped.iterations)}
+
+
+def saved_and_loaded():
+    model = network()
+    loss = keras.losses.MeanSquaredError()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.25, momentum=0.9)), loss)
+    model.train_on_batch(X, Y)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for ending in (".keras", ".h5"):
+            model.save(folder + "/model" + ending)
+            plain = keras.models.load_model(folder + "/model" + ending)
+            loaded = hvd.load_model(folder + "/model" + ending)
+            state = [v.numpy() for v in loaded.optimizer.variables]
+            found[ending] = {
+                "plain": type(plain.optimizer) is keras.optimizers.SGD,
+                "rate": float(loaded.optimizer.learning_rate.numpy()),
+                "iterations": int(loaded.optimizer.iterations),
+                "momentum kept": bool(np.any(state[-1])),
+                "exchanges": len(exchanged(loaded).gradients()),
+            }
+    return found
+
+
+def exchanged(model):
+    with Asked() as asked:
+        model.train_on_batch(X, Y)
+    return asked
+
+
+def copies_are_distributed_too():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), name="ours")
+    copy = type(optimizer).from_config(optimizer.get_config())
+    with Asked() as asked:
+        copy.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    return {
+        "config": copy.get_config() == optimizer.get_config(),
+        "names": asked.names,
+        "is adam": isinstance(optimizer, keras.optimizers.Adam),
+    }
+
+
+def refusals():
+    sgd = keras.optimizers.SGD(0.1)
+    wrong = {
+        "twice": lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd)),
+        "adasum": lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum),
+        "min": lambda: hvd.DistributedOptimizer(sgd, op=hvd.Min),
+        "name": lambda: hvd.DistributedOptimizer("sgd"),
+        "passes": lambda: hvd.DistributedOptimizer(sgd, backward_passes_per_step=0),
+        "predivided sum": lambda: hvd.DistributedOptimizer(
+            sgd, op=hvd.Sum, gradient_predivide_factor=2.0
+        ),
+        "no groups": lambda: hvd.DistributedOptimizer(sgd, groups=0),
+        "inside out": lambda: keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd)),
+        "sparse passes": lambda: embedding(backward_passes_per_step=2),
+    }
+    found = {}
+    for name, attempt in wrong.items():
+        try:
+            attempt()
+            found[name] = "nothing was raised"
+        except (ValueError, RefusedError) as e:
+            found[name] = str(e)
+    return found
+
+
+run([
+    fit_with_momentum, fit_with_adam_and_clipping, fit_with_a_schedule, fit_predivided_in_groups,
+    custom_loop, several_passes, a_sum_of_passes_in_fit, exchanges_per_step, sparse_gradients,
+    sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
+    mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
+    saved_and_loaded, copies_are_distributed_too, refusals,
+])  # fmt: skip

@@ -1,0 +1,137 @@
+"""Keras 3 and tf_keras optimizers on one, two and three ranks; one process is what they must equal."""
+
+import numpy as np
+import pytest
+from ranks import PROGRAMS, results
+
+pytestmark = pytest.mark.workers
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Number of ranks -> what each rank found with Keras 3."""
+    return {count: results(PROGRAMS / "training_keras3.py", count) for count in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def tf_keras_runs():
+    return {count: results(PROGRAMS / "training_tf_keras.py", count) for count in (1, 2)}
+
+
+def equal(runs, case, count, tolerance=1e-6):
+    """All ranks have the same bits, and nearly the numbers of one process."""
+    found = [rank[case] for rank in runs[count]]
+    assert len({f["bits"] for f in found}) == 1
+    np.testing.assert_allclose(
+        found[0]["numbers"], runs[1][0][case]["numbers"], rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "case",
+    ["fit_with_momentum", "fit_with_adam_and_clipping", "fit_with_a_schedule",
+     "fit_predivided_in_groups", "custom_loop", "several_passes", "a_sum_of_passes_in_fit",
+     "sparse_gradients", "sparse_gradients_as_dense"],
+)  # fmt: skip
+def test_ranks_train_as_one_process_does_with_the_global_batch(runs, case, count):
+    equal(runs, case, count, 1e-5 if "adam" in case else 1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gradients_travel_only_in_the_last_of_several_passes(runs, count):
+    for rank in runs[count]:
+        assert rank["custom_loop"]["exchanges"] == 4
+        found = rank["several_passes"]
+        assert (found["exchanges"], found["iterations"]) == (2, 4)
+        np.testing.assert_allclose(found["numbers"], found["large"], atol=1e-6)
+
+
+def test_one_process_exchanges_nothing(runs):
+    (alone,) = runs[1]
+    assert alone["custom_loop"]["exchanges"] == alone["several_passes"]["exchanges"] == 0
+    assert set(alone["exchanges_per_step"].values()) == {0}
+
+
+def test_gradients_are_fused_as_far_as_groups_and_the_threshold_allow(runs):
+    for rank in runs[2]:
+        assert rank["exchanges_per_step"] == {
+            "fused": 1, "two groups": 2, "listed": 4, "130 bytes": 3, "0 bytes": 4,
+        }  # fmt: skip
+
+
+def test_a_variable_without_gradient_stays_and_the_others_are_averaged(runs):
+    assert [rank["a_variable_without_gradient"] for rank in runs[2]] == [[0.75, 1.5, 3.0]] * 2
+
+
+def test_the_gradient_of_a_local_variable_stays_and_is_divided_by_the_ranks(runs):
+    # 6 on the first rank and 12 on the second: once divided by two, and once not; 9 on average
+    assert [rank["a_local_variable"] for rank in runs[2]] == [[9.0, 18.0], [18.0, 18.0]]
+
+
+def test_compressed_gradients_travel_as_they_say(runs):
+    assert all(rank["compressed"] for rank in runs[2])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_overflow_on_one_rank_is_skipped_by_all(runs, count):
+    found = [rank["mixed_precision_with_an_overflow_on_one_rank"] for rank in runs[count]]
+    assert len({f["bits"] for f in found}) == 1
+    for f in found:
+        assert (f["same"], f["finite"], f["scale"], f["iterations"]) == (True, True, 2.0**14, 3)
+
+
+def test_state_of_the_wrapped_optimizer_goes_on(runs):
+    found = runs[2][0]["state_of_the_wrapped_optimizer_goes_on"]
+    assert found == {"weight": 2.5, "iterations": 2}  # 1 and then 1 + 1 / 2
+
+
+@pytest.mark.parametrize("ending", [".keras", ".h5"])
+def test_a_saved_model_loads_without_us_and_goes_on_with_us(runs, ending):
+    assert runs[2][0]["saved_and_loaded"][ending] == {
+        "plain": True, "rate": 0.25, "iterations": 1, "momentum kept": True, "exchanges": 1,
+    }  # fmt: skip
+
+
+def test_an_optimizer_made_of_its_config_is_distributed_too(runs):
+    found = runs[2][1]["copies_are_distributed_too"]
+    assert found == {"config": True, "names": ["ours.gradients.0"], "is adam": True}
+    assert runs[2][1]["custom_loop"]["called"]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "sentence"),
+    [
+        ("twice", "exchanged twice; expected the optimizer"),
+        ("adasum", "Use op=hvd.Average"),
+        ("min", "op=hvd.Average or hvd.Sum"),
+        ("name", "keras.optimizers.get(name)"),
+        ("passes", "backward_passes_per_step is 0; expected 1"),
+        ("predivided sum", "expected op=hvd.Average"),
+        ("no groups", "expected a number of groups above 0"),
+        ("inside out", "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"),
+        ("sparse passes", "expected sparse_as_dense=True"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_cure(runs, attempt, sentence):
+    assert sentence in runs[1][0]["refusals"][attempt]
+
+
+@pytest.mark.parametrize(
+    "case", ["new_fit", "legacy_fit", "new_loop", "legacy_passes", "legacy_loss_scale"]
+)
+def test_tf_keras_trains_as_one_process_does(tf_keras_runs, case):
+    equal(tf_keras_runs, case, 2)
+
+
+def test_tf_keras_exchanges_once_per_step_and_in_the_last_pass(tf_keras_runs):
+    for rank in tf_keras_runs[2]:
+        assert rank["new_fit"]["exchanges"] == rank["legacy_fit"]["exchanges"] == 8
+        assert rank["new_loop"]["exchanges"] == 4
+        assert rank["legacy_passes"]["exchanges"] == 2
+        assert rank["legacy_passes"]["iterations"] == 4
+
+
+def test_a_saved_model_of_tf_keras_goes_on(tf_keras_runs):
+    for rank in tf_keras_runs[2]:
+        assert rank["saved_and_loaded"] == {"rate": 0.25, "iterations": 1, "exchanges": 1}
