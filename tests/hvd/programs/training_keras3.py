@@ -1,6 +1,7 @@
 """Keras 3 trains on any number of ranks; what is printed is compared with one process."""
 
 import os
+import sys
 import tempfile
 
 import ctl.hvd.keras as hvd
@@ -270,4 +271,4 @@ run([
     sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
     mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
     saved_and_loaded, copies_are_distributed_too, refusals,
-])  # fmt: skip
+], sys.argv[1:])  # fmt: skip
