@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ctl import cluster
 from ctl.errors import UsageError
@@ -75,7 +76,9 @@ def read(environ: Mapping[str, str] = os.environ) -> Placement:
                 f"HOROVOD_{name} is {came}, but TF_CONFIG says {mine}; ctl.hvd finds its peers by "
                 "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
-    given = {name.lower(): _count(environ, f"HOROVOD_{name}") for name in _COUNTS}
+    given: dict[str, Any] = {
+        name.lower(): _count(environ, f"HOROVOD_{name}") for name in _COUNTS
+    }
     return replace(place, **{name: count for name, count in given.items() if count is not None})
 
 

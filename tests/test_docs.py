@@ -18,6 +18,7 @@ from conftest import ROOT, environment
 from ctl import cluster, errors
 from ctl.app import define_flags
 from ctl.launch import options as launch_options
+from ctl.runner import options as runner_options
 
 pytestmark = pytest.mark.workers  # a process with TensorFlow per page
 
@@ -92,6 +93,8 @@ def check_command(words: list[str]) -> None:
         options, inner = launch_options.read(words[2:] if words[0] == "ctl" else words[3:])
         if options is not None:
             check_command(inner)
+    elif words[:1] == ["ctlrun"]:
+        check_command(runner_options.read(words[1:])[1])
     elif words[:3] == ["python", "-m", "models.mnist"]:
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
         assert mnist_flags()(["models.mnist", *rest]) == ["models.mnist"]
@@ -132,6 +135,8 @@ def test_a_shell_line_names_flags_and_targets_that_exist(page, line):
 def test_the_check_of_shell_lines_sees_mistakes():
     with pytest.raises(flags.UnrecognizedFlagError):
         check_command(words_of("ctl launch --workers=2 -- python -m models.mnist --bach_size=3"))
+    with pytest.raises(errors.UsageError, match="--hots"):
+        check_command(words_of("ctlrun -np 2 --hots=a:1 python -m models.mnist"))
     with pytest.raises(errors.UsageError, match="--wrkers"):
         check_command(words_of("ctl launch --wrkers=2 -- python -m models.mnist"))
     with pytest.raises(AssertionError):

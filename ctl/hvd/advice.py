@@ -61,7 +61,11 @@ def checkpoint_dir(path: str | os.PathLike[str]) -> str | None:
 def _sentence(name: str) -> str:
     return (
         f"the dataset was sharded after {_TOO_EARLY[name]}; shard first, else ranks "
-        + ("see some examples twice and others never." if "Shuffle" in name else "read all the data.")
+        + (
+            "see some examples twice and others never."
+            if "Shuffle" in name
+            else "read all the data."
+        )
         + " Write dataset = hvd.shard(dataset), and shuffle(), repeat() and batch() after it."
     )
 

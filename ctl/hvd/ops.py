@@ -164,7 +164,9 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
     def backward(found, *gradients):
         *_, rows = found
         means = [
-            allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
+            allreduce(
+                g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}")
+            )
             for i, g in enumerate(gradients[:-1])
         ]
         return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
@@ -226,7 +228,9 @@ def alltoall(
         return calls.outputs(call, inner, name, default)
 
     def backward(found, gradient, _):
-        back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
+        back, _ = alltoall(
+            gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad")
+        )
         return [back] if splits is None else [back, None]
 
     received, rows = calls.differentiable(forward, backward, given)
@@ -270,7 +274,11 @@ def grouped_reducescatter(
         if op == Sum:
             factor = factor * len(ranks_of(process_set)[1])
         return [
-            allgather(g * tf.cast(factor, g.dtype), process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
+            allgather(
+                g * tf.cast(factor, g.dtype),
+                process_set=process_set,
+                name=_graph_name(f"{default}_grad{i}"),
+            )
             for i, g in enumerate(gradients)
         ]
 
@@ -343,7 +351,9 @@ def _at_run_time(value) -> tf.Tensor:
 
 def _tensor(given: Any) -> tf.Tensor:
     if isinstance(given, tf.IndexedSlices):
-        raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
+        raise NotImplementedError(
+            "tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor)."
+        )
     return tf.convert_to_tensor(given)
 
 

@@ -1,7 +1,6 @@
 """This process among the ranks: joins them, leaves them, and knows its place."""
 
 import atexit
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from ctl import placement
 from ctl.errors import UsageError
 from ctl.hvd.engine import settings
 from ctl.hvd.engine.engine import Engine
+from ctl.hvd.engine.settings import Settings
 from ctl.placement import Placement
 
 _engine: Engine | None = None
@@ -31,11 +31,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     with _lock:
         if _engine is None:
-            place = _place()
-            _check_comm(comm, place.size)
             chosen = settings.read()
-            made = Engine(place, chosen)
-            if chosen.timeline and place.rank == 0:
+            made = _met(comm, chosen)
+            if chosen.timeline and made.place.rank == 0:
                 made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
             _engine = made
             sets.begin(made)
@@ -64,12 +62,19 @@ def _leave(*, linger: bool) -> None:
             left.close(linger=linger)
 
 
-def _place() -> Placement:
-    if os.environ.get("CTL_HVD_RENDEZVOUS"):
-        from ctl.hvd import rendezvous
+def _met(comm: Any, chosen: Settings) -> Engine:
+    """The engine, once all ranks have met; in an elastic job they may have to more than once."""
+    from ctl.hvd import rendezvous
 
-        return rendezvous.placement()
-    return placement.read()
+    def met(place: Placement) -> Engine:
+        _check_comm(comm, place.size)
+        return Engine(place, chosen, rendezvous.lost)
+
+    if not rendezvous.is_elastic():
+        return met(placement.read())
+    made = rendezvous.meet(met)
+    rendezvous.on_loss(made.lose)
+    return made
 
 
 def _check_comm(comm: Any, size: int) -> None:

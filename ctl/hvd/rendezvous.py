@@ -43,10 +43,12 @@ class _Client:
 
     def __init__(self):
         self.listeners: list[Listener] = []
-        self.loss_listeners: list[Callable[[int], None]] = []
+        self.loss_listener: Callable[[str], None] = lambda why: None
+        self.lost = ""
         self.skips_sync = False
         self.must_sync = True
         self._generation = 0
+        self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._line = _call()
         threading.Thread(target=self._read, name="rendezvous", daemon=True).start()
@@ -64,7 +66,6 @@ class _Client:
             raise PeerLostError(f"there is no new group of ranks: {answer['failure']}")
         place = answer["place"]
         self.must_sync = answer["must_sync"]
-        self._generation = place["generation"]
         return Placement(**{**place, "addresses": tuple(place["addresses"])})
 
     def tell_synced(self) -> None:
@@ -85,12 +86,29 @@ class _Client:
                     for listener in list(self.listeners):
                         listener.on_hosts_updated(message["time"], message["change"])
             elif "lost" in message:
-                if message["group"] == self._generation:
-                    for tell in list(self.loss_listeners):
-                        tell(message["lost"])
+                self._lose(message["lost"], message["group"])
             else:
+                with self._lock:  # here, because a loss may be the next message
+                    self.lost, self.loss_listener = "", lambda why: None
+                    self._generation = message.get("place", {}).get("generation", 0)
                 self._answers.put(message)
         self._answers.put({"failure": "the launcher is gone"})
+
+    def _lose(self, rank: int, group: int) -> None:
+        with self._lock:
+            if group != self._generation:
+                return
+            self.lost = f"rank {rank} is gone (its process has ended)."
+            tell = self.loss_listener
+        tell(self.lost)
+
+    def on_loss(self, tell: Callable[[str], None]) -> None:
+        """The newest group's listener; told at once of what was lost before."""
+        with self._lock:
+            self.loss_listener = tell
+            lost = self.lost
+        if lost:
+            tell(lost)
 
 
 _client: _Client | None = None
@@ -134,9 +152,14 @@ def remove_listener(listener: Listener) -> None:
         _client.listeners.remove(listener)
 
 
-def on_loss(tell: Callable[[int], None]) -> None:
-    """Calls `tell(rank)`, in another thread, when a rank of the newest group has ended with a failure."""
-    _connected().loss_listeners.append(tell)
+def lost() -> str:
+    """Which rank of the newest group has ended with a failure, in words; "" if none has."""
+    return "" if _client is None else _client.lost
+
+
+def on_loss(tell: Callable[[str], None]) -> None:
+    """Calls `tell(lost())` when there is one in the newest group, in another thread."""
+    _connected().on_loss(tell)
 
 
 def may_skip_sync(skips: bool) -> None:

@@ -27,9 +27,7 @@ def broadcast_variables(
     if not chosen:
         return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.no_op()
     values = _broadcast(chosen, root_rank, None, process_set)
-    assigned = [
-        variable.assign(value) for variable, value in zip(chosen, values, strict=True)
-    ]
+    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     return tf.group(*_operations(assigned))

@@ -18,15 +18,15 @@ from ctl.errors import EXIT_DONE, EXIT_FAILED
 ASKED = "asked"  # the file with (function, args, kwargs)
 
 
-def left_by(rank: int) -> str:
-    """The name of the file with (True, result) or (False, traceback)."""
-    return f"result.{rank}"
+def left_by(number: int) -> str:
+    """The name of the file with (True, result) or (False, traceback) of a process."""
+    return f"result.{number}"
 
 
 def main(argv: list[str]) -> int:
     """Calls; the exit code says whether the function returned."""
     directory = Path(argv[0])
-    rank = int(os.environ["HOROVOD_RANK"])
+    number = os.environ.get("CTL_HVD_WORKER") or os.environ["HOROVOD_RANK"]
     try:
         with open(directory / ASKED, "rb") as file:
             paths = pickle.load(file)
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         else:
             traceback.print_exc()
             left = (False, traceback.format_exc())
-    return _leave(directory / left_by(rank), left)
+    return _leave(directory / left_by(int(number)), left)
 
 
 def _leave(path: Path, left: tuple[bool, Any]) -> int:

@@ -43,26 +43,8 @@ def start(asked: Asked, command: Sequence[str]) -> int:
     """Runs the command as it was asked for; returns its exit code. Raises UsageError."""
     if elastic_options.is_asked(asked):
         return elastic_options.driver_of(asked, job_of(asked, command, 0)).run()
-    return start_static(asked, command)
-
-
-def start_static(
-    asked: Asked, command: Sequence[str], *, is_near: bool = False,
-    more: Mapping[str, str] = MappingProxyType({}),
-) -> int:  # fmt: skip
-    """The same for a fixed number of ranks.
-
-    Args:
-      is_near: on this machine only; more: variables that all ranks are told.
-    """
     places = seats(hosts_of(asked), asked["num_proc"], asked["nics"])
-    far = next((seat.host for seat in places if seat.far), None)
-    if is_near and far:
-        raise UsageError(
-            f"{far} is another machine; a function runs on this one only. Write a script, and start it "
-            f"with `ctlrun -np {len(places)} -H ... python script.py`"
-        )
-    return static.run(job_of(asked, command, len(places), more), places)
+    return static.run(job_of(asked, command, len(places)), places)
 
 
 def job_of(

@@ -17,6 +17,7 @@ from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch import hosts as host_lists
 from ctl.launch.discovery import Found
 from ctl.launch.hosts import Host
+from ctl.launch.layout import LOOPBACK
 from ctl.launch.processes import Exit
 from ctl.launch.watching import PassedOnSignals
 from ctl.runner.environment import of_gpu
@@ -45,7 +46,11 @@ class Finder(Protocol):
 
 
 class Driver:
-    """One elastic job, from its first process to its last."""
+    """One elastic job, from its first process to its last.
+
+    Attributes:
+      done: (rank, number) of the processes that were done, in the order of their ends.
+    """
 
     def __init__(
         self, job: Job, limits: Limits, machines: Machines, finder: Finder, *,
@@ -56,6 +61,7 @@ class Driver:
         Args:
           nics: network interfaces, names with commas; listens_at: an address of this machine.
         """
+        self.done: list[tuple[int, int]] = []
         self._job = job
         self._machines = machines
         self._finder = finder
@@ -94,9 +100,10 @@ class Driver:
 
     def _goes_on(self) -> bool:
         roster = self._roster
+        left = roster.members if roster.number else roster.workers
         if roster.is_finishing:
-            return bool(roster.members)
-        if self._first_cause and not (roster.members if roster.number else roster.workers):
+            return bool(left)
+        if self._first_cause and not left:
             roster.failure = "no process is left"
         return not roster.failure
 
@@ -143,16 +150,18 @@ class Driver:
     def _start(self, ranks: Ranks, seat: Seat) -> None:
         host = Host(seat.host)
         far = None if host.is_local else seat.host
-        service = (
-            "127.0.0.1" if far is None else reachable([Host("localhost"), host], self._nics)[0]
-        )
+        try:
+            here = LOOPBACK if far is None else reachable([Host("localhost"), host], self._nics)[0]
+        except UsageError as e:
+            say(f"{e}; {self._machines.failed(seat.host)}")
+            return
         number = self._roster.started(seat)
         environ = {
             **self._job.told,
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_HOSTNAME": host.address,
             "HOROVOD_LOCAL_RANK": str(seat.slot),
-            "CTL_HVD_RENDEZVOUS": f"{service}:{self._service.port}",
+            "CTL_HVD_RENDEZVOUS": f"{here}:{self._service.port}",
             "CTL_HVD_WORKER": str(number),
         }
         if self._job.binds_gpus:
@@ -166,6 +175,8 @@ class Driver:
         number = end.task.task_index
         worker = self._roster.ended(number, is_success=end.returncode == 0)
         self._leave_secs.pop(number, None)
+        if end.returncode == 0 and not worker.is_dismissed:
+            self.done.append((worker.rank, number))
         if end.returncode == 0 or worker.is_dismissed:
             return
         named = any(h.target == worker.seat.host for h in self._machines.hosts)

@@ -12,7 +12,7 @@ from ctl.runner.jobs import Job
 from ctl.runner.lookout import Lookout, Named
 from ctl.runner.machines import Machines
 from ctl.runner.options import Asked
-from ctl.runner.placing import hosts_of
+from ctl.runner.placing import hosts_of, refuse_far
 from ctl.runner.roster import Limits
 
 _TIMEOUT_SECS = 600
@@ -34,8 +34,12 @@ def is_asked(asked: Asked) -> bool:
     return False
 
 
-def driver_of(asked: Asked, job: Job) -> Driver:
-    """The driver of an elastic job. Raises UsageError for numbers that exclude each other."""
+def driver_of(asked: Asked, job: Job, *, is_near: bool = False) -> Driver:
+    """The driver of an elastic job. Raises UsageError for numbers that exclude each other.
+
+    Args:
+      is_near: on this machine only, whatever a script may name.
+    """
     limits, cooldown = limits_of(asked), asked["cooldown"]
     if cooldown and cooldown[0] > cooldown[1]:
         raise UsageError(
@@ -43,6 +47,8 @@ def driver_of(asked: Asked, job: Job) -> Driver:
             "shorter time first"
         )
     finder = _finder(asked, limits)
+    if is_near and isinstance(finder, Named):
+        refuse_far(host.target for host in finder.hosts if not host.is_local)
     is_alone = isinstance(finder, Named) and all(host.is_local for host in finder.hosts)
     return Driver(
         job, limits, Machines(cooldown), finder, nics=asked["nics"],

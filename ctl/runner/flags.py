@@ -19,7 +19,6 @@ class Flag:
       names: as it is written, "-np --num-proc"; key: what it is called in `options.Asked`.
       takes: converts each word that follows; None for a switch, which sets `sets`.
       metavar: of what follows; its number of words is how many do.
-      means: False for what has no meaning here.
       adds: given again it adds to what came before.
     """
 
@@ -29,7 +28,6 @@ class Flag:
     takes: Convert | None = None
     metavar: str = ""
     sets: bool = True
-    means: bool = True
     adds: bool = False
 
     @property
@@ -40,7 +38,7 @@ class Flag:
 
 def _nothing(names: str, key: str, takes: Convert | None = None, sets: bool = True) -> Flag:
     metavar = "" if takes is None else "X"
-    return Flag(names, key, "", takes, metavar, sets=sets, means=False)
+    return Flag(names, key, "", takes, metavar, sets=sets)
 
 
 GROUPS: dict[str, tuple[Flag, ...]] = {
@@ -55,7 +53,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--config-file", "config_file", "YAML with further options; those given here win",
              words, "FILE"),
         Flag("--start-timeout", "start_timeout", "seconds for all processes to find each other "
-             "(default: HOROVOD_START_TIMEOUT, or 30)", whole(1), "SECS"),
+             "(default: HOROVOD_START_TIMEOUT, or 300)", whole(1), "SECS"),
     ),
     "several machines": (
         Flag("-p --ssh-port", "ssh_port", "the port of ssh", whole(1, 65535), "PORT"),
@@ -70,12 +68,6 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("-prefix-timestamp --prefix-output-with-timestamp", "prefix_timestamp",
              "begin each line with the time"),
         Flag("--verbose", "verbose", "say what is started, and where"),
-        Flag("--log-level", "log_level", "of messages about collectives: " + ", ".join(LEVELS),
-             one_of(*LEVELS), "LEVEL"),
-        Flag("--log-with-timestamp --no-log-hide-timestamp", "log_with_timestamp",
-             "with the time"),
-        Flag("--log-without-timestamp --log-hide-timestamp", "log_with_timestamp",
-             "without the time", sets=False),
     ),
     "elastic": (
         Flag("--min-np --min-num-proc", "min_num_proc", "go on with so many (default: that of -np)",
@@ -96,9 +88,6 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "collectives": (
         Flag("--fusion-threshold-mb", "fusion_threshold_mb", "tensors up to so many MiB travel together",
              whole(0), "MIB"),
-        Flag("--cycle-time-ms", "cycle_time_ms", "how long to wait for more of them", number, "MS"),
-        Flag("--cache-capacity", "cache_capacity", "how many tensors' shapes are remembered",
-             whole(0), "N"),
         Flag("--timeline-filename", "timeline_filename", "write what happened when, for "
              "chrome://tracing", words, "FILE"),
         Flag("--timeline-mark-cycles", "timeline_mark_cycles", "with a mark for each cycle"),
@@ -122,6 +111,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--jsrun", "use_jsrun", "refused: there is no MPI"),
     ),
     "meaningless": (
+        _nothing("--cycle-time-ms", "cycle_time_ms", number),
+        _nothing("--cache-capacity", "cache_capacity", whole(0)),
+        _nothing("--log-level", "log_level", one_of(*LEVELS)),
+        _nothing("--log-with-timestamp --no-log-hide-timestamp", "log_with_timestamp"),
+        _nothing("--log-without-timestamp --log-hide-timestamp", "log_with_timestamp", sets=False),
         _nothing("--hierarchical-allreduce", "hierarchical_allreduce"),
         _nothing("--no-hierarchical-allreduce", "hierarchical_allreduce", sets=False),
         _nothing("--hierarchical-allgather", "hierarchical_allgather"),

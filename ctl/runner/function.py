@@ -3,7 +3,6 @@
 results = run(train, args=(0.01,), np=2)       # [of rank 0, of rank 1]
 """
 
-import contextlib
 import os
 import pickle
 import shutil
@@ -15,18 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ctl.errors import CtlError, UsageError
-from ctl.runner import call, command, options
+from ctl.runner import call, elastic_options, options, static
+from ctl.runner.command import job_of
 from ctl.runner.config_file import NO_MPI
+from ctl.runner.options import Asked
+from ctl.runner.placing import hosts_of, refuse_far, seats
 
 # What `run` takes beside the function, as horovod.run does, and the options that say the same.
 _OPTIONS = {
     "num_proc": "num_proc", "hosts": "hosts", "hostfile": "hostfile",
     "start_timeout": "start_timeout", "ssh_port": "ssh_port",
     "ssh_identity_file": "ssh_identity_file", "output_filename": "output_filename",
-    "verbose": "verbose",
+    "verbose": "verbose", "min_num_proc": "min_num_proc", "min_np": "min_num_proc",
+    "max_num_proc": "max_num_proc", "max_np": "max_num_proc", "reset_limit": "reset_limit",
+    "cooldown_range": "cooldown", "host_discovery_script": "host_discovery_script", "slots": "slots",
 }  # fmt: skip
-_ELASTIC = ("min_num_proc", "min_np", "max_num_proc", "max_np", "host_discovery_script",
-            "reset_limit", "cooldown_range", "slots")  # fmt: skip
 _ACCEPTED = ("disable_cache", "use_gloo", "mpi_args", "network_interface", "network_interfaces")
 
 
@@ -45,8 +47,9 @@ def run(
       func: a function of a module goes by its name, any other by cloudpickle; both through files in a
         directory that is closed to other users.
       num_proc, np: how many processes, 1 by default; executable: a Python, by default this one.
-      asked: `hosts`, `hostfile`, `start_timeout`, `ssh_port`, `ssh_identity_file`, `output_filename`,
-        `verbose` as options of ctlrun; further names of horovod.run are accepted.
+      asked: `hosts`, `hostfile`, `start_timeout`, `output_filename`, `verbose`, and for elastic jobs
+        `min_np`, `max_np`, `reset_limit`, `cooldown_range`, `host_discovery_script`, `slots`, as
+        options of ctlrun; further names of horovod.run are accepted.
 
     Call it in the main thread. Raises RankError, with the rank and its traceback, if one fails; and
     UsageError for what cannot be used, such as hosts other than this one.
@@ -58,10 +61,7 @@ def run(
     try:
         _write(directory / call.ASKED, func, tuple(args), dict(kwargs or {}))
         words = [executable or sys.executable, "-m", "ctl.runner.call", str(directory)]
-        exit_code = command.start_static(
-            given, words, is_near=True, more={"PYTHONPATH": _own_path()}
-        )
-        return _results(directory, given["num_proc"], exit_code)
+        return _results(directory, *_started(given, words))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -74,11 +74,6 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in asked.items():
         if value is None:
             continue
-        if name in _ELASTIC:
-            raise UsageError(
-                f"{name}={value!r} is for elastic jobs; a function runs on a fixed number of processes. "
-                "Write a script and start it with `ctlrun --min-np N -np N python script.py`."
-            )
         if name in _OPTIONS:
             given[_OPTIONS[name]] = value
         elif name not in (*_ACCEPTED, "use_mpi"):
@@ -123,21 +118,39 @@ def _own_path() -> str:
     return os.pathsep.join([own, *([before] if before else [])])
 
 
-def _results(directory: Path, count: int, exit_code: int) -> list:
-    found = {}
-    for rank in range(count):
-        with contextlib.suppress(FileNotFoundError):
-            found[rank] = pickle.loads((directory / call.left_by(rank)).read_bytes())
-    failed = [(rank, said) for rank, (is_good, said) in found.items() if not is_good]
+def _started(given: Asked, words: list[str]) -> tuple[list[int], int]:
+    """Runs the job: the numbers of its processes by rank, and its exit code."""
+    more = {"PYTHONPATH": _own_path()}
+    if elastic_options.is_asked(given):
+        driver = elastic_options.driver_of(given, job_of(given, words, 0, more), is_near=True)
+        exit_code = driver.run()
+        return [number for _, number in sorted(driver.done)], exit_code
+    places = seats(hosts_of(given), given["num_proc"])
+    refuse_far(seat.host for seat in places if seat.far)
+    exit_code = static.run(job_of(given, words, len(places), more), places)
+    return list(range(len(places))), exit_code
+
+
+def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list:
+    """What the processes returned, in this order."""
+    found = {
+        int(path.suffix[1:]): pickle.loads(path.read_bytes())
+        for path in directory.glob("result.*")
+        if path.suffix[1:].isdigit()
+    }
+    failed = [(number, said) for number, (is_good, said) in found.items() if not is_good]
     # One that lost a peer says so; the peer is the one to be named.
-    failed.sort(key=lambda one: "HorovodInternalError" in str(one[1]).rstrip().rpartition("\n")[2])
-    if failed:
-        rank, said = failed[0]
-        raise RankError(f"the function failed on rank {rank}:\n{said}")
-    if exit_code or len(found) < count:
-        missing = next((rank for rank in range(count) if rank not in found), 0)
+    failed.sort(
+        key=lambda one: ("HorovodInternalError" in one[1].rstrip().rpartition("\n")[2], one)
+    )
+    if exit_code and failed:
+        number, said = failed[0]
+        raise RankError(f"the function failed on rank {number}:\n{said}")
+    if exit_code or not set(numbers) <= set(found):
+        missing = next((number for number in numbers if number not in found), None)
+        which = "a process" if missing is None else f"rank {missing}"
         raise RankError(
-            f"rank {missing} ended without a result; the job's exit code is {exit_code} and what it said "
-            "is on stderr"
+            f"{which} ended without a result; the job's exit code is {exit_code} and what it said is on "
+            "stderr"
         )
-    return [found[rank][1] for rank in range(count)]
+    return [found[number][1] for number in numbers]

@@ -20,7 +20,7 @@ _NOTHING = MappingProxyType(dict.fromkeys(flag.key for flag in FLAGS.values()))
 _SHORT = tuple(name for name in FLAGS if len(name) == 2)  # as in -p2222
 _TITLES = {
     "accepted": "accepted, nothing to do",
-    "meaningless": "accepted, and without meaning here",
+    "meaningless": "accepted; they change nothing here",
 }
 
 
@@ -80,7 +80,7 @@ def helped() -> str:
     for title, group in GROUPS.items():
         lines.append(f"{_TITLES.get(title, title)}:")
         if title == "meaningless":
-            lines += [f"  {flag.names}" for flag in group if flag.sets]
+            lines += [f"  {flag.names}" for flag in group]
         for flag in group if title != "meaningless" else ():
             lines += [f"  {', '.join(flag.names.split())} {flag.metavar}".rstrip()]
             lines += [f"      {flag.about}"]

@@ -9,7 +9,7 @@ import random
 import re
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ctl import placement
@@ -101,6 +101,15 @@ def seats(hosts: Sequence[Host] | None, count: int | None, nics: str | None = No
         )
         for rank in range(count)
     ]  # fmt: skip
+
+
+def refuse_far(names: Iterable[str]) -> None:
+    """Raises UsageError if there is any: files in a directory of this machine are not over there."""
+    for name in names:
+        raise UsageError(
+            f"{name} is another machine; a function runs on this one only. Write a script, and start it "
+            "with `ctlrun -np 2 -H ... python script.py`"
+        )
 
 
 def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:

@@ -181,7 +181,7 @@ class Roster:
             chosen = [w for w in chosen if w.group]
         least = self.limits.least if self.number else self.limits.first
         if len(chosen) < least:
-            if self.is_finishing:
+            if self.is_finishing and self.number:
                 self.failure = "others were done, and too few are left to go on"
             return None
         if self._had_state and not any(w.has_state for w in chosen):

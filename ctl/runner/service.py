@@ -17,6 +17,8 @@ from collections.abc import Iterator
 
 from ctl.runner.wire import Line, RefusedLine, answer
 
+_STRANGERS = 256  # connections that have not shown yet that they know the secret
+
 
 class Service:
     """Listens in a thread, and reads each connection in one more."""
@@ -29,6 +31,7 @@ class Service:
         self._events: queue.SimpleQueue[tuple[int, dict]] = queue.SimpleQueue()
         self._lines: dict[int, Line] = {}
         self._lock = threading.Lock()
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
         threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
 
     def events(self) -> Iterator[tuple[int, dict]]:
@@ -59,6 +62,9 @@ class Service:
                 accepted, _ = self._socket.accept()
             except OSError:
                 return
+            if not self._strangers.acquire(blocking=False):
+                accepted.close()
+                continue
             threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
 
     def _serve(self, accepted: socket.socket) -> None:
@@ -67,6 +73,8 @@ class Service:
         except (RefusedLine, OSError):
             accepted.close()
             return
+        finally:
+            self._strangers.release()
         worker = hello.get("worker")
         if not isinstance(worker, int):
             line.close()

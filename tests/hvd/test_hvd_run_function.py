@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import UsageError
-from ctl.runner import function
 from ctl.runner.function import RankError, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
@@ -62,17 +61,14 @@ def test_the_output_of_the_ranks_is_here(capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
 
 
-def test_the_directory_is_closed_to_others(monkeypatch):
-    seen = []
-    start = function.command.start_static
+def test_the_directory_is_closed_to_others(tmp_path):
+    assert run(named_functions.modes, args=(str(tmp_path),), np=1) == [[0o700]]
 
-    def watched(asked, words, **more):
-        seen.append(os.stat(words[-1]).st_mode & 0o777)
-        return start(asked, words, **more)
 
-    monkeypatch.setattr(function.command, "start_static", watched)
-    run(named_functions.place, np=1)
-    assert seen == [0o700]
+def test_an_elastic_function_goes_on_without_a_process_that_dies(tmp_path):
+    died = str(tmp_path / "died")
+    found = run(named_functions.sum_of_steps, args=(died,), np=2, min_np=1, reset_limit=1)
+    assert found == [10.0] and Path(died).exists()
 
 
 def test_a_function_without_a_name_goes_by_cloudpickle():
@@ -105,7 +101,9 @@ def test_a_function_of_main_goes_by_cloudpickle_or_says_what_to_install(tmp_path
 
 
 @pytest.mark.parametrize(("asked", "said"), [
-    ({"min_np": 1}, "min_np=1 is for elastic jobs"),
+    ({"min_np": 2, "np": 1}, "--min-np 2 is more than -np 1"),
+    ({"max_np": 2}, "--max-np is for elastic jobs"),
+    ({"min_np": 1, "hosts": "far1:1"}, "far1 is another machine"),
     ({"use_mpi": True}, "there is no MPI"),
     ({"hosts": "far1:1"}, "far1 is another machine; a function runs on this one only"),
     ({"hosts": "localhost:1", "np": 2}, "-np 2 is more than the 1 slot of localhost:1"),

@@ -66,7 +66,7 @@ class Coordinator:
             self._timeline.cycle()
             self._answer()
             self._look_for_stalls()
-            for rank in self._sockets:
+            for rank in sorted(self._sockets, reverse=True):  # this one, which may leave then, last
                 self._write(rank)
         self._selector.close()
         for sock in self._sockets.values():

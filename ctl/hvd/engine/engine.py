@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,10 @@ class Engine:
     Args:
       place: this rank's.
       settings: see there.
+      lost: what a launcher says of a rank that will not come; "" as long as there is none.
     """
 
-    def __init__(self, place: Placement, settings: Settings):
+    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str] = str):
         self.place = place
         self.timeline = Timeline()
         self._numbers = itertools.count()
@@ -76,7 +77,7 @@ class Engine:
         self._most_inline = _MOST_INLINE // place.size
         if place.size == 1:
             return
-        found = meeting.meet(place, settings)
+        found = meeting.meet(place, settings, lost)
         if place.rank == 0:
             self._coordinator = Coordinator(found.accepted, settings, self.timeline)
             self._coordinator.start()
@@ -122,6 +123,10 @@ class Engine:
         if pending.error is not None:
             raise pending.error
         return pending.result
+
+    def lose(self, why: str) -> None:
+        """A rank is gone, as the launcher knows before its silence tells; who waits here is told."""
+        self._break(failure("LOST", why))
 
     def close(self, *, linger: bool = False) -> None:
         """Leaves the group: who waits for this rank is told. With `linger`, rank 0 waits for all."""
@@ -235,5 +240,3 @@ class _Broken(Exception):
 
 def _bytes(array: np.ndarray) -> Any:
     return array.view(np.uint8)
-
-

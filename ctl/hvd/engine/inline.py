@@ -90,6 +90,8 @@ def results(request: Request, header: dict, payload: bytes) -> list[np.ndarray]:
         sizes = header["sizes"]
     found, start = [], 0
     for dtype, size in zip(request.dtypes, sizes, strict=True):
-        found.append(np.frombuffer(payload, dtype_named(dtype), size // dtype_named(dtype).itemsize, start))
+        found.append(
+            np.frombuffer(payload, dtype_named(dtype), size // dtype_named(dtype).itemsize, start)
+        )
         start += size
     return found

@@ -11,6 +11,7 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
@@ -39,13 +40,16 @@ class Connections:
     accepted: dict[int, socket.socket]
 
 
-def meet(place: Placement, settings: Settings) -> Connections:
+def meet(place: Placement, settings: Settings, lost: Callable[[], str] = str) -> Connections:
     """Returns when every rank is connected to every other.
 
+    Args:
+      lost: asked again and again; what it says of a rank that will not come, if anything.
+
     Raises UsageError if this rank cannot listen at its address or is not let in, and
-    HorovodInternalError if some do not come within `start_timeout` seconds.
+    HorovodInternalError if some do not come within `start_timeout` seconds, or will not.
     """
-    meeting = _Meeting(place, settings)
+    meeting = _Meeting(place, settings, lost)
     try:
         return meeting.run()
     except BaseException:
@@ -56,8 +60,9 @@ def meet(place: Placement, settings: Settings) -> Connections:
 
 
 class _Meeting:
-    def __init__(self, place: Placement, settings: Settings):
+    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str]):
         self._place = place
+        self._lost = lost
         self._settings = settings
         self._deadline = time.monotonic() + settings.start_timeout
         self._tell_at = time.monotonic() + _TELL_EVERY_SECS
@@ -185,13 +190,18 @@ class _Meeting:
         hello = _heard(sock, inbox)
         refused = self._refusal(hello)
         if refused:
-            _say(sock, {"refused": refused, "again": hello.get("generation", 0) != self._place.generation})
+            _say(
+                sock,
+                {"refused": refused, "again": hello.get("generation", 0) != self._place.generation},
+            )
             raise Lost(refused)
         role, rank = str(hello["role"]), int(hello["rank"])
         nonce = os.urandom(16).hex()
         mine = self._proof(str(hello["nonce"]), f"answer {self._place.rank}")
         _say(sock, {"nonce": nonce, "proof": mine})
-        if not hmac.compare_digest(str(_heard(sock, inbox)["proof"]), self._proof(nonce, f"{role} {rank}")):
+        if not hmac.compare_digest(
+            str(_heard(sock, inbox)["proof"]), self._proof(nonce, f"{role} {rank}")
+        ):
             _say(sock, {"refused": "secret"})
             raise Lost("a wrong secret")
         _say(sock, {"welcome": True})
@@ -205,11 +215,15 @@ class _Meeting:
             if hello.get(what) != mine:
                 return f"its {what} is {hello.get(what)}, here it is {mine}; start all ranks alike."
         if hello["role"] == "control" and self._place.rank:
-            return f"{self._place.addresses[self._place.rank]} is rank {self._place.rank}, not rank 0."
+            return (
+                f"{self._place.addresses[self._place.rank]} is rank {self._place.rank}, not rank 0."
+            )
         return ""
 
     def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:
-        now = time.monotonic()
+        now, why = time.monotonic(), self._lost()
+        if why:
+            raise HorovodInternalError(why)
         if now < min(self._tell_at, self._deadline):
             return
         place = self._place
@@ -247,5 +261,3 @@ def _tuned(sock: socket.socket) -> socket.socket:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock
-
-

@@ -51,7 +51,7 @@ class Mesh:
         Raises Lost, with the rank as its second argument, if one of the two is gone.
         """
         sending, receiving = _raw(out), _raw(into)
-        sender, receiver = self._peers.get(to), self._peers.get(source)
+        sender, receiver = self._peers[to], self._peers[source]
         sent = received = 0
         moved_at = told_at = time.monotonic()
         while sent < len(sending) or received < len(receiving):
@@ -109,4 +109,4 @@ class Mesh:
 
 
 def _raw(array: np.ndarray) -> memoryview:
-    return memoryview(array.view(np.uint8)) if array.size else memoryview(b"")
+    return array.view(np.uint8).data if array.size else memoryview(b"")

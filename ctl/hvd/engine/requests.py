@@ -59,7 +59,9 @@ class Request:
         tensors = ", ".join(
             f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
         )
-        return f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
+        return (
+            f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
+        )
 
 
 def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
@@ -146,7 +148,8 @@ def _shapes(request: Request) -> tuple:
 
 def _tails(request: Request) -> tuple:
     return tuple(
-        f"[any, {str(list(shape[1:]))[1:]}" if len(shape) else "a scalar" for shape in request.shapes
+        f"[any, {str(list(shape[1:]))[1:]}" if len(shape) else "a scalar"
+        for shape in request.shapes
     )
 
 

@@ -13,9 +13,7 @@ from ctl.hvd.engine.mesh import Mesh
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
 
 
-def allreduce(
-    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int
-) -> np.ndarray:
+def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int) -> np.ndarray:
     """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
     count = len(ranks)
     bounds = [mine.size * i // count for i in range(count + 1)]
@@ -73,6 +71,8 @@ def broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, roo
     Piece by piece along a chain, so that all links are busy at once.
     """
     count = len(ranks)
+    if count == 1:
+        return
     place = (me - root) % count
     before = ranks[(me - 1) % count]
     after = ranks[(me + 1) % count]

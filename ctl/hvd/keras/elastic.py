@@ -15,9 +15,9 @@ Callbacks that update come before the one that commits, which otherwise commits 
 
 from typing import Any
 
-import keras
 from ctl.errors import UsageError
 from ctl.hvd.elastic import State, TensorFlowKerasState, run
+from ctl.hvd.keras.rates import TwoKerasCallback
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback",
            "UpdateEpochStateCallback", "run"]  # fmt: skip
@@ -30,7 +30,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(TwoKerasCallback):
     """Commits after every `batches_per_commit` batches of this call of `fit`, and after each epoch."""
 
     def __init__(self, state: State, batches_per_commit: int = 1):
@@ -54,7 +54,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(TwoKerasCallback):
     """Keeps in `state.batch` how many batches of the epoch are done; 0 at its end.
 
     An epoch that is taken up again begins at `state.batch`. Keras 3 does not let a callback shorten it:
@@ -76,7 +76,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = self._begin = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(TwoKerasCallback):
     """Keeps in `state.epoch` how many epochs are done, over all calls of `fit`."""
 
     def __init__(self, state: State):

@@ -19,8 +19,10 @@ def everyone(make):
 
 
 def numbers(rank, size, dtype):
-    return tf.constant((np.arange(size) % 5 + rank + 1).astype(np.float64)).numpy().astype(
-        getattr(ml_dtypes, dtype, dtype)
+    return (
+        tf.constant((np.arange(size) % 5 + rank + 1).astype(np.float64))
+        .numpy()
+        .astype(getattr(ml_dtypes, dtype, dtype))
     )
 
 
@@ -103,6 +105,7 @@ def case_indexed_slices():
 def case_allgather():
     for dtype in [*FLOATS, *WHOLE, "bool", "complex64"]:
         for rows in (0, 1, 3, 30_000 if dtype == "float32" else 2):
+
             def part(rank, rows=rows, dtype=dtype):  # another number of rows on each rank
                 return (np.arange((rows + rank) * 2) % 2 == rank % 2).reshape(-1, 2).astype(
                     getattr(ml_dtypes, dtype, dtype))  # fmt: skip
@@ -123,7 +126,9 @@ def case_broadcast():
                 mine = tf.cast(tf.range(size) % 2 == hvd.rank() % 2, dtype)
                 want = tf.cast(tf.range(size) % 2 == root % 2, dtype)
                 for way, got in ways(lambda t, root=root: hvd.broadcast(t, root), mine):
-                    np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=f"{way} {dtype}")
+                    np.testing.assert_array_equal(
+                        got.numpy(), want.numpy(), err_msg=f"{way} {dtype}"
+                    )
 
 
 def case_alltoall():
@@ -154,7 +159,9 @@ def case_reducescatter():
         for op, factor in ((hvd.Sum, ranks), (hvd.Average, 1)):
             for _, got in ways(lambda t, op=op: hvd.reducescatter(t, op=op), x):
                 np.testing.assert_allclose(got, x[start : start + counts[me]] * factor, rtol=1e-6)
-    a, b = hvd.grouped_reducescatter([tf.ones([ranks]), tf.ones([2 * ranks, 2], tf.int32)], op=hvd.Sum)
+    a, b = hvd.grouped_reducescatter(
+        [tf.ones([ranks]), tf.ones([2 * ranks, 2], tf.int32)], op=hvd.Sum
+    )
     assert a.numpy().tolist() == [ranks] and (b.numpy() == ranks).all() and b.shape == (2, 2)
 
 
@@ -225,7 +232,13 @@ def case_broadcast_variables():
 
 
 def case_objects():
-    thing = {"epoch": 3, 0: [1, (2, None)], "x": np.arange(3), 1.5: {True, b"\xff"}, "nan": float("inf")}
+    thing = {
+        "epoch": 3,
+        0: [1, (2, None)],
+        "x": np.arange(3),
+        1.5: {True, b"\xff"},
+        "nan": float("inf"),
+    }
     got = hvd.broadcast_object(thing if hvd.rank() == 0 else None, 0)
     assert got.keys() == thing.keys() and got[0] == [1, (2, None)] and got[1.5] == {True, b"\xff"}
     np.testing.assert_array_equal(got["x"], np.arange(3))

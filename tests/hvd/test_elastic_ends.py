@@ -1,0 +1,149 @@
+"""How elastic jobs end, and begin, when something is wrong; and processes behind ssh."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from ctlrun_jobs import Ctlrun
+from elastic_jobs import ElasticJob
+from launching import is_alive
+
+pytestmark = pytest.mark.workers
+
+BEGIN = """
+import os, pathlib, sys, time
+here, number = pathlib.Path(sys.argv[1]), os.environ["CTL_HVD_WORKER"]
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def start(hosts, *options, program=None, **more):
+        path = None
+        if program is not None:
+            path = tmp_path / "program.py"
+            path.write_text(BEGIN + program)
+        jobs.append(ElasticJob(tmp_path, hosts, *options, program=path, **more))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+def test_when_all_fail_the_job_does_and_the_first_is_named(start):
+    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program="sys.exit(7)").end()
+    assert code == 7
+    assert "the job ends: no process is left" in said and "failed: exit code 7 (it was the" in said
+
+
+def test_one_that_fails_before_the_first_group_is_replaced(start):
+    program = """
+(here / number).touch()
+if number == "1":
+    sys.exit(3)
+until = time.monotonic() + 100
+while not (here / "2").exists() and time.monotonic() < until:
+    time.sleep(0.05)
+"""
+    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "2", program=program).end()
+    assert code == 0, said
+    assert "process 1 on 127.0.0.1 failed: exit code 3" in said
+
+
+def test_too_few_slots_are_a_failure_after_the_timeout(start):
+    options = ("-np", "2", "--min-np", "2", "--elastic-timeout", "1")
+    code, said = start("127.0.0.1:1", *options, program="sys.exit(9)").end()
+    assert code == 1
+    assert "fewer than the 2 that the job needs (--elastic-timeout)" in said
+
+
+def test_a_failure_after_another_was_done_is_a_failure(start):
+    program = """
+from ctl.hvd import rendezvous
+rank = rendezvous.placement().rank
+if rank == 1:
+    until = time.monotonic() + 100
+    while not (here / "done").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    sys.exit(5)
+(here / "done").touch()
+"""
+    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program=program).end()
+    assert code == 5, said
+
+
+def test_a_member_that_does_not_come_back_is_killed_and_the_job_goes_on(start):
+    program = """
+from ctl.hvd import rendezvous
+place = rendezvous.placement()
+if place.rank == 1:
+    time.sleep(1000)
+print(rendezvous.placement().size)
+"""
+    options = ("-np", "2", "--min-np", "1", "--elastic-timeout", "20", "--reset-limit", "1")
+    code, said = start("127.0.0.1:2", *options, program=program).end()
+    assert code == 0, said
+    assert "process 1 did not come to the new group in time; it is killed" in said
+    assert "[0]<stdout>:1\n" in said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_launcher(start, signum):
+    program = "(here / f'pid{number}').write_text(str(os.getpid())); time.sleep(1000)"
+    job = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program=program)
+    paths = [job.dir / f"pid{number}" for number in range(2)]
+    job.wait(lambda: all(path.exists() and path.read_text() for path in paths))
+    job.process.send_signal(signum)
+    assert job.process.wait(100) == (143 if signum == signal.SIGTERM else -9)
+    pids = [int(path.read_text()) for path in paths]
+    ctlrun = Ctlrun(job.dir)
+    ctlrun.wait_for(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.parametrize(("script", "said"), [
+    ("#!/bin/sh\necho no hosts today >&2\nexit 4\n", "failed: exit code 4, no hosts today"),
+    ("#!/bin/sh\necho 'a b c'\n", "printed what cannot be used"),
+])  # fmt: skip
+def test_a_discovery_script_that_fails_at_first_is_a_mistake(tmp_path, script, said):
+    path = tmp_path / "discover.sh"
+    path.write_text(script)
+    path.chmod(0o755)
+    ctlrun = Ctlrun(tmp_path)
+    code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", str(path), "sleep", "1000")
+    assert code == 2 and said in err
+    code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", "/no/script", "sleep", "1")
+    assert code == 2 and "cannot be run" in err
+
+
+def test_hosts_without_a_number_have_the_slots_of_an_option(start):
+    program = "print('slot', os.environ['HOROVOD_LOCAL_RANK'], os.environ['HOROVOD_HOSTNAME'])"
+    options = ("-np", "3", "--slots-per-host", "2")
+    code, said = start("127.0.0.1 127.0.0.2:1", *options, program=program).end()
+    assert code == 0, said
+    assert {"slot 0 127.0.0.1", "slot 1 127.0.0.1", "slot 0 127.0.0.2"} >= {
+        line.partition(">:")[2] for line in said.splitlines() if "<stdout>:slot" in line
+    }
+
+
+def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(
+    start, monkeypatch, tmp_path
+):
+    ssh = tmp_path / "ssh"
+    ssh.write_bytes((Path(ROOT) / "tests" / "programs" / "fake_ssh.py").read_bytes())
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "ssh.log"))
+    job = start("127.0.0.1:1 me@127.0.0.2:1", "-np", "2", "--min-np", "1", done=4)
+    job.go(4)
+    facts = job.wait_for_step(4, size=2)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert all(f["weights"] == [4.0, 4.0] for f in facts)
+    words = (tmp_path / "ssh.log").read_text()
+    assert "CTL_HVD_RENDEZVOUS=127.0.0.1:" in words and "SECRET" not in words

@@ -1,0 +1,352 @@
+"""Who is in an elastic job, decided without processes: joins, losses, hosts, limits; and the wire."""
+
+import random
+import socket
+import threading
+
+import pytest
+from ctl.launch.hosts import Host
+from ctl.runner import wire
+from ctl.runner.machines import Machines
+from ctl.runner.roster import ADDED, REMOVED, Limits, Roster
+from ctl.runner.service import Service
+
+
+class Job:
+    """A roster whose processes do what a test says; `now` is its clock, in seconds."""
+
+    def __init__(self, *hosts, cooldown=None, **limits):
+        self.now = 0.0
+        self.machines = Machines(cooldown, clock=lambda: self.now)
+        self.hosts(*hosts)
+        limits = {"first": 2, "least": 1, **limits}
+        self.roster = Roster(Limits(**limits), self.machines)
+
+    def hosts(self, *hosts):
+        self.machines.are([Host(name, int(slots)) for name, slots in (h.split(":") for h in hosts)])
+
+    def start(self):
+        """Starts what is to be started; the numbers."""
+        return [self.roster.started(seat) for seat in self.roster.free_seats()]
+
+    def join(self, *numbers, skips_sync=False):
+        for number in numbers:
+            self.roster.joined(number, 1000 + number, skips_sync=skips_sync)
+        return self.group()
+
+    def group(self):
+        """The numbers of the next group by rank, or None."""
+        group = self.roster.group()
+        if group is None:
+            return None
+        assert [1000 + w.number for w in group.workers] == list(group.ports)
+        self.must_sync = group.must_sync
+        return [w.number for w in group.workers]
+
+    def sync(self, *numbers):
+        for number in numbers:
+            self.roster.synced(number)
+
+    def lose(self, number):
+        worker = self.roster.ended(number, is_success=False)
+        if any(h.target == worker.seat.host for h in self.machines.hosts):
+            self.machines.failed(worker.seat.host)
+
+    def begun(self):
+        """The first group, at work."""
+        numbers = self.start()
+        assert self.join(*numbers) == numbers
+        self.sync(*numbers)
+        return numbers
+
+
+def test_the_first_group_waits_for_everybody_that_was_started():
+    job = Job("a:2", "b:1")
+    assert job.start() == [0, 1, 2] and job.start() == []
+    assert job.join(0, 1) is None
+    assert job.join(2) == [0, 1, 2] and job.must_sync
+
+
+def test_nothing_starts_before_there_are_slots_for_the_first_group():
+    job = Job("a:1", first=2)
+    assert job.start() == []
+    job.hosts("a:1", "b:1")
+    assert job.start() == [0, 1]
+
+
+def test_never_more_than_the_most():
+    job = Job("a:4", most=3)
+    assert len(job.start()) == 3
+
+
+def test_survivors_do_not_wait_for_the_replacement_which_joins_later():
+    job = Job("a:3")
+    job.begun()
+    job.lose(0)
+    assert job.start() == []  # a second has to pass
+    assert job.join(1) is None
+    assert job.join(2) == [1, 2]
+    job.sync(1, 2)
+    job.now += 1.0
+    assert job.start() == [3]
+    assert job.roster.change() == 0
+    assert job.join(3) is None and job.roster.change() == ADDED
+    assert job.join(1, 2, skips_sync=True) == [1, 2, 3] and job.must_sync
+    assert [w.seat.slot for w in job.roster.members] == [
+        1,
+        2,
+        0,
+    ]  # the replacement has the free GPU
+
+
+def test_nobody_shares_state_when_all_have_it_and_say_so():
+    job = Job("a:1", "b:2")
+    job.begun()
+    job.hosts("b:2")
+    assert job.roster.change() == REMOVED
+    assert job.join(0, 1, 2, skips_sync=True) == [1, 2] and not job.must_sync
+    assert [w.number for w in job.roster.unwanted()] == [0]
+    job.hosts("b:1")
+    assert job.join(1, skips_sync=True) is None
+    assert job.join(2, skips_sync=False) == [1]
+
+
+def test_one_that_has_to_share_makes_all_do_it():
+    job = Job("a:2")
+    job.begun()
+    job.join(0, skips_sync=True)
+    assert job.join(1, skips_sync=False) == [0, 1] and job.must_sync
+
+
+def test_rank_0_has_state_even_if_a_younger_one_is_the_only_one():
+    job = Job("a:1", "b:1")
+    job.begun()
+    job.lose(0)
+    job.now += 5
+    assert job.start() == [2]
+    job.join(2)
+    assert job.join(1) == [1, 2]  # b's first, though a is the older host
+
+
+def test_a_group_without_state_is_a_failure_not_a_new_beginning():
+    job = Job("a:2")
+    job.begun()
+    job.lose(0)
+    job.now += 5
+    assert job.join(1) == [1]
+    (new,) = job.start()
+    job.join(new)
+    assert job.join(1) == [1, new]
+    job.lose(1)
+    assert job.join(new) is None and "had the state" in job.roster.failure
+
+
+def test_hosts_that_go_all_at_once_stay_until_others_have_the_state():
+    job = Job("a:1", first=1)
+    job.begun()
+    job.hosts("b:1")
+    assert job.roster.change() == 0
+    assert job.start() == [1]
+    job.join(1)
+    assert job.roster.change() == ADDED
+    assert job.join(0) == [0, 1]
+    assert job.roster.change() == 0
+    job.sync(0, 1)
+    assert job.roster.change() == REMOVED
+    assert job.join(0, 1) == [1]
+    assert [w.number for w in job.roster.unwanted()] == [0]
+
+
+def test_a_group_is_not_told_to_shrink_below_the_least():
+    job = Job("a:1", "b:1", least=2)
+    job.begun()
+    job.hosts("a:1")
+    assert job.roster.change() == 0
+
+
+def test_too_few_wait_for_the_timeout_and_then_it_is_a_failure():
+    job = Job("a:2", least=2, timeout_secs=60)
+    job.begun()
+    job.now += 1000  # at work for long
+    job.lose(1)
+    assert job.join(0) is None and job.roster.late() == []
+    job.now += 59
+    assert job.group() is None and job.roster.late() == [] and not job.roster.failure
+    job.now += 1
+    assert job.roster.late() == [] and "fewer than the 2 that the job needs" in job.roster.failure
+
+
+def test_a_member_that_does_not_come_is_late_and_the_others_go_on_without_it():
+    job = Job("a:3", timeout_secs=60)
+    job.begun()
+    job.lose(0)
+    assert job.join(1) is None
+    job.now += 60
+    assert job.group() is None and [w.number for w in job.roster.late()] == [2]
+    job.lose(2)
+    assert job.group() == [1]
+
+
+def test_the_first_group_does_without_late_ones_if_there_are_enough():
+    job = Job("a:3", first=2, timeout_secs=60)
+    job.start()
+    assert job.join(0, 2) is None
+    job.now += 60
+    assert job.group() == [0, 2]
+    assert job.join(1) is None and job.roster.change() == ADDED
+
+
+def test_when_one_is_done_nobody_new_begins():
+    job = Job("a:2")
+    job.begun()
+    job.roster.ended(0, is_success=True)
+    job.now += 100
+    assert job.start() == [] and job.roster.change() == 0
+    assert job.join(1) == [1]
+
+
+def test_the_reset_limit_is_a_failure_for_losses_and_silence_for_new_hosts():
+    job = Job("a:2", resets=1)
+    job.begun()
+    job.lose(1)
+    assert job.join(0) == [0]
+    job.now += 100
+    assert job.start() == [] and job.roster.change() == 0
+    assert job.join(0) is None and "--reset-limit" in job.roster.failure
+
+
+def test_a_host_is_used_again_after_a_while_and_given_up_after_four_failures():
+    job = Job("a:1")
+    for delay_secs in (1.0, 2.0, 4.0):
+        job.machines.failed("a")
+        assert not job.machines.may_start("a")
+        job.now += delay_secs
+        assert job.machines.may_start("a")
+    assert "nothing more" in job.machines.failed("a")
+    job.now += 1e6
+    assert not job.machines.may_start("a")
+    job.hosts()
+    job.hosts("a:1")  # another machine, maybe
+    assert job.machines.may_start("a")
+
+
+def test_failures_of_an_hour_ago_are_forgiven():
+    job = Job("a:1")
+    for _ in range(10):
+        job.machines.failed("a")
+        job.now += 4000
+        assert job.machines.may_start("a")
+
+
+def test_with_a_cooldown_range_no_host_is_given_up():
+    job = Job("a:1", cooldown=(10, 60))
+    delays = []
+    for _ in range(6):
+        job.machines.failed("a")
+        begin = job.now
+        while not job.machines.may_start("a"):
+            job.now += 0.5
+        delays.append(job.now - begin)
+    assert all(10 <= delay <= 60.5 for delay in delays) and delays[-1] >= 60
+    assert delays[0] < 31
+
+
+def test_seats_of_hosts_that_failed_do_not_count_against_the_most():
+    job = Job("a:1", "b:1", "c:1", most=2)
+    job.begun()
+    for _ in range(4):
+        job.machines.failed("a")
+    job.roster.ended(0, is_success=False)
+    assert [seat.host for seat in job.roster.free_seats()] == ["c"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_groups_are_sound(seed):
+    chance = random.Random(seed)
+    job = Job("a:2", "b:2", timeout_secs=1e9, cooldown=(1, 2))
+    names = ["a:1", "a:2", "b:1", "b:2", "c:3", "d:1"]
+    newest = 0
+    for _ in range(400):
+        job.now += chance.random()
+        what = chance.random()
+        alive = list(job.roster.workers)
+        if what < 0.1:
+            picked = chance.sample(names, chance.randint(1, 3))
+            job.hosts(*{p.split(":")[0]: p for p in picked}.values())
+        elif what < 0.2 and len(job.roster.members) > 1:
+            job.lose(chance.choice(alive))
+        elif what < 0.7 and alive:
+            job.roster.joined(chance.choice(alive), 1, skips_sync=chance.random() < 0.5)
+        elif what < 0.8:
+            job.sync(*(w.number for w in job.roster.members if not w.port))
+        waiting = {n for n, w in job.roster.workers.items() if w.port}
+        had_state = {n for n, w in job.roster.workers.items() if w.has_state}
+        group = job.roster.group()
+        if group:
+            chosen = {w.number for w in group.workers}
+            assert group.number == newest + 1 and chosen <= waiting
+            newest = group.number
+            if had_state:
+                assert group.workers[0].number in had_state
+            assert len({w.seat for w in group.workers}) == len(group.workers)
+            by_host = [w.seat.host for w in group.workers]
+            assert len(set(by_host)) == sum(
+                a != b for a, b in zip(["", *by_host], by_host, strict=False)
+            )
+        seats = [w.seat for w in job.roster.workers.values()]
+        seats += job.roster.free_seats()
+        assert len(set(seats)) == len(seats)
+        job.start()
+        if job.roster.failure:
+            assert "had the state" in job.roster.failure
+            return
+    assert newest > 3
+
+
+def said(service, count):
+    """The next events of a service."""
+    found, over = [], threading.Event()
+    for _ in range(1000):
+        found += service.events()
+        if len(found) >= count:
+            return found
+        over.wait(0.02)
+    raise AssertionError(found)
+
+
+def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
+    service = Service("s3cret", "127.0.0.1")
+    line = wire.call(("127.0.0.1", service.port), "s3cret", {"worker": 7})
+    line.send({"join": 5})
+    assert said(service, 1) == [(7, {"join": 5})]
+    assert service.send(7, {"place": {}}) and line.receive() == {"place": {}}
+    assert not service.send(8, {})
+    line.close()
+    assert said(service, 1) == [(7, {"gone": True})]
+    service.close()
+
+
+def test_a_stranger_is_not_heard_and_a_false_launcher_not_believed():
+    service = Service("s3cret", "127.0.0.1")
+    address = ("127.0.0.1", service.port)
+    with pytest.raises(ConnectionError):
+        wire.call(address, "guess", {"worker": 7})
+    for nonsense in (b"{}\n", b"[1]\n", b"[" * 5000 + b"\n", b"x" * 100_000, b""):
+        with socket.create_connection(address, timeout=60) as stranger:
+            stranger.sendall(nonsense)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    with pytest.raises(wire.RefusedLine, match="not the launcher"):
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=_false_launcher, args=[listener], daemon=True).start()
+        wire.call(listener.getsockname(), "s3cret", {"worker": 7})
+    assert list(service.events()) == []
+    service.close()
+
+
+def _false_launcher(listener):
+    accepted, _ = listener.accept()
+    accepted.sendall(b'{"nonce": "1"}\n')
+    accepted.recv(4096)
+    accepted.sendall(b'{"proof": "00"}\n')

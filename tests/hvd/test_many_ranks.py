@@ -1,0 +1,8 @@
+"""Eleven ranks and more do what two do: their order is that of numbers, not of words."""
+
+from hvd.ranks import PROGRAMS, results
+
+
+def test_twelve_ranks():
+    said = results(PROGRAMS / "many.py", 12, timeout_secs=500)
+    assert [one["rank"] for one in said] == list(range(12))
