@@ -7,7 +7,8 @@ from ranks import PROGRAMS, results
 pytestmark = pytest.mark.workers
 AS_ONE_PROCESS = [
     "fit_with_momentum", "fit_with_adam_and_clipping", "fit_with_a_schedule",
-    "fit_predivided_in_groups", "custom_loop", "several_passes", "a_sum_of_passes_in_fit",
+    "fit_in_loops_of_steps", "fit_eagerly", "fit_predivided_in_groups", "custom_loop",
+    "several_passes", "a_sum_of_passes_in_fit",
     "sparse_gradients", "sparse_gradients_as_dense",
 ]  # fmt: skip
 ON_THREE = ["fit_with_momentum", "custom_loop", "several_passes", "sparse_gradients",

@@ -25,9 +25,9 @@ def network():
     )
 
 
-def fitted(optimizer, **options):
+def fitted(optimizer, compiled=(), **options):
     model = network()
-    model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse")
+    model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse", **dict(compiled))
     x, y = shared(X, Y)
     model.fit(x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0)
     return said(model.get_weights())
@@ -44,6 +44,14 @@ def fit_with_adam_and_clipping():
 def fit_with_a_schedule():
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     return fitted(keras.optimizers.SGD(rate))
+
+
+def fit_in_loops_of_steps():
+    return fitted(keras.optimizers.SGD(0.1), {"steps_per_execution": 2})
+
+
+def fit_eagerly():
+    return fitted(keras.optimizers.SGD(0.1), {"run_eagerly": True}, backward_passes_per_step=2)
 
 
 def fit_predivided_in_groups():
@@ -268,7 +276,8 @@ def refusals():
 
 
 run([
-    fit_with_momentum, fit_with_adam_and_clipping, fit_with_a_schedule, fit_predivided_in_groups,
+    fit_with_momentum, fit_with_adam_and_clipping, fit_with_a_schedule, fit_in_loops_of_steps,
+    fit_eagerly, fit_predivided_in_groups,
     custom_loop, several_passes, a_sum_of_passes_in_fit, exchanges_per_step, sparse_gradients,
     sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
     mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
