@@ -76,9 +76,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Placement:
                 f"HOROVOD_{name} is {came}, but TF_CONFIG says {mine}; ctl.hvd finds its peers by "
                 "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
-    given: dict[str, Any] = {
-        name.lower(): _count(environ, f"HOROVOD_{name}") for name in _COUNTS
-    }
+    given: dict[str, Any] = {name.lower(): _count(environ, f"HOROVOD_{name}") for name in _COUNTS}
     return replace(place, **{name: count for name, count in given.items() if count is not None})
 
 

@@ -13,7 +13,9 @@ import tensorflow as tf
 from absl import flags
 
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-2, "Step size of Adam.")
-GAME_STEPS = flags.DEFINE_integer("game_steps", 200, "Moves after which a game is won.", lower_bound=1)
+GAME_STEPS = flags.DEFINE_integer(
+    "game_steps", 200, "Moves after which a game is won.", lower_bound=1
+)
 DISCOUNT = flags.DEFINE_float("discount", 0.99, "What a reward one move later is worth.")
 
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, SECS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
@@ -60,7 +62,10 @@ class CartPole(ctl.Trainer):
         )  # fmt: skip
         state, alive = (uniform[:, :4] - 0.5) * 0.1, tf.fill(tf.shape(games), True)
         states = tf.TensorArray(tf.float32, self.game_steps)
-        rights, lives = tf.TensorArray(tf.bool, self.game_steps), tf.TensorArray(tf.bool, self.game_steps)
+        rights, lives = (
+            tf.TensorArray(tf.bool, self.game_steps),
+            tf.TensorArray(tf.bool, self.game_steps),
+        )
         for t in tf.range(self.game_steps):
             right = uniform[:, 4 + t] < tf.sigmoid(self.model(state)[:, 0])
             states, rights = states.write(t, state), rights.write(t, right)

@@ -15,11 +15,15 @@ from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
 GENERATOR_RATE = flags.DEFINE_float("generator_rate", 2e-4, "Step size of the generator's Adam.")
-DISCRIMINATOR_RATE = flags.DEFINE_float("discriminator_rate", 2e-4, "Step size of the discriminator's.")
+DISCRIMINATOR_RATE = flags.DEFINE_float(
+    "discriminator_rate", 2e-4, "Step size of the discriminator's."
+)
 DISCRIMINATOR_EVERY = flags.DEFINE_integer(
     "discriminator_every_steps", 2, "The generator learns in every step, the discriminator in every n-th.",
     lower_bound=1)  # fmt: skip
-SHOW_EVERY = flags.DEFINE_integer("show_every_steps", 200, "Steps between pictures. 0 turns it off.")
+SHOW_EVERY = flags.DEFINE_integer(
+    "show_every_steps", 200, "Steps between pictures. 0 turns it off."
+)
 
 NOISE, SHOWN = 64, 36
 layers = keras.layers
@@ -27,7 +31,9 @@ layers = keras.layers
 
 def logistic_loss(logits, real):
     """`[b, 1]` logits of being real -> `[b]`."""
-    return tf.nn.sigmoid_cross_entropy_with_logits(tf.fill(tf.shape(logits), float(real)), logits)[:, 0]
+    return tf.nn.sigmoid_cross_entropy_with_logits(tf.fill(tf.shape(logits), float(real)), logits)[
+        :, 0
+    ]
 
 
 class Gan(ctl.Trainer):

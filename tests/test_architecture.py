@@ -48,12 +48,22 @@ WITHIN = {
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
+    "hvd": ["errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
+            "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
+            "engine.coordinator", "engine.failures", "engine.meeting", "engine.mesh", "engine.rings",
+            "engine.transfers", "engine.engine", "process_sets", "rendezvous", "process", "advice",
+            "aggregation", "built", "graph_errors", "calls", "compression", "packing", "objects",
+            "run_time", "ops", "variables", "elastic", "hooks", "keras.rates", "reducing",
+            "keras.callbacks", "keras.elastic", "keras3_optimizers", "tf1_optimizers", "tf_keras_optimizers",
+            "optimizers", "keras.optimizers", "keras.loading", "keras.values", "sync_batch_norm",
+            "tapes", "util"],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "runner", "cli", "cluster", "errors", "every", "quiet", "version", "signals", "lease",
-        "files", "inspect_command", "heartbeat", "facts", "preflight", "endings")  # fmt: skip
+PURE = ("launch", "runner", "cli", "cluster", "errors", "every", "quiet", "version", "signals",
+        "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight",
+        "endings")  # fmt: skip
 
 
 def name_of(path: Path) -> str:
@@ -91,7 +101,7 @@ def test_a_module_imports_lower_levels_only(path):
         other_folder, _, other_inner = other.partition(".")
         if folder == other_folder:
             order = WITHIN[folder]
-            if inner in ("__init__", "__main__"):
+            if inner.rpartition(".")[2] in ("__init__", "__main__"):
                 continue
             assert order.index(other_inner) < order.index(inner), f"{me} imports {other}"
         else:
@@ -133,13 +143,15 @@ def test_files_of_tests_are_within_budget(path):
 
 def test_no_module_is_called_after_what_did_not_fit_elsewhere():
     bad = {"utils", "util", "common", "misc", "helpers"}
-    assert not bad & {p.stem for p in FILES} | bad & {p.parent.name for p in FILES}
+    files = [p for p in FILES if name_of(p) != "hvd.util"]  # whose name Horovod's users import
+    assert not bad & {p.stem for p in files} | bad & {p.parent.name for p in files}
 
 
 def test_models_use_only_the_public_names():
     for path in MODELS:
         for name in imported(path):
-            assert name == "errors", f"{path.name} imports ctl.{name}; use `import ctl`"
+            public = ("errors", "hvd", "hvd.keras")
+            assert name in public, f"{path.name} imports ctl.{name}; use `import ctl`"
 
 
 def test_the_public_names_are_a_promise():

@@ -49,12 +49,7 @@ from ctl.hvd.ops import (
     grouped_reducescatter,
     handle_average_backwards_compatibility,
     join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
     reducescatter,
-    size_op,
 )
 from ctl.hvd.optimizers import DistributedDeltaAdasumOptimizer, DistributedOptimizer
 from ctl.hvd.process import (
@@ -77,6 +72,13 @@ from ctl.hvd.process_sets import (
     get_process_set_ids_and_ranks,
     global_process_set,
     remove_process_set,
+)
+from ctl.hvd.run_time import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
 )
 from ctl.hvd.tapes import DistributedGradientTape, PartialDistributedGradientTape
 from ctl.hvd.variables import broadcast_, broadcast_variables

@@ -78,7 +78,7 @@ def _read(data: bytes, allow_pickle: bool) -> Any:
     if kind == _PACKED:
         return packing.unpacked(rest)
     if kind == _PICKLED and allow_pickle:
-        return pickle.loads(rest)  # noqa: S301  asked for by name
+        return pickle.loads(rest)  # asked for by name
     if kind == _PICKLED:
         raise UsageError("a pickled object came; expected allow_pickle=True on all ranks, or none.")
     raise UsageError(rest.decode())

@@ -11,14 +11,14 @@ ValueError before `init()`.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from ctl.hvd import calls, process
+from ctl.hvd import calls
 from ctl.hvd.calls import Call
 from ctl.hvd.compression import Compression
 from ctl.hvd.engine import arithmetic
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
+from ctl.hvd.run_time import index_op, rank_op, size_op
 
 Average, Sum, Adasum = arithmetic.AVERAGE, arithmetic.SUM, arithmetic.ADASUM
 Min, Max, Product = arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT
@@ -175,7 +175,7 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
 
 
 def _own_rows(tensor, rows, process_set):
-    me = _index_op(process_set)
+    me = index_op(process_set)
     start = tf.reduce_sum(rows[:me])
     return tensor[start : start + rows[me]]
 
@@ -304,49 +304,6 @@ def join(device: int = -1) -> int:
         "steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or repeat() the dataset and "
         "take(steps)."
     )
-
-
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """`rank()` when the graph runs, `[]` int32."""
-    return _at_run_time(process.rank)
-
-
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """`local_rank()` when the graph runs, `[]` int32."""
-    return _at_run_time(process.local_rank)
-
-
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """`local_size()` when the graph runs, `[]` int32."""
-    return _at_run_time(process.local_size)
-
-
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The size of a process set when the graph runs, `[]` int32."""
-    return _at_run_time(lambda: len(_ranks_by_number(process_set_id)))
-
-
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is in a process set when the graph runs, else 0, `[]` int32."""
-    return _at_run_time(lambda: int(process.rank() in _ranks_by_number(process_set_id)))
-
-
-def _index_op(process_set) -> tf.Tensor:
-    return _at_run_time(lambda: ranks_of(process_set)[1].index(process.rank()))
-
-
-def _ranks_by_number(number: int) -> Sequence[int]:
-    from ctl.hvd.process_sets import get_process_set_ids_and_ranks
-
-    return get_process_set_ids_and_ranks()[number]
-
-
-def _at_run_time(value) -> tf.Tensor:
-    if tf.executing_eagerly():
-        return tf.constant(value(), tf.int32)
-    found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)
-    found.set_shape([])
-    return found
 
 
 def _tensor(given: Any) -> tf.Tensor:

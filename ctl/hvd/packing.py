@@ -12,9 +12,6 @@ import numpy as np
 from ctl.errors import UsageError
 from ctl.hvd.engine.arithmetic import dtype_named
 
-_PLAIN = (str, bool, type(None))
-_SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
-
 
 def packed(thing: Any) -> bytes:
     """Raises UsageError that names the part that cannot be packed."""
@@ -27,27 +24,40 @@ def unpacked(data: bytes) -> Any:
 
 
 def _said(thing: Any, where: str) -> Any:
-    if type(thing) in _PLAIN or type(thing) is int:
-        return thing
-    if type(thing) is float:
-        return {"float": thing.hex()}
-    if type(thing) is list:
-        return [_said(part, f"{where}[{i}]") for i, part in enumerate(thing)]
-    if type(thing) is dict:
-        return {
-            "dict": [
-                [_said(key, f"a key of {where}"), _said(value, f"{where}[{key!r}]")]
-                for key, value in thing.items()
-            ]
-        }
-    for name, kind in _SEQUENCES.items():
-        if type(thing) is kind:
-            return {name: [_said(part, f"an element of {where}") for part in thing]}
-    if isinstance(thing, (bytes, bytearray)):
-        return {type(thing).__name__: base64.b64encode(thing).decode()}
-    if type(thing) is complex:
-        return {"complex": [thing.real.hex(), thing.imag.hex()]}
-    return _said_array(thing, where)
+    say = _SAY.get(type(thing))
+    return _said_array(thing, where) if say is None else say(thing, where)
+
+
+def _said_list(thing: Any, where: str) -> list[Any]:
+    return [_said(part, f"{where}[{i}]") for i, part in enumerate(thing)]
+
+
+def _said_dict(thing: dict, where: str) -> dict[str, Any]:
+    return {
+        "dict": [
+            [_said(key, f"a key of {where}"), _said(value, f"{where}[{key!r}]")]
+            for key, value in thing.items()
+        ]
+    }
+
+
+def _said_group(thing: Any, where: str) -> dict[str, Any]:
+    return {type(thing).__name__: [_said(part, f"an element of {where}") for part in thing]}
+
+
+def _said_bytes(thing: Any, _: str) -> dict[str, Any]:
+    return {type(thing).__name__: base64.b64encode(thing).decode()}
+
+
+_SAY: dict[type, Any] = {
+    **dict.fromkeys((str, bool, type(None), int), lambda thing, _: thing),
+    **dict.fromkeys((tuple, set, frozenset), _said_group),
+    **dict.fromkeys((bytes, bytearray), _said_bytes),
+    list: _said_list,
+    dict: _said_dict,
+    float: lambda thing, _: {"float": thing.hex()},
+    complex: lambda thing, _: {"complex": [thing.real.hex(), thing.imag.hex()]},
+}
 
 
 def _said_array(thing: Any, where: str) -> Any:
@@ -76,19 +86,25 @@ def _meant(said: Any) -> Any:
     if not isinstance(said, dict):
         return said
     kind = next(iter(said))
-    value = said[kind]
-    if kind == "float":
-        return float.fromhex(value)
-    if kind == "dict":
-        return {_meant(key): _meant(part) for key, part in value}
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind](_meant(part) for part in value)
-    if kind == "complex":
-        return complex(*map(float.fromhex, value))
-    data = base64.b64decode(value)
-    if kind in ("bytes", "bytearray"):
-        return data if kind == "bytes" else bytearray(data)
-    return _meant_array(kind, data, said)
+    if kind in _MEAN:
+        return _MEAN[kind](said[kind])
+    return _meant_array(kind, base64.b64decode(said[kind]), said)
+
+
+def _parts(value: list) -> list[Any]:
+    return [_meant(part) for part in value]
+
+
+_MEAN: dict[str, Any] = {
+    "float": float.fromhex,
+    "complex": lambda value: complex(*map(float.fromhex, value)),
+    "dict": lambda value: {_meant(key): _meant(part) for key, part in value},
+    "tuple": lambda value: tuple(_parts(value)),
+    "set": lambda value: set(_parts(value)),
+    "frozenset": lambda value: frozenset(_parts(value)),
+    "bytes": base64.b64decode,
+    "bytearray": lambda value: bytearray(base64.b64decode(value)),
+}
 
 
 def _meant_array(kind: str, data: bytes, said: dict) -> Any:

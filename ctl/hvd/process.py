@@ -51,7 +51,7 @@ def _leave_at_exit() -> None:
 
 
 def _leave(*, linger: bool) -> None:
-    global _engine  # noqa: PLW0603
+    global _engine
     from ctl.hvd import process_sets as sets
 
     with _lock:

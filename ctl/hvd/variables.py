@@ -20,8 +20,9 @@ def broadcast_variables(
     """Gives every rank the values that `variables` have on `root_rank`; all at once.
 
     Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
-    operation that does it. `inplace` means nothing: values are always assigned. Raises tf.errors.FailedPreconditionError
-    on every rank if the variables of ranks differ in number, shape or type.
+    operation that does it. `inplace` means nothing: values are always assigned.
+    Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ in number,
+    shape or type.
     """
     chosen = list(variables)
     if not chosen:

@@ -1,5 +1,6 @@
 """The runtime of one rank: asks rank 0's coordinator, and exchanges numbers when it says so."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -136,10 +137,8 @@ class Engine:
         with self._lock:
             self._left = True
             self._broken = self._broken or failure("LOST", "this rank has left (hvd.shutdown()).")
-        try:
+        with contextlib.suppress(Lost):
             self._control.send({"type": "leave"})
-        except Lost:
-            pass
         if self._coordinator is not None:
             self._coordinator.join(_LEAVE_SECS if linger else 0.2)
         self._control.close()
@@ -174,15 +173,13 @@ class Engine:
             self._break(failure("LOST", why))
         except _Broken as e:
             self._break(failure("LOST", str(e)))
-        except BaseException as e:  # noqa: BLE001  whoever waits must be told
+        except BaseException as e:  # whoever waits must be told
             self._break(failure("LOST", f"rank {self.place.rank}: {type(e).__name__}: {e}"))
             self._report(self.place.rank, f"rank {self.place.rank} failed: {e}")
 
     def _report(self, rank: int, why: str) -> None:
-        try:
+        with contextlib.suppress(Lost):
             self._control.send({"type": "broken", "rank": rank, "why": why})
-        except Lost:
-            pass
 
     def _pump(self) -> None:
         """Reads what the coordinator says in the middle of an exchange."""

@@ -1,5 +1,6 @@
 """Messages over a stream socket: a small JSON header, then raw bytes."""
 
+import contextlib
 import json
 import socket
 import struct
@@ -87,10 +88,8 @@ class Channel:
 
     def close(self) -> None:
         """Ends the connection, after what was sent has left."""
-        try:
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
         self.socket.close()
 
 

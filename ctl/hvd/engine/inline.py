@@ -22,7 +22,7 @@ def answers(
         return {rank: list(parts[first.root]) for rank in ranks}
     if first.kind == "allgather":
         joined = [b"".join(parts[r][i] for r in ranks) for i in range(len(first.shapes))]
-        return {rank: joined for rank in ranks}
+        return dict.fromkeys(ranks, joined)
     if first.kind == "alltoall":
         return _exchanged(ranks, requests, parts)
     totals = [

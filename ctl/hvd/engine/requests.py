@@ -74,12 +74,12 @@ def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, s
         return FAILED_PRECONDITION, (
             f"{first.name}: the root rank is {first.root}; expected one of {ranks_named(ranks)}."
         )
-    if first.kind in ("allgather", "alltoall", "reducescatter"):
-        if any(len(shape) == 0 for shape in first.shapes):
-            return FAILED_PRECONDITION, (
-                f"{first.name}: {first.kind} got a scalar; expected a tensor with rows, e.g. "
-                "tf.reshape(x, [1])."
-            )
+    has_rows = first.kind in ("allgather", "alltoall", "reducescatter")
+    if has_rows and any(len(shape) == 0 for shape in first.shapes):
+        return FAILED_PRECONDITION, (
+            f"{first.name}: {first.kind} got a scalar; expected a tensor with rows, e.g. "
+            "tf.reshape(x, [1])."
+        )
     if first.kind == "alltoall":
         return _fault_of_splits(ranks, requests)
     return None

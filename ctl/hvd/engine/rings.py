@@ -5,6 +5,7 @@ one-dimensional NumPy arrays.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from ctl.hvd.engine.arithmetic import reduce_to
@@ -40,7 +41,7 @@ def _reduce_parts(mesh, ranks, me, mine, total, bounds, op) -> None:
     """Leaves part i of `total` reduced on rank i of the ring."""
     count = len(ranks)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
-    largest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    largest = max(b - a for a, b in pairwise(bounds))
     scratch = mesh.scratch(largest * mine.itemsize)[: largest * mine.itemsize].view(mine.dtype)
     for step in range(count - 1):
         out, into = (me - step - 1) % count, (me - step - 2) % count

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import ctl.hvd as hvd  # noqa: PLR0402  as scripts write it
+import ctl.hvd as hvd
 import tensorflow as tf
 from ctl.hvd import elastic
 

@@ -9,9 +9,8 @@ early = tf.Variable([1.0, 2.0])  # before hvd.init(), and before devices are cho
 early_function = tf.function(lambda x: x * early)
 early_function(tf.ones([2]))
 
-from harness import run_cases  # noqa: E402
-
 import ctl.hvd as hvd  # noqa: E402
+from harness import run_cases  # noqa: E402
 
 
 def case_variables_from_before_init():

@@ -6,14 +6,13 @@ import signal
 import sys
 import time
 
-import tensorflow as tf
-
 import ctl.hvd as hvd
+import tensorflow as tf
 
 how, size = sys.argv[1], int(sys.argv[2])
 hvd.init()
 last = hvd.rank() == hvd.size() - 1
-step = tf.function(lambda x: hvd.allreduce(x))
+step = tf.function(hvd.allreduce)
 x = tf.ones([size])
 step(x)
 hvd.allreduce(x)

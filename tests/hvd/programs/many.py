@@ -2,10 +2,9 @@
 
 import json
 
+import ctl.hvd as hvd
 import numpy as np
 import tensorflow as tf
-
-import ctl.hvd as hvd
 
 hvd.init()
 ranks, me = hvd.size(), hvd.rank()

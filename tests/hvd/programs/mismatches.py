@@ -1,9 +1,8 @@
 """Ranks that ask for different things: the same error on every rank, and all goes on after it."""
 
+import ctl.hvd as hvd
 import tensorflow as tf
 from harness import raised, run_cases
-
-import ctl.hvd as hvd
 
 NO, BAD = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
 WAYS = {"eager": lambda f: f, "function": tf.function}

@@ -30,7 +30,7 @@ def modes(directory):
 
 def sum_of_steps(died):
     """1 + 2 + 3 + 4, in a variable; the last rank of the first group dies in the third step."""
-    import ctl.hvd as hvd  # noqa: PLR0402
+    import ctl.hvd as hvd
     import tensorflow as tf
     from ctl.hvd import elastic
 
@@ -52,7 +52,7 @@ def sum_of_steps(died):
 
 
 def average(value):
-    import ctl.hvd as hvd  # noqa: PLR0402  as scripts write it
+    import ctl.hvd as hvd
     import tensorflow as tf
 
     hvd.init()

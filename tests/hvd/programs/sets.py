@@ -1,10 +1,9 @@
 """Process sets: overlapping ones, those that come and go, and what they refuse."""
 
+import ctl.hvd as hvd
 import numpy as np
 import tensorflow as tf
 from harness import raised, run_cases
-
-import ctl.hvd as hvd
 
 FIRST, LAST = hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 1])
 hvd.init(process_sets=[FIRST, LAST])

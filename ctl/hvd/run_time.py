@@ -1,0 +1,50 @@
+"""Ranks and sizes that a graph asks for when it runs: they change while an elastic job goes on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from ctl.hvd import process
+from ctl.hvd.process_sets import ProcessSet, get_process_set_ids_and_ranks, ranks_of
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.rank)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.local_rank)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size()` when the graph runs, `[]` int32."""
+    return _at_run_time(process.local_size)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The size of a process set when the graph runs, `[]` int32."""
+    return _at_run_time(lambda: len(_ranks_by_number(process_set_id)))
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this rank is in a process set when the graph runs, else 0, `[]` int32."""
+    return _at_run_time(lambda: int(process.rank() in _ranks_by_number(process_set_id)))
+
+
+def index_op(process_set: ProcessSet) -> tf.Tensor:
+    """This rank's number in a process set when the graph runs, `[]` int32."""
+    return _at_run_time(lambda: ranks_of(process_set)[1].index(process.rank()))
+
+
+def _ranks_by_number(number: int) -> Sequence[int]:
+    return get_process_set_ids_and_ranks()[number]
+
+
+def _at_run_time(value) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return tf.constant(value(), tf.int32)
+    found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)
+    found.set_shape([])
+    return found

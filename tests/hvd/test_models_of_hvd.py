@@ -1,0 +1,37 @@
+"""The examples in Horovod's style, as their docstrings start them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, environment
+
+RUNS = {
+    "mnist_tape": ["--steps=60", "--batch_size=32"],
+    "mnist_keras": ["--epochs=1", "--batch_size=64"],
+    "synthetic_benchmark": ["--model=SmallCNN", "--image-size=32", "--batch-size=4", "--num-iters=2",
+                            "--num-batches-per-iter=2", "--num-warmup-batches=1", "--fp16-allreduce"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("model", RUNS)
+def test_an_example_runs(model, ranks, tmp_path):
+    own = [f"--checkpoint_dir={tmp_path}/ckpt"] if model == "mnist_tape" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "ctl.runner", "-np", str(ranks),
+         sys.executable, "-m", f"models.horovod.{model}", *RUNS[model], *own],
+        cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    if model == "synthetic_benchmark":
+        assert f"Total img/sec on {ranks} CPU(s)" in done.stdout
+        assert len(re.findall(r"Iter #\d: [\d.]+ img/sec per CPU", done.stdout)) == 2
+    else:
+        (percent,) = re.findall(r"([\d.]+) % of 1000 test images", done.stdout)
+        assert float(percent) > 60.0  # a tenth is chance; one epoch over ranks, few steps
+    if model == "mnist_tape":
+        assert (tmp_path / "ckpt" / "checkpoint").exists()
+    assert "[1]<stdout>" not in done.stdout
