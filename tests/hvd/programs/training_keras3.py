@@ -1,6 +1,7 @@
 """Keras 3 trains on any number of ranks; what is printed is compared with one process."""
 
 import os
+import sys
 import tempfile
 
 import ctl.hvd.keras as hvd
@@ -24,9 +25,9 @@ def network():
     )
 
 
-def fitted(optimizer, **options):
+def fitted(optimizer, compiled=(), **options):
     model = network()
-    model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse")
+    model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse", **dict(compiled))
     x, y = shared(X, Y)
     model.fit(x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0)
     return said(model.get_weights())
@@ -43,6 +44,14 @@ def fit_with_adam_and_clipping():
 def fit_with_a_schedule():
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     return fitted(keras.optimizers.SGD(rate))
+
+
+def fit_in_loops_of_steps():
+    return fitted(keras.optimizers.SGD(0.1), {"steps_per_execution": 2})
+
+
+def fit_eagerly():
+    return fitted(keras.optimizers.SGD(0.1), {"run_eagerly": True}, backward_passes_per_step=2)
 
 
 def fit_predivided_in_groups():
@@ -161,12 +170,14 @@ def a_local_variable():
 
 
 def compressed():
-    weight = keras.Variable([1.0])
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16
-    )
-    optimizer.apply([tf.constant([1e-9])], [weight])  # nothing, as a float16
-    return float(weight.numpy()[0]) == 1.0
+    """What is nothing as a float16 arrives as nothing; without compression it arrives."""
+    found = []
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        weight = keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compression)
+        optimizer.apply([tf.constant([1e-9])], [weight])
+        found.append(float(weight.numpy()[0]) == 0.0)
+    return found
 
 
 def mixed_precision_with_an_overflow_on_one_rank():
@@ -265,9 +276,10 @@ def refusals():
 
 
 run([
-    fit_with_momentum, fit_with_adam_and_clipping, fit_with_a_schedule, fit_predivided_in_groups,
+    fit_with_momentum, fit_with_adam_and_clipping, fit_with_a_schedule, fit_in_loops_of_steps,
+    fit_eagerly, fit_predivided_in_groups,
     custom_loop, several_passes, a_sum_of_passes_in_fit, exchanges_per_step, sparse_gradients,
     sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
     mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
     saved_and_loaded, copies_are_distributed_too, refusals,
-])  # fmt: skip
+], sys.argv[1:])  # fmt: skip
