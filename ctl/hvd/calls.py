@@ -23,6 +23,7 @@ from ctl.hvd.process_sets import ProcessSet, ranks_of
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _SESSION_THREADS = 256
+_LARGE = 1 << 20
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
@@ -123,7 +124,7 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     """The results of a collective as tensors: eager ones, or those of a graph."""
     if tf.executing_eagerly():
         asked = ask(replace(call, name=name or default), [_array(t) for t in tensors])
-        return [tf.convert_to_tensor(array) for array in result(asked)]
+        return [_tensor(array) for array in result(asked)]
     call = replace(call, name=_unique(name or default), is_eager=False)
     is_many = call.kind == "allreduce" and len(tensors) > 1
     if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
@@ -135,6 +136,13 @@ def _array(tensor: Any) -> np.ndarray:
     """The numbers of an eager tensor, not copied where they are in the host's memory."""
     numbers = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
     return np.asarray(numbers)
+
+
+def _tensor(array: np.ndarray) -> tf.Tensor:
+    """A large array, which nobody else has, is not copied."""
+    if array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu":
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.convert_to_tensor(array)
 
 
 def _unique(name: str) -> str:

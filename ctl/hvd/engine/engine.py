@@ -19,7 +19,7 @@ from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.timeline import Timeline
 from ctl.placement import Placement
 
-_MOST_INLINE = 512 << 10  # bytes of one collective of all ranks, done by the coordinator
+_MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
 _LEAVE_SECS = 5.0
 
 
