@@ -159,3 +159,19 @@ def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path):
     code, out, err = ctlrun.say("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
     assert code == 0, err
     assert out == "[0]<stdout>:{'TF_CONFIG': None, 'HOROVOD_SIZE': None, 'CTL_HEARTBEAT': None}\n"
+
+
+def test_a_group_that_loses_a_rank_before_it_has_met_is_formed_anew_at_once(start):
+    program = """
+from ctl.hvd import rendezvous
+import ctl.hvd as hvd
+if number == "1":
+    rendezvous.placement()
+    sys.exit(9)
+hvd.init()  # would wait for the other for five minutes
+print(f"size {hvd.size()}")
+"""
+    options = ("-np", "2", "--min-np", "1", "--reset-limit", "1")
+    code, said = start("127.0.0.1:2", *options, program=program).end()
+    assert code == 0, said
+    assert "[0]<stdout>:size 1\n" in said and "rank 1 is gone" in said
