@@ -56,6 +56,10 @@ class ElasticJob:
         """Training may go on to this step."""
         self._write("go", str(step))
 
+    def die(self, step: int) -> None:
+        """The last rank dies in this step."""
+        self._write("die", str(step))
+
     @property
     def said(self) -> str:
         return self.log.read_text(errors="replace")

@@ -51,16 +51,16 @@ def test_survivors_of_a_killed_rank_go_on_at_once_and_a_new_process_joins_them(s
 
 
 def test_a_step_that_was_not_committed_is_done_again_by_the_survivors(start):
-    job = start("127.0.0.1:2", "-np", "2", "--min-np", "1", "--reset-limit", "1", done=40)
+    job = start("127.0.0.1:2", "-np", "2", "--min-np", "1", "--reset-limit", "1", done=12)
     before = job.wait_for_step(3, size=2)
-    job.go(40)
-    job.wait(lambda: len(job.steps(8)) == 2)
-    os.kill(before[1]["pid"], signal.SIGKILL)  # in the middle of some step
-    after = job.wait_for_step(40, size=1)
+    job.die(7)  # in the middle of it
+    job.go(12)
+    after = job.wait_for_step(12, size=1)
     code, said = job.end()
     assert code == 0, said[-6000:]
     assert pids(after) == [before[0]["pid"]]
     assert exact(f for f in job.facts if "step" in f)
+    assert len(job.steps(6, size=2)) == 2 and len(job.steps(7, size=1)) == 1
 
 
 def test_a_host_that_is_named_later_gets_processes_which_take_the_state(start):

@@ -20,6 +20,13 @@ here, number = pathlib.Path(sys.argv[1]), os.environ["CTL_HVD_WORKER"]
 
 
 @pytest.fixture
+def ctlrun(tmp_path):
+    started = Ctlrun(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture
 def start(tmp_path):
     jobs = []
 
@@ -111,11 +118,10 @@ def test_processes_end_with_the_launcher(start, signum):
     ("#!/bin/sh\necho no hosts today >&2\nexit 4\n", "failed: exit code 4, no hosts today"),
     ("#!/bin/sh\necho 'a b c'\n", "printed what cannot be used"),
 ])  # fmt: skip
-def test_a_discovery_script_that_fails_at_first_is_a_mistake(tmp_path, script, said):
+def test_a_discovery_script_that_fails_at_first_is_a_mistake(tmp_path, ctlrun, script, said):
     path = tmp_path / "discover.sh"
     path.write_text(script)
     path.chmod(0o755)
-    ctlrun = Ctlrun(tmp_path)
     code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", str(path), "sleep", "1000")
     assert code == 2 and said in err
     code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", "/no/script", "sleep", "1")
@@ -150,12 +156,27 @@ def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(
     assert "CTL_HVD_RENDEZVOUS=127.0.0.1:" in words and "SECRET" not in words
 
 
-def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path):
+def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path, ctlrun):
     names = ("TF_CONFIG", "HOROVOD_SIZE", "CTL_HEARTBEAT")
-    ctlrun = Ctlrun(tmp_path)
     path = tmp_path / "show.py"
     path.write_text(f"import os\nprint({{k: os.environ.get(k) for k in {names}}})\n")
     outer = {"TF_CONFIG": "{}", "HOROVOD_SIZE": "5", "CTL_HEARTBEAT": "/old"}
     code, out, err = ctlrun.say("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
     assert code == 0, err
     assert out == "[0]<stdout>:{'TF_CONFIG': None, 'HOROVOD_SIZE': None, 'CTL_HEARTBEAT': None}\n"
+
+
+def test_a_group_that_loses_a_rank_before_it_has_met_is_formed_anew_at_once(start):
+    program = """
+from ctl.hvd import rendezvous
+import ctl.hvd as hvd
+if number == "1":
+    rendezvous.placement()
+    sys.exit(9)
+hvd.init()  # would wait for the other for five minutes
+print(f"size {hvd.size()}")
+"""
+    options = ("-np", "2", "--min-np", "1", "--reset-limit", "1")
+    code, said = start("127.0.0.1:2", *options, program=program).end()
+    assert code == 0, said
+    assert "[0]<stdout>:size 1\n" in said and "rank 1 is gone" in said

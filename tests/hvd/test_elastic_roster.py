@@ -1,15 +1,11 @@
-"""Who is in an elastic job, decided without processes: joins, losses, hosts, limits; and the wire."""
+"""Who is in an elastic job, decided without processes: joins, losses, hosts, limits."""
 
 import random
-import socket
-import threading
 
 import pytest
 from ctl.launch.hosts import Host
-from ctl.runner import wire
 from ctl.runner.machines import Machines
 from ctl.runner.roster import ADDED, REMOVED, Limits, Roster
-from ctl.runner.service import Service
 
 
 class Job:
@@ -301,55 +297,6 @@ def test_whatever_happens_groups_are_sound(seed):
             assert "had the state" in job.roster.failure
             return
     assert newest > 3
-
-
-def said(service, count):
-    """The next events of a service."""
-    found, over = [], threading.Event()
-    for _ in range(1000):
-        found += service.events()
-        if len(found) >= count:
-            return found
-        over.wait(0.02)
-    raise AssertionError(found)
-
-
-def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
-    service = Service("s3cret", "127.0.0.1")
-    line = wire.call(("127.0.0.1", service.port), "s3cret", {"worker": 7})
-    line.send({"join": 5})
-    assert said(service, 1) == [(7, {"join": 5})]
-    assert service.send(7, {"place": {}}) and line.receive() == {"place": {}}
-    assert not service.send(8, {})
-    line.close()
-    assert said(service, 1) == [(7, {"gone": True})]
-    service.close()
-
-
-def test_a_stranger_is_not_heard_and_a_false_launcher_not_believed():
-    service = Service("s3cret", "127.0.0.1")
-    address = ("127.0.0.1", service.port)
-    with pytest.raises(ConnectionError):
-        wire.call(address, "guess", {"worker": 7})
-    for nonsense in (b"{}\n", b"[1]\n", b"[" * 5000 + b"\n", b"x" * 100_000, b""):
-        with socket.create_connection(address, timeout=60) as stranger:
-            stranger.sendall(nonsense)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
-                pass
-    with pytest.raises(wire.RefusedLine, match="not the launcher"):
-        listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=_false_launcher, args=[listener], daemon=True).start()
-        wire.call(listener.getsockname(), "s3cret", {"worker": 7})
-    assert list(service.events()) == []
-    service.close()
-
-
-def _false_launcher(listener):
-    accepted, _ = listener.accept()
-    accepted.sendall(b'{"nonce": "1"}\n')
-    accepted.recv(4096)
-    accepted.sendall(b'{"proof": "00"}\n')
 
 
 def test_the_time_to_wait_begins_anew_when_nobody_waits_any_more():

@@ -2,12 +2,14 @@
 
 python elastic_training.py DIRECTORY DONE
 
-DIRECTORY/go is the step up to which to train, as rank 0 reads it. Prints a JSON line per step. Each step
+DIRECTORY/go is the step up to which to train, as rank 0 reads it; in the step in DIRECTORY/die the last
+rank kills itself. Prints a JSON line per step. Each step
 adds 1 to the weight on any number of ranks, so that a step that is lost or done twice shows.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -45,6 +47,9 @@ def train(state) -> None:
             state.check_host_updates()
             continue
         state.step += 1
+        die = HERE / "die"
+        if die.exists() and int(die.read_text()) == state.step and hvd.rank() == hvd.size() - 1 > 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         weight.assign_add(
             hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step
         )

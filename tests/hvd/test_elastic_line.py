@@ -1,0 +1,200 @@
+"""A process's line to the launcher of an elastic job: what it hears, and what follows."""
+
+import socket
+import threading
+
+import pytest
+from ctl.errors import PeerLostError, UsageError
+from ctl.hvd import rendezvous
+from ctl.hvd.errors import HorovodInternalError
+from ctl.runner import wire
+from ctl.runner.service import Service
+
+
+class Launcher:
+    """The other end, in this process."""
+
+    def __init__(self):
+        self.service = Service("s3cret", "127.0.0.1")
+
+    def wait_for(self, key):
+        """The next message of worker 7 with this key."""
+        over = threading.Event()
+        for _ in range(2000):
+            for worker, message in self.service.events():
+                if worker == 7 and key in message:
+                    return message
+            over.wait(0.02)
+        raise AssertionError(f"no {key!r} came")
+
+    def place(self, generation, size=2, must_sync=True):
+        place = {
+            "rank": 0, "size": size, "local_rank": 1, "local_size": size, "cross_rank": 0,
+            "cross_size": 1, "addresses": [f"127.0.0.1:{n}" for n in range(size)],
+            "generation": generation, "is_homogeneous": True,
+        }  # fmt: skip
+        self.say(place=place, must_sync=must_sync)
+
+    def say(self, **message):
+        assert self.service.send(7, message)
+
+
+class Listener:
+    def __init__(self):
+        self.told = []
+        self.came = threading.Event()
+
+    def on_hosts_updated(self, timestamp, update_res):
+        self.told.append((timestamp, update_res))
+        self.came.set()
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    made = Launcher()
+    monkeypatch.setenv("CTL_HVD_RENDEZVOUS", f"127.0.0.1:{made.service.port}")
+    monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
+    monkeypatch.setenv("CTL_HVD_WORKER", "7")
+    monkeypatch.setattr(rendezvous, "_client", None)
+    rendezvous.tell_synced()
+    assert made.wait_for("synced")
+    yield made
+    made.service.close()
+
+
+def test_a_place_comes_once_the_launcher_has_a_group(launcher):
+    rendezvous.may_skip_sync(True)
+    launcher.place(3, must_sync=False)
+    place = rendezvous.placement()
+    asked = launcher.wait_for("join")
+    assert asked["skips_sync"] is True and 0 < asked["join"] < 65536
+    assert (place.size, place.local_rank, place.generation) == (2, 1, 3)
+    assert place.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not rendezvous.must_sync()
+    launcher.place(4)
+    rendezvous.placement()
+    assert launcher.wait_for("join")["skips_sync"] is False and rendezvous.must_sync()
+
+
+def test_listeners_hear_of_changes_of_their_group_only(launcher):
+    listener = Listener()
+    rendezvous.add_listener(listener)
+    launcher.place(3)
+    rendezvous.placement()
+    launcher.say(change=1, time=1.0, group=2)
+    launcher.say(change=2, time=5.0, group=3)
+    assert listener.came.wait(60) and listener.told == [(5.0, 2)]
+    rendezvous.remove_listener(listener)
+    launcher.say(change=2, time=6.0, group=3)
+    launcher.place(4)
+    rendezvous.placement()
+    assert listener.told == [(5.0, 2)]
+
+
+def test_a_loss_is_told_whether_it_comes_early_or_late(launcher):
+    launcher.place(3)
+    launcher.say(lost=1, group=3)
+    rendezvous.placement()
+    told, came = [], threading.Event()
+
+    def tell(why):
+        told.append(why)
+        came.set()
+
+    rendezvous.on_loss(tell)
+    assert came.wait(60) and "rank 1 is gone" in told[0] and rendezvous.lost() == told[0]
+    launcher.place(4)
+    rendezvous.placement()
+    assert rendezvous.lost() == ""
+    came.clear()
+    rendezvous.on_loss(tell)
+    launcher.say(lost=1, group=3)  # of the group before
+    launcher.say(lost=0, group=4)
+    assert came.wait(60) and len(told) == 2 and "rank 0 is gone" in told[1]
+
+
+def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
+    launcher.place(3)
+    launcher.place(4)
+
+    def connect(place):
+        if place.generation == 3:
+            raise HorovodInternalError("rank 1 is gone")
+        return place.generation
+
+    assert rendezvous.meet(connect) == 4
+    assert "group 3 broke at once: rank 1 is gone" in capsys.readouterr().err
+
+
+def test_a_process_that_is_not_needed_leaves_with_0(launcher):
+    launcher.say(leave=True)
+    with pytest.raises(SystemExit) as caught:
+        rendezvous.placement()
+    assert caught.value.code == 0
+
+
+def test_no_group_any_more_is_an_error_that_says_why(launcher):
+    launcher.say(failure="too few")
+    with pytest.raises(PeerLostError, match="no new group of ranks: too few"):
+        rendezvous.placement()
+
+
+def test_a_launcher_that_is_gone_is_an_error(launcher):
+    launcher.service.close()
+    with pytest.raises(PeerLostError, match="the launcher is gone"):
+        rendezvous.placement()
+
+
+def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_client", None)
+    monkeypatch.delenv("CTL_HVD_WORKER")
+    with pytest.raises(UsageError, match="they are for `ctlrun` to set"):
+        rendezvous.placement()
+
+
+def said(service, count):
+    """The next events of a service."""
+    found, over = [], threading.Event()
+    for _ in range(1000):
+        found += service.events()
+        if len(found) >= count:
+            return found
+        over.wait(0.02)
+    raise AssertionError(found)
+
+
+def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
+    service = Service("s3cret", "127.0.0.1")
+    line = wire.call(("127.0.0.1", service.port), "s3cret", {"worker": 7})
+    line.send({"join": 5})
+    assert said(service, 1) == [(7, {"join": 5})]
+    assert service.send(7, {"place": {}}) and line.receive() == {"place": {}}
+    assert not service.send(8, {})
+    line.close()
+    assert said(service, 1) == [(7, {"gone": True})]
+    service.close()
+
+
+def test_a_stranger_is_not_heard_and_a_false_launcher_not_believed():
+    service = Service("s3cret", "127.0.0.1")
+    address = ("127.0.0.1", service.port)
+    with pytest.raises(ConnectionError):
+        wire.call(address, "guess", {"worker": 7})
+    for nonsense in (b"{}\n", b"[1]\n", b"[" * 5000 + b"\n", b"x" * 100_000, b""):
+        with socket.create_connection(address, timeout=60) as stranger:
+            stranger.sendall(nonsense)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    with pytest.raises(wire.RefusedLine, match="not the launcher"):
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=_false_launcher, args=[listener], daemon=True).start()
+        wire.call(listener.getsockname(), "s3cret", {"worker": 7})
+    assert list(service.events()) == []
+    service.close()
+
+
+def _false_launcher(listener):
+    accepted, _ = listener.accept()
+    accepted.sendall(b'{"nonce": "1"}\n')
+    accepted.recv(4096)
+    accepted.sendall(b'{"proof": "00"}\n')
