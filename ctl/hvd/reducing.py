@@ -92,6 +92,9 @@ class Reduction:
                 result[i] = self._over_ranks(result[i])
         return result
 
+    def __deepcopy__(self, memo: Any) -> "Reduction":
+        return self  # frozen; its process set is the one that the runtime knows
+
     def _becomes_dense(self, gradient: Gradient) -> bool:
         return self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
 
