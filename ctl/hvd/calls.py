@@ -23,6 +23,7 @@ from ctl.hvd.process_sets import ProcessSet, ranks_of
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _SESSION_THREADS = 256
+_LARGE = 1 << 20
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
@@ -52,6 +53,7 @@ class Call:
     root: int = 0
     has_splits: bool = False
     is_eager: bool = True
+    joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape) of tensors that came as one
 
 
 @dataclass
@@ -77,8 +79,11 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
     ready = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
     if call.kind in _REDUCTIONS:
         ready = [arithmetic.scaled(array, call.prescale) for array in ready]
+    more: dict[str, Any] = {}
+    if call.joined:
+        more = {"dtypes": [d for d, _ in call.joined], "shapes": [s for _, s in call.joined]}
     pending = engine.ask(
-        call.kind, call.name, ready, process_set=number, op=call.op, prescale=call.prescale,
+        call.kind, call.name, ready, **more, process_set=number, op=call.op, prescale=call.prescale,
         postscale=call.postscale, root=call.root, splits=splits, is_eager=call.is_eager,
     )  # fmt: skip
     return Asked(call, pending, ranks, [array.shape for array in ready])
@@ -119,14 +124,25 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     """The results of a collective as tensors: eager ones, or those of a graph."""
     if tf.executing_eagerly():
         asked = ask(replace(call, name=name or default), [_array(t) for t in tensors])
-        return [tf.convert_to_tensor(array) for array in result(asked)]
-    return _in_graph(replace(call, name=_unique(name or default), is_eager=False), tensors)
+        return [_tensor(array) for array in result(asked)]
+    call = replace(call, name=_unique(name or default), is_eager=False)
+    is_many = call.kind == "allreduce" and len(tensors) > 1
+    if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return _joined_in_graph(call, tensors)
+    return _in_graph(call, tensors)
 
 
 def _array(tensor: Any) -> np.ndarray:
     """The numbers of an eager tensor, not copied where they are in the host's memory."""
     numbers = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
     return np.asarray(numbers)
+
+
+def _tensor(array: np.ndarray) -> tf.Tensor:
+    """A large array, which nobody else has, is not copied."""
+    if array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu":
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.convert_to_tensor(array)
 
 
 def _unique(name: str) -> str:
@@ -162,6 +178,26 @@ class _OnTheirWay:
 
 
 _on_their_way = _OnTheirWay()
+
+
+def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """As `_in_graph`, with the tensors of a type joined: TensorFlow is faster at that than NumPy."""
+    order: list[int] = []
+    joined, sizes = [], []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        order += chosen
+        joined.append(tf.concat([tf.reshape(tensors[i], [-1]) for i in chosen], axis=0))
+        sizes.append([tensors[i].shape.num_elements() for i in chosen])
+    said = [(tensors[i].dtype.name, tuple(tensors[i].shape)) for i in order]
+    totals = _in_graph(replace(call, joined=said), joined)
+    parts = [
+        part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)
+    ]
+    found: list[Any] = [None] * len(tensors)
+    for i, part in zip(order, parts, strict=True):
+        found[i] = tf.reshape(part, tensors[i].shape)
+    return found
 
 
 def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:

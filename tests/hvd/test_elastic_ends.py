@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,14 @@ def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(
     assert all(f["weights"] == [4.0, 4.0] for f in facts)
     words = (tmp_path / "ssh.log").read_text()
     assert "CTL_HVD_RENDEZVOUS=127.0.0.1:" in words and "SECRET" not in words
+
+
+def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path):
+    names = ("TF_CONFIG", "HOROVOD_SIZE", "CTL_HEARTBEAT")
+    ctlrun = Ctlrun(tmp_path)
+    path = tmp_path / "show.py"
+    path.write_text(f"import os\nprint({{k: os.environ.get(k) for k in {names}}})\n")
+    outer = {"TF_CONFIG": "{}", "HOROVOD_SIZE": "5", "CTL_HEARTBEAT": "/old"}
+    code, out, err = ctlrun.say("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
+    assert code == 0, err
+    assert out == "[0]<stdout>:{'TF_CONFIG': None, 'HOROVOD_SIZE': None, 'CTL_HEARTBEAT': None}\n"

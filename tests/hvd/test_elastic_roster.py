@@ -350,3 +350,23 @@ def _false_launcher(listener):
     accepted.sendall(b'{"nonce": "1"}\n')
     accepted.recv(4096)
     accepted.sendall(b'{"proof": "00"}\n')
+
+
+def test_the_time_to_wait_begins_anew_when_nobody_waits_any_more():
+    job = Job("a:3", timeout_secs=60)
+    job.begun()
+    job.join(0)
+    job.lose(0)
+    job.group()
+    job.now += 1000  # the others did not even notice
+    job.join(1)
+    assert job.roster.late() == []
+
+
+def test_a_new_process_never_does_without_the_state():
+    job = Job("a:1", first=1)
+    job.begun()
+    job.hosts("a:2")
+    (new,) = job.start()
+    job.join(new, skips_sync=True)
+    assert job.join(0, skips_sync=True) == [0, new] and job.must_sync

@@ -46,6 +46,13 @@ def test_an_exception_names_its_rank_and_has_its_traceback():
     assert "named_functions.py" in message
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(tmp_path, rank):
+    with pytest.raises(RankError, match=f"(?s)failed on rank {rank}:.*OSError: disk full"):
+        args = (str(tmp_path / "lost"), rank)
+        run(named_functions.fails_after_its_peer_said_so, args=args, np=2)
+
+
 def test_a_rank_that_dies_is_an_error():
     with pytest.raises(RankError, match="rank 0 ended without a result; the job's exit code is 3"):
         run(named_functions.dies, np=1)

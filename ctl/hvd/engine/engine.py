@@ -19,7 +19,7 @@ from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.timeline import Timeline
 from ctl.placement import Placement
 
-_MOST_INLINE = 512 << 10  # bytes of one collective of all ranks, done by the coordinator
+_MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
 _LEAVE_SECS = 5.0
 
 
@@ -91,15 +91,18 @@ class Engine:
     def ask(self, kind: str, name: str, arrays: Sequence[np.ndarray] = (), **more: Any) -> Pending:
         """Asks for a collective and returns at once; `more` are fields of `Request`.
 
-        Arrays are contiguous and must not change until it is done. Raises what broke the group.
+        Arrays are contiguous and must not change until it is done. With `dtypes` and `shapes` they are
+        those tensors, one after the other, joined where the type is the same. Raises what broke the
+        group.
         """
         flat = [array.reshape(-1) for array in arrays]
+        if "shapes" not in more:
+            more["dtypes"] = [array.dtype.name for array in arrays]
+            more["shapes"] = [array.shape for array in arrays]
         request = Request(
             id=next(self._numbers),
             name=name,
             kind=kind,
-            dtypes=[array.dtype.name for array in arrays],
-            shapes=[array.shape for array in arrays],
             is_inline=sum(array.nbytes for array in flat) <= self._most_inline,
             **more,
         )
@@ -194,7 +197,7 @@ class Engine:
             elif kind == "result":
                 pending = self._taken(header["id"])
                 pending.more = header
-                pending.result = inline.results(pending.request, header, payload)
+                pending.result = inline.results(pending.request, pending.arrays, header, payload)
                 self.timeline.did(pending.request.name, pending.request.kind, pending.asked_at)
                 pending.finish()
             elif kind == "error":

@@ -1,6 +1,7 @@
 """Small collectives, done where the requests meet: the numbers come with them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ctl.hvd.engine.arithmetic import dtype_named, reduce_to, rows_of
@@ -78,20 +79,17 @@ def _exchanged(ranks, requests: Mapping[int, Request], parts) -> dict[int, list[
     return {rank: [b"".join(pieces)] for rank, pieces in found.items()}
 
 
-def results(request: Request, header: dict, payload: bytes) -> list[np.ndarray]:
+def results(
+    request: Request, arrays: Sequence[np.ndarray], header: Mapping[str, Any], payload: bytes
+) -> list[np.ndarray]:
     """A rank's flat results, from the payload of the answer to its request."""
-    if not request.dtypes:
-        return []
     if request.kind in ("allreduce", "broadcast"):
-        sizes = request.sizes
-    elif len(request.dtypes) == 1:
-        sizes = [len(payload)]
+        sizes = [array.nbytes for array in arrays]
     else:
-        sizes = header["sizes"]
+        sizes = header.get("sizes", [len(payload)])
     found, start = [], 0
-    for dtype, size in zip(request.dtypes, sizes, strict=True):
-        found.append(
-            np.frombuffer(payload, dtype_named(dtype), size // dtype_named(dtype).itemsize, start)
-        )
+    for array, size in zip(arrays, sizes, strict=False):
+        count = size // array.dtype.itemsize
+        found.append(np.frombuffer(payload, array.dtype, count, start))
         start += size
     return found

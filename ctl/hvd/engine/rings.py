@@ -11,6 +11,7 @@ import numpy as np
 from ctl.hvd.engine.arithmetic import reduce_to
 from ctl.hvd.engine.mesh import Mesh
 
+_ALIGNMENT = 64
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
 
 
@@ -18,7 +19,7 @@ def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: i
     """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
     count = len(ranks)
     bounds = [mine.size * i // count for i in range(count + 1)]
-    total = np.empty_like(mine)
+    total = _aligned(mine)
     _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
@@ -32,7 +33,7 @@ def reducescatter(
 ) -> np.ndarray:
     """This rank's part of the reduced array; `sizes` are elements by rank."""
     bounds = _bounds(sizes)
-    total = np.empty_like(mine)
+    total = _aligned(mine)
     _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
     return _part(total, bounds, me)
 
@@ -102,6 +103,13 @@ def alltoall(
             ranks[to], _part(mine, out_bounds, to), ranks[source], _part(joined, in_bounds, source)
         )
     return joined
+
+
+def _aligned(like: np.ndarray) -> np.ndarray:
+    """A new array that begins where TensorFlow wants tensors to: it takes such without a copy."""
+    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + like.nbytes].view(like.dtype)
 
 
 def _bounds(sizes: Sequence[int]) -> list[int]:

@@ -20,6 +20,18 @@ def gives_what_cannot_be_passed_on():
     return lambda: None
 
 
+def fails_after_its_peer_said_so(path, rank):
+    import time
+
+    if int(os.environ["HOROVOD_RANK"]) != rank:
+        Path(path).touch()
+        raise type("HorovodInternalError", (RuntimeError,), {})("rank 1 is gone")
+    until = time.monotonic() + 100
+    while not Path(path).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    raise OSError("disk full")
+
+
 def dies():
     os._exit(3)
 
