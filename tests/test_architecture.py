@@ -50,7 +50,7 @@ WITHIN = {
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
     "hvd": ["errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
             "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
-            "engine.coordinator", "engine.failures", "engine.meeting", "engine.mesh", "engine.rings",
+            "engine.coordinator", "engine.contents", "engine.failures", "engine.meeting", "engine.mesh", "engine.rings",
             "engine.transfers", "engine.engine", "process_sets", "rendezvous", "process", "advice",
             "aggregation", "built", "graph_errors", "calls", "compression", "packing", "objects",
             "run_time", "ops", "variables", "elastic", "hooks", "keras.rates", "reducing",

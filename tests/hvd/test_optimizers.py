@@ -107,6 +107,12 @@ def test_an_optimizer_made_of_its_config_or_copied_or_pickled_is_distributed_too
     assert runs[2][1]["custom_loop"]["called"]
 
 
+def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(runs):
+    for rank in runs[2]:
+        assert "DistributedSGD.gradients.0: the shape" in rank["models_that_differ"]
+        assert "top/kernel, " in rank["models_that_differ"]
+
+
 @pytest.mark.parametrize(
     ("attempt", "sentence"),
     [

@@ -257,6 +257,19 @@ def copies_are_distributed_too():
     }
 
 
+def models_that_differ():
+    """In fit, on every rank: one line that names the variables."""
+    model = keras.Sequential(
+        [keras.layers.Input((5,)), keras.layers.Dense(3 + hvd.rank(), name="top")]
+    )
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    try:
+        model.fit(X[:4], np.zeros((4, 3 + hvd.rank())), verbose=0)
+    except tf.errors.FailedPreconditionError as e:
+        return str(e)
+    return "nothing was raised"
+
+
 def refusals():
     sgd = keras.optimizers.SGD(0.1)
     wrong = {
@@ -288,5 +301,6 @@ run([
     custom_loop, several_passes, a_sum_of_passes_in_fit, exchanges_per_step, sparse_gradients,
     sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
     mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
-    saved_and_loaded, copies_are_distributed_too, refusals,
+    saved_and_loaded, copies_are_distributed_too, models_that_differ,
+    refusals,
 ], sys.argv[1:])  # fmt: skip
