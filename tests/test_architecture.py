@@ -51,7 +51,7 @@ WITHIN = {
     "hvd": [
         "errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
         "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
-        "engine.coordinator", "engine.failures", "engine.meeting", "engine.mesh",
+        "engine.coordinator", "engine.contents", "engine.failures", "engine.meeting", "engine.mesh",
         "engine.rings", "engine.transfers", "engine.engine", "process_sets", "rendezvous",
         "process", "advice", "aggregation", "built", "graph_errors", "calls", "compression",
         "packing", "objects", "run_time", "ops", "variables", "elastic", "hooks", "keras.rates",

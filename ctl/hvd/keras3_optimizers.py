@@ -49,6 +49,14 @@ class Distributed:
         found = super().variables  # type: ignore[misc]
         return CallableList(found() if callable(found) and not isinstance(found, list) else found)
 
+    def __reduce__(self):
+        """Copies and pickles are distributed too; Keras alone would lose that."""
+        before, base = type(self).__bases__
+        plain: Any = object.__new__(base)
+        kept = {k: v for k, v in self.__dict__.items() if not k.startswith("_hvd_")}
+        plain.__dict__.update(kept)
+        return distributed, (plain, before, self._hvd_options)
+
     def register_local_var(self, var: Any) -> None:
         """Keeps the gradient of `var` on this rank: a layer that the other ranks do not have."""
         self._hvd.keep_local(var)

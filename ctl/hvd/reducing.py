@@ -1,9 +1,10 @@
 """From gradients of this rank to gradients of all: a few large exchanges, in the order of variables.
 
 Names of the exchanges are positions and not paths of variables, because a rank that made one more
-model than the others numbers its layers differently. Gradients of layers that only this rank has
-("local" ones) are left out, and divided by the number of ranks: the others are averages, and a sum
-of losses over ranks has a local gradient that is larger by that factor.
+model than the others numbers its layers differently; errors name the variables nevertheless.
+Gradients of layers that only this rank has ("local" ones) are left out, and divided by the number of
+ranks: the others are averages, and a sum of losses over ranks has a local gradient that is larger by
+that factor.
 """
 
 import itertools
@@ -16,6 +17,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hvd import ops, process
 from ctl.hvd.compression import Compression
+from ctl.hvd.engine import contents
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
@@ -84,7 +86,9 @@ class Reduction:
         mine = [key(v) in local for v in variables] if local else [False] * len(result)
         shared = [i for i, g in enumerate(result) if g is not None and not mine[i]]
         for number, bucket in enumerate(self._buckets(result, variables, shared)):
-            reduced = self._exchange([result[i] for i in bucket], number, use_generic_names)
+            name = f"grad_{number}" if use_generic_names else f"{self.name}.gradients.{number}"
+            contents.describe(name, [_path(variables[i]) for i in bucket])
+            reduced = self._exchange([result[i] for i in bucket], name)
             for i, gradient in zip(bucket, reduced, strict=True):
                 result[i] = gradient
         if self.scales_local:
@@ -92,10 +96,13 @@ class Reduction:
                 result[i] = self._over_ranks(result[i])
         return result
 
+    def __deepcopy__(self, memo: Any) -> "Reduction":
+        return self  # frozen; its process set is the one that the runtime knows
+
     def _becomes_dense(self, gradient: Gradient) -> bool:
         return self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
 
-    def _exchange(self, gradients: list[Gradient], number: int, is_generic: bool) -> list[Gradient]:
+    def _exchange(self, gradients: list[Gradient], name: str) -> list[Gradient]:
         is_dense = not isinstance(gradients[0], tf.IndexedSlices)
         is_divided = is_dense and self.predivide != 1.0
         return ops.grouped_allreduce(
@@ -106,7 +113,7 @@ class Reduction:
             op=self.op,
             prescale_factor=1.0 / self.predivide if is_divided else 1.0,
             postscale_factor=self.predivide if is_divided else 1.0,
-            name=f"grad_{number}" if is_generic else f"{self.name}.gradients.{number}",
+            name=name,
             process_set=self.process_set,
             ignore_name_scope=True,
         )
@@ -167,6 +174,16 @@ def key(variable: Any) -> Any:
     """Equal for equal variables, Keras 3's own or TensorFlow's, and for tensors."""
     inner = getattr(variable, "value", variable)
     return (variable if callable(inner) else inner).ref()
+
+
+def _path(variable: Any) -> str:
+    """As Keras or TensorFlow calls it; a tensor has no name when executing eagerly."""
+    for attribute in ("path", "name"):
+        try:
+            return str(getattr(variable, attribute))
+        except AttributeError:
+            continue
+    return "a tensor"
 
 
 def has_peers(process_set: ProcessSet) -> bool:

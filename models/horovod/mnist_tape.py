@@ -19,20 +19,8 @@ def main(argv=None):
     keras.utils.set_random_seed(flags.seed)
     data = digits.load(flags.data)
 
-    model = keras.Sequential(
-        [
-            keras.layers.Input((28, 28)),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Reshape((28, 28, 1)),
-            keras.layers.Conv2D(32, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Conv2D(64, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.25),
-            keras.layers.Dense(10),
-        ]
-    )
+    model = _model()
+    compression = getattr(hvd.Compression, flags.compression)
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam(hvd.scale_learning_rate(flags.learning_rate))
     dataset = (
@@ -46,7 +34,7 @@ def main(argv=None):
     def train_step(images, labels):
         with tf.GradientTape() as tape:
             loss = losses(labels, model(images, training=True))
-        tape = hvd.DistributedGradientTape(tape, compression=_compression(flags.compression))
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -63,15 +51,30 @@ def main(argv=None):
 
     images, labels = data["test"].values()
     right = tf.reduce_sum(tf.cast(tf.argmax(model(images), -1) == labels, tf.int64))
-    accuracy = float(right) / len(labels)
     mean_loss = float(hvd.allreduce(loss))
     folder = hvd.checkpoint_dir(flags.checkpoint_dir)
     if folder:
         tf.train.Checkpoint(model=model, optimizer=optimizer).save(f"{folder}/ckpt")
     if hvd.rank() == 0:
-        print(
-            f"loss {mean_loss:.4f}, {100 * accuracy:.1f} % of {len(labels)} test images", flush=True
-        )
+        percent = 100 * float(right) / len(labels)
+        print(f"loss {mean_loss:.4f}, {percent:.1f} % of {len(labels)} test images", flush=True)
+
+
+def _model():
+    return keras.Sequential(
+        [
+            keras.layers.Input((28, 28)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Reshape((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.25),
+            keras.layers.Dense(10),
+        ]
+    )
 
 
 def _flags():
@@ -84,10 +87,6 @@ def _flags():
     parser.add_argument("--data", default="shipped", help=digits.HELP)
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def _compression(name):
-    return getattr(hvd.Compression, name)
 
 
 def _one_gpu_each():

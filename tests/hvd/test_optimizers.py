@@ -101,10 +101,16 @@ def test_a_saved_model_loads_without_us_and_goes_on_with_us(runs, ending):
     }  # fmt: skip
 
 
-def test_an_optimizer_made_of_its_config_is_distributed_too(runs):
+def test_an_optimizer_made_of_its_config_or_copied_or_pickled_is_distributed_too(runs):
     found = runs[2][1]["copies_are_distributed_too"]
-    assert found == {"config": True, "names": ["ours.gradients.0"], "is adam": True}
+    assert found == {"config": True, "names": ["ours.gradients.0"] * 3, "is adam": True}
     assert runs[2][1]["custom_loop"]["called"]
+
+
+def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(runs):
+    for rank in runs[2]:
+        assert "DistributedSGD.gradients.0: the shape" in rank["models_that_differ"]
+        assert "top/kernel, " in rank["models_that_differ"]
 
 
 @pytest.mark.parametrize(

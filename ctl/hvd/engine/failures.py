@@ -1,6 +1,7 @@
 """What a collective raises, of the types that scripts written for Horovod catch."""
 
 import tensorflow as tf
+from ctl.hvd.engine import contents
 from ctl.hvd.errors import HorovodInternalError
 
 MARK = "ctl.hvd: "  # begins every message, so that it is found again in what TensorFlow makes of it
@@ -25,4 +26,5 @@ _TYPES = {
 def failure(code: str, text: str) -> Exception:
     """The exception for a code of `requests`, or "LOST"."""
     made = _TYPES.get(code)
+    text += contents.said(text)
     return LostRankError(MARK + text) if made is None else made(None, None, MARK + text)

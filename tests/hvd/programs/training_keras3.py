@@ -1,6 +1,8 @@
 """Keras 3 trains on any number of ranks; what is printed is compared with one process."""
 
+import copy
 import os
+import pickle
 import sys
 import tempfile
 
@@ -240,14 +242,32 @@ def exchanged(model):
 
 def copies_are_distributed_too():
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), name="ours")
-    copy = type(optimizer).from_config(optimizer.get_config())
+    copies = [
+        type(optimizer).from_config(optimizer.get_config()),
+        copy.deepcopy(optimizer),
+        pickle.loads(pickle.dumps(optimizer)),
+    ]
     with Asked() as asked:
-        copy.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+        for each in copies:
+            each.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     return {
-        "config": copy.get_config() == optimizer.get_config(),
+        "config": all(each.get_config() == optimizer.get_config() for each in copies),
         "names": asked.names,
         "is adam": isinstance(optimizer, keras.optimizers.Adam),
     }
+
+
+def models_that_differ():
+    """In fit, on every rank: one line that names the variables."""
+    model = keras.Sequential(
+        [keras.layers.Input((5,)), keras.layers.Dense(3 + hvd.rank(), name="top")]
+    )
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    try:
+        model.fit(X[:4], np.zeros((4, 3 + hvd.rank())), verbose=0)
+    except tf.errors.FailedPreconditionError as e:
+        return str(e)
+    return "nothing was raised"
 
 
 def refusals():
@@ -281,5 +301,6 @@ run([
     custom_loop, several_passes, a_sum_of_passes_in_fit, exchanges_per_step, sparse_gradients,
     sparse_gradients_as_dense, a_variable_without_gradient, a_local_variable, compressed,
     mixed_precision_with_an_overflow_on_one_rank, state_of_the_wrapped_optimizer_goes_on,
-    saved_and_loaded, copies_are_distributed_too, refusals,
+    saved_and_loaded, copies_are_distributed_too, models_that_differ,
+    refusals,
 ], sys.argv[1:])  # fmt: skip
