@@ -48,17 +48,17 @@ WITHIN = {
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
-    "hvd": ["errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
-            "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
-            "engine.coordinator", "engine.contents", "engine.failures", "engine.meeting",
-            "engine.mesh", "engine.rings",
-            "engine.transfers", "engine.engine", "process_sets", "rendezvous", "process", "advice",
-            "aggregation", "built", "graph_errors", "calls", "compression", "packing", "objects",
-            "run_time", "ops", "variables", "elastic", "hooks", "keras.rates", "reducing",
-            "keras.callbacks", "keras.elastic", "keras3_optimizers", "tf1_optimizers",
-            "tf_keras_optimizers",
-            "optimizers", "keras.optimizers", "keras.loading", "keras.values", "sync_batch_norm",
-            "tapes", "util"],
+    "hvd": [
+        "errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
+        "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
+        "engine.coordinator", "engine.contents", "engine.failures", "engine.meeting", "engine.mesh",
+        "engine.rings", "engine.transfers", "engine.engine", "process_sets", "rendezvous",
+        "process", "advice", "aggregation", "built", "graph_errors", "calls", "compression",
+        "packing", "objects", "run_time", "ops", "variables", "elastic", "hooks", "keras.rates",
+        "reducing", "keras.callbacks", "keras.elastic", "keras3_optimizers", "tf1_optimizers",
+        "tf_keras_optimizers", "optimizers", "keras.optimizers", "keras.loading",
+        "keras.values", "sync_batch_norm", "tapes", "util",
+    ],
 }  # fmt: skip
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

@@ -46,6 +46,11 @@ def _checked(op: int) -> int:
     return op
 
 
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether a number is 1, 2, 4, 8, ..."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
 @_plain
 def allreduce(
     tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
@@ -245,16 +250,16 @@ def reducescatter(
 ) -> tf.Tensor:  # fmt: skip
     """`[n, ...]`, reduced over ranks -> this rank's share of the rows; the first ones get more."""
     return grouped_reducescatter(
-        [tensor], device_dense, compression, op, name, process_set, ignore_name_scope,
-        prescale_factor, postscale_factor, _what="HorovodReducescatter",
+        [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor,
+        name, ignore_name_scope, _what="HorovodReducescatter",
     )[0]  # fmt: skip
 
 
 @_plain
 def grouped_reducescatter(
     tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none,
-    op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None, ignore_name_scope: bool = False,
     _what: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:  # fmt: skip
     """`reducescatter` of several tensors that travel together."""
