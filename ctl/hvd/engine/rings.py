@@ -41,6 +41,8 @@ def reducescatter(
 def _reduce_parts(mesh, ranks, me, mine, total, bounds, op) -> None:
     """Leaves part i of `total` reduced on rank i of the ring."""
     count = len(ranks)
+    if count == 1:
+        total[...] = mine
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     largest = max(b - a for a, b in pairwise(bounds))
     scratch = mesh.scratch(largest * mine.itemsize)[: largest * mine.itemsize].view(mine.dtype)
