@@ -19,7 +19,7 @@ import tensorflow as tf
 from ctl.hvd import graph_errors, process
 from ctl.hvd.engine import arithmetic
 from ctl.hvd.engine.engine import Pending
-from ctl.hvd.process_sets import ProcessSet, ranks_of
+from ctl.hvd.process_sets import ProcessSet, check, ranks_of
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _SESSION_THREADS = 256
@@ -122,6 +122,7 @@ def result(asked: Asked) -> list[np.ndarray]:
 
 def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
     """The results of a collective as tensors: eager ones, or those of a graph."""
+    check(call.process_set)
     if tf.executing_eagerly():
         asked = ask(replace(call, name=name or default), [_array(t) for t in tensors])
         return [_tensor(array) for array in result(asked)]

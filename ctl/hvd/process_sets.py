@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hvd.engine.engine import Engine
+from ctl.hvd.engine.failures import failure
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
@@ -104,9 +105,8 @@ def add_static(process_sets: Any) -> None:
             )
         os.environ[_DYNAMIC] = "1"
         return
-    for given in process_sets:
-        if not isinstance(given, ProcessSet):
-            raise UsageError(f"init() got the process set {given!r}; expected an hvd.ProcessSet.")
+    for one in process_sets:
+        given = one if isinstance(one, ProcessSet) else ProcessSet(one)
         if given.process_set_id is not None and _known.get(given.process_set_id) == tuple(
             given.ranks or ()
         ):
@@ -155,7 +155,8 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
     """(number, ranks) of a set that this rank may use; None stands for all ranks.
 
-    Raises ValueError otherwise.
+    Raises ValueError for one that is not known, and tf.errors.InvalidArgumentError where this rank is
+    not in it.
     """
     engine = _running()
     number = 0 if process_set is None else process_set.process_set_id
@@ -165,8 +166,16 @@ def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
             "hvd.add_process_set()."
         )
     if engine.place.rank not in _known[number]:
-        raise ValueError(f"rank {engine.place.rank} is not in the process set {process_set}.")
+        text = f"rank {engine.place.rank} is not in the process set {process_set}."
+        raise failure("INVALID_ARGUMENT", text)
     return number, _known[number]
+
+
+def check(process_set: ProcessSet | None) -> None:
+    """Raises ValueError for a set that the runtime does not know, if there is one to ask."""
+    number = 0 if process_set is None else process_set.process_set_id
+    if _engine is not None and number not in _known:
+        ranks_of(process_set)
 
 
 def _ranks(number: int) -> tuple[int, ...]:

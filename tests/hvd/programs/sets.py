@@ -6,6 +6,7 @@ import tensorflow as tf
 from harness import raised, run_cases
 
 FIRST, LAST = hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 1])
+ALONE = hvd.ProcessSet([1])
 hvd.init(process_sets=[FIRST, LAST])
 
 
@@ -52,12 +53,24 @@ def case_every_collective_in_a_set():
     np.testing.assert_allclose(tape.gradient(loss, x), [1.5] * (me + 1))
 
 
+def case_a_set_of_one_rank():
+    hvd.init(process_sets=[ALONE])
+    if ALONE.included():
+        for size in (3, 500_000):
+            x = tf.range(size) + 7
+            for call in (hvd.allreduce, hvd.reducescatter, hvd.allgather, hvd.alltoall):
+                assert (call(x, process_set=ALONE).numpy() == x.numpy()).all(), call
+            many = tf.function(lambda t: hvd.grouped_allreduce([t, t], process_set=ALONE))(x)
+            assert all((one.numpy() == x.numpy()).all() for one in many)
+            assert (hvd.broadcast(x, 1, process_set=ALONE).numpy() == x.numpy()).all()
+
+
 def case_what_a_set_refuses():
     no = tf.errors.FailedPreconditionError
     if hvd.rank() == 0:
-        raised(
-            ValueError, lambda: hvd.allreduce(tf.ones(2), process_set=LAST), "not in the process"
-        )
+        bad = tf.errors.InvalidArgumentError
+        raised(bad, lambda: hvd.allreduce(tf.ones(2), process_set=LAST), "not in the process")
+        raised(bad, tf.function(lambda: hvd.allreduce(tf.ones(2), process_set=LAST)), "not in the")
         raised(ValueError, LAST.rank)
     else:
         raised(no, lambda: hvd.broadcast(tf.ones(2), 0, process_set=LAST), "root rank is 0")
