@@ -42,6 +42,9 @@ def test_many_and_few_sixteen_bit_floats_are_reduced_alike(dtype, op):
         part = slice(start, start + 1000)
         arithmetic.reduce_to(few[part], op, one[part], other[part])
     assert (many.view(np.uint16) == few.view(np.uint16)).all()
+    for call in (lambda a: arithmetic.scaled(a, 1 / 3), lambda a: arithmetic.averaged(a, 3)):
+        parts = [call(one[start : start + 1000]) for start in range(0, 10_000, 1000)]
+        assert (call(one).view(np.uint16) == np.concatenate(parts).view(np.uint16)).all()
 
 
 def test_whole_numbers_are_averaged_and_scaled_towards_zero():
