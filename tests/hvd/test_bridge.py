@@ -1,0 +1,68 @@
+"""One script, any launcher: `ctl.Trainer` under ctlrun, Horovod's API under `ctl launch`; and a trace."""
+
+import json
+import subprocess
+import sys
+
+from conftest import ROOT, environment
+
+RANKED = """
+import json, os
+import ctl.hvd as hvd, tensorflow as tf
+hvd.init()
+ranks = hvd.allgather_object([hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_size()])
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+total = tf.function(lambda: hvd.allreduce(tf.ones([300_000]), op=hvd.Sum, name="total"))()
+hvd.allreduce(tf.constant(1.0), name="one")
+print(json.dumps({"ranks": ranks, "task": task, "total": float(total[-1])}), flush=True)
+"""
+
+
+def run(*words, timeout=300):
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_trainer_runs_under_ctlrun(tmp_path):
+    run("ctl.runner", "-np", "2", sys.executable, "-m", "models.mnist", f"--model_dir={tmp_path}/run",
+        "--train_steps=20", "--global_batch_size=64")  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert max(line.get("step", 0) for line in lines) == 20
+    assert (tmp_path / "run" / "checkpoints" / "ckpt-20" / "manifest.json").exists()
+
+
+def test_ranks_are_the_workers_of_ctl_launch(tmp_path):
+    script = tmp_path / "ranked.py"
+    script.write_text(RANKED)
+    out = run(
+        "ctl",
+        "launch",
+        "--workers=3",
+        f"--log_dir={tmp_path}/logs",
+        "--",
+        sys.executable,
+        str(script),
+    )
+    said = [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"ranks"' in line]
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log"))
+    said += [json.loads(line[line.index("{") :]) for line in logs.splitlines() if '"ranks"' in line]
+    assert said, out
+    for one in said:
+        assert one["ranks"] == [[0, 0, 3, 1], [1, 1, 3, 1], [2, 2, 3, 1]] and one["total"] == 3.0
+    assert {one["task"]["index"] for one in said} == {0, 1, 2}
+
+
+def test_a_timeline_shows_waiting_and_sending(tmp_path):
+    script, trace = tmp_path / "ranked.py", tmp_path / "trace.json"
+    script.write_text(RANKED)
+    run("ctl.runner", "-np", "2", f"--timeline-filename={trace}", sys.executable, str(script))
+    events = [event for event in json.loads(trace.read_text()) if event]
+    rows = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    for name in ("total", "one"):
+        mine = [event for event in events if rows.get(event["pid"]) == name]
+        assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {event["name"] for event in mine}
+        assert all(event["ts"] >= 0 for event in mine if event["ph"] != "M")
