@@ -1,0 +1,73 @@
+"""The rules of the trade, kept and broken."""
+
+import warnings
+
+import pytest
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.hvd import advice, process
+from ctl.placement import among
+
+
+class FourRanks:
+    """An engine's place, for what asks no other rank anything."""
+
+    def __init__(self, rank):
+        self.place = among([f"host:{port}" for port in range(1, 5)], rank)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    def be(number):
+        monkeypatch.setattr(process, "_engine", FourRanks(number))
+
+    be(1)
+    return be
+
+
+def numbers():
+    return tf.data.Dataset.range(20)
+
+
+def test_ranks_share_out_all_examples(rank):
+    seen = []
+    for number in range(4):
+        rank(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            seen += [int(x) for x in advice.shard(numbers()).shuffle(5).repeat(1)]
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.parametrize("before", ["shuffle", "repeat"])
+def test_sharding_too_late_is_told(rank, before):
+    late = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
+    with pytest.warns(UserWarning, match=rf"after {before}\(\); shard first"):
+        advice.shard(late.map(lambda x: x))
+    finished = late.batch(2).shard(4, 1).prefetch(1)
+    with pytest.warns(UserWarning, match=before):
+        assert len(advice.check_sharding(finished)) == 1
+
+
+def test_not_sharding_is_told_and_sharding_first_is_well(rank):
+    with pytest.warns(UserWarning, match="was not sharded"):
+        advice.check_sharding(numbers().shuffle(5).batch(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert advice.check_sharding(numbers().shard(4, 1).shuffle(5).repeat().batch(2)) == []
+
+
+def test_rates_steps_and_directories(rank, tmp_path):
+    assert advice.scale_learning_rate(0.1) == pytest.approx(0.4)
+    assert [advice.scale_steps(n) for n in (1000, 7, 1)] == [250, 1, 1]
+    with pytest.raises(UsageError, match="steps is 0"):
+        advice.scale_steps(0)
+    assert advice.checkpoint_dir(tmp_path) is None
+    rank(0)
+    assert advice.checkpoint_dir(tmp_path) == str(tmp_path)
+
+
+def test_before_init_a_sentence_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(process, "_engine", None)
+    with pytest.raises(ValueError, match=r"hvd\.init\(\)"):
+        advice.scale_learning_rate(0.1)
