@@ -10,6 +10,7 @@ import types
 
 from ctl.errors import UsageError
 
+_VERSION = "0.28.1"  # whose API this is
 _MODULES = {
     "tensorflow": "ctl.hvd",
     "tensorflow.compression": "ctl.hvd.compression",
@@ -27,6 +28,7 @@ _MODULES = {
     "common": "ctl.hvd",
     "common.elastic": "ctl.hvd.elastic",
     "common.exceptions": "ctl.hvd.errors",
+    "common.util": "ctl.hvd.util",
     "common.process_sets": "ctl.hvd.process_sets",
     "runner": "ctl.runner.function",
 }
@@ -42,7 +44,7 @@ def _install() -> None:
         )
     root = types.ModuleType("horovod", "Stands in for Horovod; see ctl.hvd.")
     root.__path__ = []
-    root.__dict__["__ctl__"] = True
+    root.__dict__.update(__ctl__=True, __version__=_VERSION)
     sys.modules["horovod"] = root
     for name, module in _MODULES.items():
         found = sys.modules[f"horovod.{name}"] = importlib.import_module(module)

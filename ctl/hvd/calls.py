@@ -24,6 +24,7 @@ from ctl.hvd.process_sets import ProcessSet, check, ranks_of
 _REDUCTIONS = ("allreduce", "reducescatter")
 _SESSION_THREADS = 256
 _LARGE = 1 << 20
+_ALIGNMENT = 64
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
@@ -140,8 +141,9 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> tf.Tensor:
-    """A large array, which nobody else has, is not copied."""
-    if array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu":
+    """A large array, which nobody else has, is not copied. TensorFlow aborts on unaligned memory."""
+    is_own = array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu"
+    if is_own and array.ctypes.data % _ALIGNMENT == 0:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.convert_to_tensor(array)
 
@@ -190,7 +192,7 @@ def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         order += chosen
         joined.append(tf.concat([tf.reshape(tensors[i], [-1]) for i in chosen], axis=0))
         sizes.append([tensors[i].shape.num_elements() for i in chosen])
-    said = [(tensors[i].dtype.name, tuple(tensors[i].shape)) for i in order]
+    said = [(tensors[i].dtype.name, tuple(tensors[i].shape.as_list())) for i in order]
     totals = _in_graph(replace(call, joined=said), joined)
     parts = [
         part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)

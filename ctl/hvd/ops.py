@@ -316,7 +316,13 @@ def _tensor(given: Any) -> tf.Tensor:
         raise NotImplementedError(
             "tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor)."
         )
-    return tf.convert_to_tensor(given)
+    tensor = tf.convert_to_tensor(given)
+    if tensor.dtype in (tf.string, tf.resource, tf.variant):
+        raise TypeError(
+            f"a tensor of {tensor.dtype.name} came; expected numbers or truth values. Texts travel with "
+            "hvd.allgather_object() and hvd.broadcast_object()."
+        )
+    return tensor
 
 
 def _named(what: str, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:

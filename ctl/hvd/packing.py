@@ -6,6 +6,8 @@ keys that are no strings, NumPy arrays and scalars, eager tensors.
 
 import base64
 import json
+from argparse import Namespace
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,9 @@ _SAY: dict[type, Any] = {
     **dict.fromkeys((tuple, set, frozenset), _said_group),
     **dict.fromkeys((bytes, bytearray), _said_bytes),
     list: _said_list,
+    OrderedDict: lambda thing, where: {"OrderedDict": _said_dict(thing, where)["dict"]},
+    Namespace: lambda thing, where: {"Namespace": _said_dict(dict(vars(thing)), where)["dict"]},
+    range: lambda thing, _: {"range": [thing.start, thing.stop, thing.step]},
     dict: _said_dict,
     float: lambda thing, _: {"float": thing.hex()},
     complex: lambda thing, _: {"complex": [thing.real.hex(), thing.imag.hex()]},
@@ -99,6 +104,9 @@ _MEAN: dict[str, Any] = {
     "float": float.fromhex,
     "complex": lambda value: complex(*map(float.fromhex, value)),
     "dict": lambda value: {_meant(key): _meant(part) for key, part in value},
+    "OrderedDict": lambda value: OrderedDict((_meant(key), _meant(part)) for key, part in value),
+    "Namespace": lambda value: Namespace(**_MEAN["dict"](value)),
+    "range": lambda value: range(*value),
     "tuple": lambda value: tuple(_parts(value)),
     "set": lambda value: set(_parts(value)),
     "frozenset": lambda value: frozenset(_parts(value)),

@@ -1,6 +1,7 @@
 """This process among the ranks: joins them, leaves them, and knows its place."""
 
 import atexit
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,8 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
-    _leave(linger=True)
+    """Rank 0 answers the others for a while, unless it ends by an exception."""
+    _leave(linger=getattr(sys, "last_value", None) is None)
 
 
 def _leave(*, linger: bool) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 from ctl.hvd import calls
 from ctl.hvd.calls import Call
-from ctl.hvd.ops import broadcast
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 _plain = tf.autograph.experimental.do_not_convert
@@ -55,8 +54,6 @@ def _operations(assigned: Sequence[Any]) -> list[Any]:
 
 
 def _broadcast(variables, root_rank: int, name: str | None, process_set) -> Sequence[tf.Tensor]:
-    if len(variables) == 1:
-        return [broadcast(variables[0], root_rank, name, process_set=process_set)]
     call = Call("broadcast", "", process_set, root=root_rank)
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     default = "HorovodBroadcastVariables"

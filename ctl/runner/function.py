@@ -131,6 +131,10 @@ def _started(given: Asked, words: list[str]) -> tuple[list[int], int]:
     return list(range(len(places))), exit_code
 
 
+def _lost_a_peer(traceback: str) -> bool:
+    return any(f"{name}: " in traceback for name in ("HorovodInternalError", "LostRankError"))
+
+
 def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list:
     """What the processes returned, in this order."""
     found = {
@@ -140,9 +144,7 @@ def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list:
     }
     failed = [(number, said) for number, (is_good, said) in found.items() if not is_good]
     # One that lost a peer says so; the peer is the one to be named.
-    failed.sort(
-        key=lambda one: ("HorovodInternalError" in one[1].rstrip().rpartition("\n")[2], one)
-    )
+    failed.sort(key=lambda one: (_lost_a_peer(one[1]), one))
     if exit_code and failed:
         number, said = failed[0]
         raise RankError(f"the function failed on rank {number}:\n{said}")

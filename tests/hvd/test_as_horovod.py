@@ -12,6 +12,7 @@ import horovod.keras.callbacks
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import allgather, size
+from horovod.common.util import gpu_available
 from horovod.tensorflow.util import _executing_eagerly
 import tensorflow as tf
 

@@ -8,7 +8,7 @@ from hvd.ranks import PROGRAMS, results
 CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "collectives.py").read_text(), re.MULTILINE)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def said(request):
     return results(PROGRAMS / "collectives.py", request.param)
 

@@ -2,6 +2,8 @@
 
 import json
 import socket
+from argparse import Namespace
+from collections import OrderedDict
 
 import ml_dtypes
 import numpy as np
@@ -172,6 +174,14 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
 def test_objects_come_back_with_their_types(thing):
     back = packing.unpacked(packing.packed(thing))
     assert back == thing and kinds(back) == kinds(thing)
+
+
+@pytest.mark.parametrize(
+    "thing", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
+)
+def test_what_scripts_keep_settings_in_travels(thing):
+    back = packing.unpacked(packing.packed({"x": thing}))["x"]
+    assert back == thing and type(back) is type(thing)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def survivors(how, size, ranks=3, **environ):
     return found
 
 
-@pytest.mark.parametrize("how", ["kill", "exit", "raise"])
+@pytest.mark.parametrize("how", ["kill", "exit", pytest.param("raise", marks=pytest.mark.slow)])
 def test_all_others_are_told_which_rank_is_gone(how):
     for said, _ in survivors(how, SMALL):
         for kind, text, secs in said:

@@ -15,8 +15,10 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("model", RUNS)
+THREE = [pytest.param(m, 3, marks=[pytest.mark.slow] if m != "mnist_tape" else []) for m in RUNS]
+
+
+@pytest.mark.parametrize(("model", "ranks"), [*[(model, 2) for model in RUNS], *THREE])
 def test_an_example_runs(model, ranks, tmp_path):
     own = [f"--checkpoint_dir={tmp_path}/ckpt"] if model == "mnist_tape" else []
     done = subprocess.run(

@@ -39,3 +39,29 @@ def test_old_forms_without_a_graph():
     for rank in results(PROGRAM, 2, "eager"):
         assert "expected hvd.broadcast_variables" in rank["eager_global_variables"]
         assert rank["eager_tf1_optimizer"] == 0.5
+
+
+WITHOUT_V2 = """
+import json
+import numpy as np, tensorflow as tf
+import ctl.hvd as hvd
+
+tf1 = tf.compat.v1
+tf1.disable_v2_behavior()
+hvd.init()
+x = tf1.placeholder(tf.float32, [None, 3])
+w, b = tf1.get_variable("w", [3, 1]), tf1.get_variable("b", [1])
+optimizer = hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1))
+train = optimizer.minimize(tf.reduce_mean((x @ w + b - 1) ** 2))
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    session.run(hvd.broadcast_global_variables(0))
+    for _ in range(3):
+        session.run(train, {x: np.ones((4, 3)) * (hvd.rank() + 1)})
+    print(json.dumps({"found": [v.tolist() for v in session.run([w, b])]}))
+"""
+
+
+def test_scripts_whose_first_line_is_disable_v2_behavior():
+    first, second = results(WITHOUT_V2, 2)
+    assert first == second

@@ -11,6 +11,8 @@ from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.table import Round, Table
 from ctl.hvd.engine.timeline import Timeline
 
+_HINT = "Do all ranks run as many steps, the same branches, and stop at the same time?"
+
 
 class Agreement:
     """Decides for all ranks; used by one thread.
@@ -108,7 +110,8 @@ class Agreement:
             gone = [r for r in self._table.missing(found) if r in self.gone]
             if gone:
                 how = self.gone[gone[0]]
-                self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}.")
+                hint = "." if "died" in how else f": its script has ended, or failed. {_HINT}"
+                self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}{hint}")
 
     def _fail(self, found: Round, code: str, text: str) -> None:
         if found in self._table.waiting():
@@ -163,7 +166,7 @@ class Agreement:
             f"rank {rank} in {what}" for rank, what in lines
         )
         for found in rounds:
-            self._fail(found, FAILED_PRECONDITION, text + ".")
+            self._fail(found, FAILED_PRECONDITION, f"{text}. {_HINT}")
 
 
 def _apart(everyone: list[Request]) -> dict[str, Any]:

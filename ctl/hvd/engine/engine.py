@@ -144,9 +144,10 @@ class Engine:
             self._control.send({"type": "leave"})
         if self._coordinator is not None:
             self._coordinator.join(_LEAVE_SECS if linger else 0.2)
+        self._control.end()
+        self._thread.join(_LEAVE_SECS)
         self._control.close()
         self._mesh.close()
-        self._thread.join(_LEAVE_SECS)
         self.timeline.stop()
 
     def _do_alone(self, pending: Pending) -> None:

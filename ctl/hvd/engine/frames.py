@@ -86,10 +86,13 @@ class Channel:
         except OSError as e:
             raise Lost(str(e)) from e
 
-    def close(self) -> None:
-        """Ends the connection, after what was sent has left."""
+    def end(self) -> None:
+        """Ends the connection, after what was sent has left; who reads here is woken by that."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """After `end`, and when nobody reads any more."""
         self.socket.close()
 
 

@@ -199,6 +199,17 @@ def case_gradients():
         np.testing.assert_allclose(got, np.full((me + 1, 2), mean), rtol=1e-6)
 
 
+def case_parts_of_large_results_are_whole_tensors():
+    """TensorFlow ends the process where it is given memory that begins at an odd place."""
+    tensors = [tf.ones([n]) for n in (400_001, 300_003, 500_007)]
+    for got in hvd.grouped_allreduce(tensors, op=hvd.Sum):
+        assert tf.reduce_sum(got[1:]) == (got.shape[0] - 1) * hvd.size()
+    share = hvd.reducescatter(tf.ones([3_000_001]), op=hvd.Sum)
+    assert tf.reduce_max(share[1:] * 2.0) == 2.0 * hvd.size()
+    rows = hvd.allgather(tf.ones([300_001 + hvd.rank()]))
+    assert tf.reduce_sum(rows[1:]) == rows.shape[0] - 1
+
+
 def case_same_bits():
     x = tf.random.stateless_normal([200_003], seed=[hvd.rank(), 7])
     total = hvd.allreduce(x, op=hvd.Sum)
