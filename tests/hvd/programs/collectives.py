@@ -186,6 +186,7 @@ def case_gradients():
         (lambda t: hvd.broadcast(t, 1), mean if me == 1 else 0.0),
         (lambda t: hvd.alltoall(t)[::1], None),
         (lambda t: hvd.reducescatter(t, op=hvd.Average), None),
+        (lambda t: hvd.reducescatter(t / float(ranks), op=hvd.Sum), None),
     ]
     for call, want in wanted:
         for way, got in ways(lambda t, call=call: gradient(call, t), x):
