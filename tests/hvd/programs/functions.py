@@ -71,11 +71,11 @@ def case_results_that_nobody_uses():
         hvd.allreduce(x * 2.0)
         return hvd.allreduce(x, op=hvd.Sum)
 
-    for _ in range(100):
+    for _ in range(200):
         assert step(tf.constant(1.0)) == hvd.size()
     from ctl.hvd import calls
 
-    assert len(calls._on_their_way._asked) <= 100
+    assert len(calls._on_their_way._asked) <= 70
 
 
 def case_order_in_a_function_is_that_of_the_program():
