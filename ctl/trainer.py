@@ -57,6 +57,8 @@ class Trainer:
       data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
       allow_config_change: go on from a checkpoint although the order of the data is another one.
       early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
+      log_dir: where TensorBoard's files go; None: `model_dir/logs`.
+      also_report: reports that are told beside those of the constructor, or the default ones.
       init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -64,6 +66,8 @@ class Trainer:
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
+    log_dir: str | None = None
+    also_report: Sequence[Report] = ()
     init_from: str | None = None
     jit_compile: bool = False
     check_collectives: bool = False

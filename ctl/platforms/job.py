@@ -145,7 +145,9 @@ def port(environ: Mapping[str, str], default: int) -> int:
     return given
 
 
-def workers(platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more) -> Job:
+def workers(
+    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more
+) -> Job:
     """A job of equal workers; of one process, where there is one address."""
     doubled = sorted({a for a in addresses if addresses.count(a) > 1})
     if doubled:

@@ -35,7 +35,9 @@ def read(environ: Mapping[str, str]) -> Job | None:
         if rank is None or size is None:
             continue
         if rank >= size:
-            raise UsageError(f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1}).")
+            raise UsageError(
+                f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1})."
+            )
         sources = rank_name, size_name, *local_names
         if size == 1:
             return Job(platform, (rank_name, size_name))

@@ -39,10 +39,13 @@ def read(environ: Mapping[str, str]) -> Job | None:
             "program with `srun python ...`; `ctl deploy slurm` writes such a script.",
         ) if several else ())  # fmt: skip
     per_host = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    sources = ("SLURM_PROCID", counter or "", listed, per_host or "", "SLURM_JOB_ID")
-    sources = tuple(name for name in sources if name)
+    used = "SLURM_PROCID", counter, listed, per_host, "SLURM_JOB_ID"
+    sources = [name for name in used if name]
     names = host_names(environ[listed])
-    counts = tasks_of_hosts(environ[per_host], len(names)) if per_host else [1] * len(names)
+    if per_host:
+        counts = tasks_of_hosts(environ[per_host], len(names))
+    else:
+        counts = [-(-((count or len(names)) - i) // len(names)) for i in range(len(names))]
     placed = [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
     if (count is not None and count != len(placed)) or number >= len(placed):
         raise UsageError(

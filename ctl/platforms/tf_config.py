@@ -39,7 +39,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
     tasks = job.checked_tasks(cluster, NAME)
     beside = vertex.beside(environ, config)
     notes = []
-    if beside.has_reduction_server and tasks.pop("ps", None):
+    if beside.has_reduction_server and tasks.pop("ps", ()):
         notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
     kind, index = job.checked_task(task, tasks, NAME)
     return Job(

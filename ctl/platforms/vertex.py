@@ -39,8 +39,8 @@ def read(environ: Mapping[str, str]) -> Job | None:
     if not isinstance(cluster, dict):
         raise UsageError(f"CLUSTER_SPEC's cluster is {cluster!r}; expected addresses by pool.")
     named = {_pool(pool): addresses for pool, addresses in cluster.items() if addresses}
-    notes = ()
-    if _has_reduction_server(spec) and named.pop("ps", None):
+    notes: tuple[str, ...] = ()
+    if _has_reduction_server(spec) and named.pop("ps", ()):
         notes = ("The Reduction Server's pool is left out of the cluster: it runs no training.",)
     tasks = job.checked_tasks(named, NAME)
     task = spec.get("task")
@@ -78,7 +78,9 @@ def _parsed(environ: Mapping[str, str]) -> dict | None:
     except json.JSONDecodeError as e:
         raise UsageError(f"CLUSTER_SPEC is not JSON ({e}). It came as {text[:80]!r}.") from None
     if not isinstance(spec, dict):
-        raise UsageError(f"CLUSTER_SPEC is {text[:80]!r}; expected an object with cluster and task.")
+        raise UsageError(
+            f"CLUSTER_SPEC is {text[:80]!r}; expected an object with cluster and task."
+        )
     return spec
 
 
