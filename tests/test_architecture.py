@@ -48,7 +48,9 @@ WITHIN = {
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
-    "deploy": ["secret_words", "words", "forms", "texts", "output", "command"],
+    "deploy": ["secret_words", "words", "forms", "texts", "output", "docker.project",
+               "docker.dockerfile", "docker.command", "vertex.machines", "vertex.tuning", "vertex.job",
+               "vertex.rules", "vertex.options", "vertex.submit", "vertex.command", "command"],
     "hvd": [
         "errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
         "engine.settings", "engine.table", "engine.timeline", "engine.agreement",

@@ -11,7 +11,11 @@ from ctl.errors import UsageError
 from ctl.launch.saying import quoted
 
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_BLANK = r"[A-Z][A-Z0-9_]{2,}"  # PROJECT, YOUR_BUCKET: for a person to fill in
+# words of examples, which stand for something to fill in
+_BLANK = (
+    r"(?:PROJECT(?:_ID|_NUMBER)?|BUCKET(?:_NAME)?|REGION|LOCATION|REPO(?:SITORY)?|IMAGE|TAG|NUMBER|EMAIL"
+    r"|YOUR_[A-Z_]+)"
+)
 _HOST = rf"(?:(?:[a-z0-9-]+|{_BLANK})(?:[.-](?:[a-z0-9-]+|{_BLANK}))*)(?::[0-9]{{1,5}})?"
 _IMAGE = re.compile(
     rf"(?:{_HOST}/)?(?:{_PART}|{_BLANK})(?:/(?:{_PART}|{_BLANK}))*"
@@ -22,29 +26,34 @@ _SECS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_VARIABLES = 100  # of Vertex AI's ContainerSpec; a manifest with more is no pleasure anywhere
 
 
-def image(text: str) -> str:
+def image(text: str, option: str = "--image") -> str:
     """An image with a tag or a digest, such as us-docker.pkg.dev/p/repo/flowers:1."""
     found = _IMAGE.fullmatch(text)
     if not found:
         raise UsageError(
-            f"--image={quoted(text)} is no image; expected HOST/PROJECT/REPOSITORY/NAME:TAG in lower case, "
-            "such as us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
+            f"{option}={quoted(text)} is no image; expected HOST/PROJECT/REPOSITORY/NAME:TAG in lower "
+            "case, such as us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
         )
     if found["tag"] in (None, "latest") and found["digest"] is None:
         came = "the tag latest" if found["tag"] else "no tag"
         raise UsageError(
-            f"--image={quoted(text)} has {came}, so a worker that starts later could run other code; "
+            f"{option}={quoted(text)} has {came}, so a worker that starts later could run other code; "
             "expected a tag of its own or a digest, such as …/flowers:1"
         )
     return text
 
 
+def version(option: str, text: str) -> tuple[int, ...]:
+    """A version such as 2.21.0 as numbers."""
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", text):
+        raise UsageError(f"{option}={quoted(text)} is no version; expected numbers such as 2.21.0")
+    return tuple(int(part) for part in text.split("."))
+
+
 def blanks(texts: Sequence[str]) -> list[str]:
-    """Words in capitals that stand for something to fill in, such as PROJECT, each once."""
-    found = [
-        m for text in texts for m in re.findall(rf"(?<![A-Za-z0-9_]){_BLANK}(?![A-Za-z0-9_])", text)
-    ]
-    return list(dict.fromkeys(found))
+    """Words of examples such as PROJECT and BUCKET, which somebody has to fill in, each once."""
+    word = re.compile(rf"(?<![A-Za-z0-9_]){_BLANK}(?![A-Za-z0-9_])")
+    return list(dict.fromkeys(found for text in texts for found in word.findall(text)))
 
 
 def label_name(option: str, text: str, most: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ctl.deploy import secret_words
-from ctl.errors import EXIT_DONE, UsageError
+from ctl.errors import EXIT_DONE, CtlError, UsageError
 from ctl.launch.saying import quoted, say
 
 _MOST = 300  # characters of a message that repeats what came
@@ -47,8 +47,8 @@ class Asked:
         """The program's flags: its first word that begins with `--`, and all that follow."""
         return list(self.program[_first_flag(self.program) :])
 
-    def line(self, **resolved: str) -> str:
-        """The command line that makes the same text again; `resolved`: defaults that were looked up."""
+    def line(self, *more: str) -> str:
+        """The command line that makes the same text again; `more`: options that were looked up."""
         kept, skip = [], 0
         for word in self.words:
             name, _, _ = word.partition("=")
@@ -58,8 +58,7 @@ class Asked:
                 skip = 0 if "=" in word else _ELSEWHERE[name]
             else:
                 kept.append(word)
-        named = [f"--{name}={value}" for name, value in resolved.items()]
-        return shlex.join(["ctl", "deploy", self.platform, *kept, *named, "--", *self.program])
+        return shlex.join(["ctl", "deploy", self.platform, *kept, *more, "--", *self.program])
 
     def flag(self, name: str) -> str | None:
         """The value of a flag of the program, `--name=value` or `--name value`; None without it."""
@@ -83,20 +82,33 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{short}; see `ctl deploy {self.platform} --help`")
 
 
-def parser(platform: str, description: str, example: str) -> Parser:
-    """A parser with the options that every platform has: --output, --force, --help."""
+def parser(
+    platform: str,
+    description: str,
+    example: str,
+    *,
+    output: tuple[str, str] = ("FILE", "write it there (default: to stdout)"),
+) -> Parser:
+    """A parser with the options that every platform has: --output, --force, --help.
+
+    Args:
+      platform: the word after `ctl deploy`.
+      description: what it does, one line.
+      example: a line that works; shown in the help and in messages.
+      output: what --output takes, and its help.
+    """
     made = Parser(
         prog=f"ctl deploy {platform}",
         usage=f"ctl deploy {platform} [options] -- program [its options]",
         description=description,
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_wide,
         allow_abbrev=False,
         add_help=False,
     )
     made.platform, made.example = platform, example
     group = made.add_argument_group("where it goes")
-    group.add_argument("--output", metavar="PATH", help="write it there (default: to stdout)")
+    group.add_argument("--output", metavar=output[0], help=output[1])
     group.add_argument("--force", action="store_true", help="replace a file that has other content")
     group.add_argument("-h", "--help", action="store_true", help="show this text")
     return made
@@ -135,10 +147,10 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
 
 
 def guarded(platform: str, work: Callable[[], int | None]) -> int:
-    """Runs `work`; a UsageError is one sentence on stderr and exit code 2."""
+    """Runs `work`; an error of ctl is one sentence on stderr and its exit code, 2 for a mistake."""
     try:
         return work() or EXIT_DONE
-    except UsageError as e:
+    except CtlError as e:
         say(str(e), by=f"ctl deploy {platform}")
         return e.exit_code
 
@@ -154,6 +166,10 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return check
+
+
+def _wide(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100)
 
 
 def _first_flag(program: Sequence[str]) -> int:
