@@ -35,9 +35,14 @@ def here(num_gpus: int, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def shown(name: str, value: Any) -> Any:
     """A value as it may travel and be printed; of a secret only that it is one, and its digest."""
-    if not any(word in name.lower() for word in _SECRET):
+    if not looks_secret(name):
         return value
     return f"(hidden, digest {hashlib.sha256(str(value).encode()).hexdigest()[:8]})"
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a flag of this name holds what nobody else may read."""
+    return any(word in name.lower() for word in _SECRET)
 
 
 def _own_code() -> dict[str, str]:

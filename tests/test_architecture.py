@@ -21,7 +21,7 @@ LEVELS = {
     "preflight": 2,
     "making": 3, "parameter_servers": 2, "metrics": 2,  "arrays": 2,
     "flags_help": 2, "launch": 2, "runner": 3, "hvd": 4,
-    "randomness": 3, "cli": 3,
+    "randomness": 3, "cli": 3, "deploy": 3,
     "strategies": 4,
     "averaging": 5, "agreement": 5, "sharding": 5, "batches": 5, "state": 5, "export": 5, "__main__": 5,
     "data": 6, "reports": 6, "checkpoints": 6,
@@ -50,6 +50,9 @@ WITHIN = {
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
+    "deploy": ["secret_words", "words", "forms", "texts", "output", "docker.project",
+               "docker.dockerfile", "docker.command", "vertex.machines", "vertex.tuning", "vertex.job",
+               "vertex.rules", "vertex.options", "vertex.submit", "vertex.command", "command"],
     "hvd": [
         "errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
         "engine.settings", "engine.table", "engine.timeline", "engine.agreement",
@@ -65,7 +68,7 @@ WITHIN = {
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("launch", "runner", "cli", "cluster", "platforms", "directories", "doctor", "errors",
+PURE = ("deploy", "launch", "runner", "cli", "cluster", "platforms", "directories", "doctor", "errors",
         "every", "quiet", "version", "signals",
         "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight",
         "endings")  # fmt: skip
@@ -187,6 +190,7 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
         *(f"ctl.{m}" for m in PURE),
         "ctl.launch.command",
         "ctl.runner.command",
+        "ctl.deploy.command",
         "ctl.runner.function",
         "ctl.checkpoints.commit",
     ]

@@ -1,0 +1,1 @@
+"""`ctl deploy docker`: a Dockerfile for one program."""

@@ -1,0 +1,139 @@
+"""What of a project directory goes into an image, found by looking at it.
+
+found = project.look(Path("."), ("python", "-m", "trainer.task"), ctl=None, copy=[])
+found.copied                # ("trainer",)
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctl.errors import UsageError
+from ctl.launch.saying import quoted
+
+SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # what building ctl itself reads
+_NOT_OURS = (
+    "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
+    "--ctl=ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. PATH_OF_THE_SOURCE_OF_CTL`, "
+    "--ctl=git+https://HOST/REPOSITORY@COMMIT, --ctl=. in the source tree of ctl, or --ctl=none if "
+    "requirements.txt or the base image has it"
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What is copied and installed; paths are relative to the directory.
+
+    Attributes:
+      copied: directories and files of the program.
+      ctl: ".", a wheel, a URL for pip, or "none".
+      requirements: a file of requirements, or "none".
+      constraints: a file of exact versions, or "none".
+    """
+
+    copied: tuple[str, ...]
+    ctl: str
+    requirements: str
+    constraints: str
+
+    @property
+    def context(self) -> list[str]:
+        """All paths that the build reads."""
+        files = [f for f in (self.requirements, self.constraints) if f != "none"]
+        ctl = list(SOURCE_TREE) if self.ctl == "." else [self.ctl] if is_wheel(self.ctl) else []
+        return list(dict.fromkeys([*files, *ctl, *self.copied]))
+
+
+def look(
+    directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]
+) -> Project:
+    """Finds the program's own code, requirements.txt, constraints.txt and how ctl is to be installed.
+
+    Raises UsageError for code that is not there, and when nothing says where ctl comes from.
+    """
+    copied = [_inside(directory, "--copy", path) for path in copy]
+    copied += [p for p in _own_code(directory, program) if p not in copied]
+    if not copied:
+        raise UsageError(
+            f"{quoted(' '.join(program))} names no module or script of this directory; expected e.g. "
+            "`-- python -m trainer.task`, or --copy=PATH for what the program needs"
+        )
+    found = {name: name if (directory / name).is_file() else "none"
+             for name in ("requirements.txt", "constraints.txt")}  # fmt: skip
+    return Project(
+        tuple(copied), _ctl(directory, ctl), found["requirements.txt"], found["constraints.txt"]
+    )
+
+
+def is_wheel(text: str) -> bool:
+    """Whether `--ctl` names a wheel in the directory."""
+    return text.endswith(".whl")
+
+
+def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
+    for i, word in enumerate(program):
+        if word == "-m" and i + 1 < len(program):
+            module = program[i + 1]
+            top = module.partition(".")[0]
+            if not re.fullmatch(r"[A-Za-z_][\w.]*", module):
+                raise UsageError(
+                    f"{quoted(module)} came after -m; expected a module such as trainer.task"
+                )
+            if top == "ctl":
+                continue
+            if (directory / top).is_dir():
+                return [top]
+            if (directory / f"{top}.py").is_file():
+                return [f"{top}.py"]
+            raise UsageError(
+                f"the module {module} is not in {str(directory)!r}: there is no {top}/ and no {top}.py; "
+                "expected the directory of your project. Change into it, or give it with --output=DIR"
+            )
+        if word.endswith(".py"):
+            return [_inside(directory, "the program", word).partition("/")[0]]
+    return []
+
+
+def _inside(directory: Path, option: str, text: str) -> str:
+    path = text.removeprefix("./").rstrip("/")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", path) or ".." in path.split("/"):
+        raise UsageError(
+            f"{option} has the path {quoted(text)}; expected one inside the directory, of letters, digits "
+            "and ._-/ only, such as trainer"
+        )
+    if not (directory / path).exists():
+        raise UsageError(f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}; "
+                         "expected a file or directory of the project")  # fmt: skip
+    return path
+
+
+def _ctl(directory: Path, asked: str | None) -> str:
+    """How ctl gets into the image; UsageError for a guess that could bring another package."""
+    if asked is None:
+        if _is_source_tree(directory):
+            return "."
+        wheels = sorted(path.name for path in directory.glob("ctl-*.whl"))
+        if wheels:
+            return wheels[-1]
+        raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
+    if asked == "." and not _is_source_tree(directory):
+        raise UsageError(
+            f"--ctl=. came, but {str(directory)!r} is not the source tree of ctl; {_NOT_OURS}"
+        )
+    if asked in (".", "none"):
+        return asked
+    if is_wheel(asked):
+        return _inside(directory, "--ctl", asked)
+    if re.fullmatch(r"git\+https://[^\s@]+@[\w./-]+|https://\S+\.(whl|tar\.gz)", asked):
+        return asked
+    raise UsageError(f"--ctl={quoted(asked)} cannot be used; {_NOT_OURS}")
+
+
+def _is_source_tree(directory: Path) -> bool:
+    try:
+        text = (directory / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    is_named = re.search(r'^name\s*=\s*"ctl"$', text, re.MULTILINE)
+    return bool(is_named) and (directory / "ctl" / "deploy").is_dir()

@@ -1,0 +1,82 @@
+"""What must not get into a file that people keep and share: passwords, tokens, keys.
+
+Names decide, and a few forms of values. A message repeats the name, never the value.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ctl import facts
+from ctl.errors import UsageError
+
+_LAST = {"key", "keys", "pwd", "passphrase", "auth", "credentials"}  # of a variable
+_FLAG_KEYS = re.compile(r"(api|access|private|secret|encryption|account|ssh)_?keys?$")
+_HARMLESS = re.compile(
+    r"(tokens|tokenizer|tokenizers|tokenization)$|(^|_)tokens?_\w|_(file|path|dir|name|id)$"
+    r"|(mask|pad|eos|bos|unk|sep|cls|start|end|first|last|special)_token$"
+)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
+_VALUES = re.compile(
+    r"-----BEGIN|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bgh[pousr]_\w{36}|\bhf_\w{30}|\bya29\.\w"
+    r'|"private_key"'
+)
+_GIVEN = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w.-]*)=([^\s;&]+)")
+_CURES = {
+    "kubernetes": "keep it in a Secret and write --env_from_secret=NAME=secret:key",
+    "vertex": "keep it in Secret Manager and let the program read it there, as the job's "
+    "--service_account",
+    "docker": "give it when the container starts, from the platform's store of secrets",
+    "slurm": "keep it in a file that only you can read, and give the program its path",
+}
+
+
+def refuse_in_program(program: Sequence[str], platform: str) -> None:
+    """UsageError when a word of the program gives a value to what looks like a secret."""
+    for i, word in enumerate(program):
+        refuse_in_value("the program", word, platform)
+        for name, _ in _GIVEN.findall(word):
+            is_variable = not word.startswith("-") and name.upper() == name
+            if looks_secret(name, of_variable=is_variable):
+                _refuse(name, "the program", platform)
+        following = program[i + 1] if i + 1 < len(program) else "-"
+        bare = word.lstrip("-")
+        is_given = word.startswith("--") and "=" not in word and not following.startswith("-")
+        if is_given and looks_secret(bare):
+            _refuse(bare, "the program", platform)
+
+
+def refuse_variable(name: str, value: str, platform: str) -> None:
+    """UsageError when an environment variable has the name or the value of a secret."""
+    if looks_secret(name, of_variable=True):
+        _refuse(name, "--env", platform)
+    refuse_in_value(f"--env={name}", value, platform)
+
+
+def refuse_in_value(where: str, value: str, platform: str) -> None:
+    """UsageError for a URL with a password in it, and for the well-known forms of keys."""
+    if _URL.search(value):
+        raise UsageError(
+            f"{where} has a URL with a password in it; expected one without, since the file can be read by "
+            f"others. Instead, {_CURES[platform]}"
+        )
+    if _VALUES.search(value):
+        raise UsageError(
+            f"{where} has what looks like a key or a token; expected none, since the file can be read by "
+            f"others. Instead, {_CURES[platform]}"
+        )
+
+
+def looks_secret(name: str, *, of_variable: bool = False) -> bool:
+    """Whether a name is that of a secret: `api_key`, `HF_TOKEN`, but not `max_tokens`."""
+    plain = re.sub(r"[.-]", "_", name).lower()
+    if _HARMLESS.search(plain):
+        return False
+    by_end = of_variable and plain.rpartition("_")[2] in _LAST
+    return facts.looks_secret(plain) or bool(_FLAG_KEYS.search(plain)) or by_end
+
+
+def _refuse(name: str, where: str, platform: str) -> None:
+    raise UsageError(
+        f"{where} gives a value to {name}, which looks like a secret; expected none, since the file can be "
+        f"read by others. Instead, {_CURES[platform]}"
+    )

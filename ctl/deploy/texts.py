@@ -1,0 +1,56 @@
+"""Manifests as text: the same words for the same options, to the last byte."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+Document = dict[str, Any]
+# Strings that some reader of YAML would take for a number, a date or a truth value
+_AMBIGUOUS = re.compile(
+    r"[-+]?\.?[0-9][0-9a-zA-Z_.:+-]*|[-+]?\.(inf|nan)|y|n|yes|no|on|off|true|false|null|~|",
+    re.IGNORECASE,
+)
+_WIDTH = 4096  # never wrapped: a word of a command stays on its line
+
+
+def header(line: str, fill_in: Sequence[str] = ()) -> str:
+    """Comment lines: the command line that writes the file again, and what a person has to fill in."""
+    lines = [f"# {line}"]
+    if fill_in:
+        lines += ["#", "# fill in or create first:", *(f"#   {what}" for what in fill_in)]
+    return "\n".join(lines) + "\n"
+
+
+def as_yaml(documents: Iterable[Document], top: str = "") -> str:
+    """Documents one below the other, `top` before the first; keys in the order given."""
+    parts = [
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
+        for document in documents
+    ]
+    return top + "---\n".join(parts)
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    """One document; JSON has no place for a comment."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists are indented, nothing is an alias, and what could be taken for a number is in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = '"' if _AMBIGUOUS.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _string)

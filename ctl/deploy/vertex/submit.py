@@ -1,0 +1,69 @@
+"""Sends a job to Vertex AI with Google's client, exactly as it stands in the file.
+
+The client of the API takes the file's own words; the classes `aiplatform.CustomJob` and
+`CustomContainerTrainingJob` would take them apart and build another job of them.
+"""
+
+from typing import Any
+
+from ctl.errors import EXIT_FAILED, CtlError, UsageError
+
+_INSTALL = (
+    "--submit needs Google's client, which is not installed; expected `pip install "
+    "google-cloud-aiplatform`. Or leave --submit out and use the gcloud command that is printed"
+)
+
+
+class RefusedError(CtlError):
+    """The service, or the way to it, refused a job."""
+
+    exit_code = EXIT_FAILED
+
+
+def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -> str:
+    """Creates a CustomJob, or a HyperparameterTuningJob if it has a study; returns its resource name.
+
+    Args:
+      job: as the API has it, in camelCase.
+      project: the project's ID.
+      region: such as "us-central1".
+      client: a JobServiceClient; None for one with the credentials of this login.
+
+    Raises UsageError without the client's package or without credentials, RefusedError for an error of
+    the service.
+    """
+    try:
+        from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import aiplatform_v1
+        from google.protobuf import json_format
+    except ImportError:
+        raise UsageError(_INSTALL) from None
+    is_study = "studySpec" in job
+    kind = aiplatform_v1.HyperparameterTuningJob if is_study else aiplatform_v1.CustomJob
+    message = kind(json_format.ParseDict(job, kind.pb(kind())))
+    parent = f"projects/{project}/locations/{region}"
+    try:
+        if client is None:
+            options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
+            client = aiplatform_v1.JobServiceClient(client_options=options)
+        if is_study:
+            made = client.create_hyperparameter_tuning_job(
+                parent=parent, hyperparameter_tuning_job=message
+            )
+        else:
+            made = client.create_custom_job(parent=parent, custom_job=message)
+    except GoogleAuthError as e:
+        raise UsageError(
+            f"there are no credentials for Google Cloud ({_first_line(e)}); log in with `gcloud auth "
+            "application-default login`"
+        ) from None
+    except GoogleAPIError as e:
+        raise RefusedError(
+            f"Vertex AI did not take the job: {_first_line(e)}. Change what it names and submit again"
+        ) from None
+    return str(made.name)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,39 @@
+"""The lines whose manifests are kept in golden/, by the name of the file."""
+
+IMAGE = "--image=us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
+DATA = "--data_dir=/gcs/my-bucket/flower_photos"
+PROGRAM = ["--", "python", "-m", "trainer.task", DATA]
+OUTPUT = "--base_output=gs://my-bucket/flowers"
+SHARED = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/flowers"]
+
+CASES = {
+    "vertex_one_machine.yaml": [
+        "vertex", IMAGE, "--accelerator=NVIDIA_TESLA_V100:2", OUTPUT, *PROGRAM,
+    ],
+    "vertex_workers.yaml": [
+        "vertex", "--image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1", "--workers=3",
+        "--machine_type=n1-standard-8", "--accelerator=NVIDIA_TESLA_V100:2", "--env=NCCL_DEBUG=WARN",
+        "--base_output=gs://BUCKET/flowers", "--", "python", "-m", "trainer.task",
+        "--data_dir=/gcs/BUCKET/flower_photos", "--learning_rate=1e-3",
+    ],
+    "vertex_all.yaml": [
+        "vertex", IMAGE, "--workers=4", "--machine_type=a2-highgpu-2g",
+        "--reduction_server=4:n1-highcpu-16", "--evaluator", "--spot", "--timeout=36h", "--disk_gb=200", OUTPUT,
+        "--service_account=trainer@my-project.iam.gserviceaccount.com",
+        "--network=projects/123456/global/networks/training",
+        "--tensorboard=projects/my-project/locations/us-central1/tensorboards/987",
+        "--name=all of it", "--label=team=vision", *PROGRAM,
+    ],
+    "vertex_parameter_servers.yaml": [
+        "vertex", IMAGE, "--workers=3", "--ps=2", "--evaluator", OUTPUT, *PROGRAM,
+        "--strategy=parameter_server",
+    ],
+    "vertex_evaluator.json": [
+        "vertex", IMAGE, "--workers=2", "--evaluator", "--format=json", OUTPUT, *PROGRAM,
+    ],
+    "vertex_tuning.yaml": [
+        "vertex", IMAGE, "--workers=2", "--tune=learning_rate:1e-5..1e-1:log", "--tune=units:32..512",
+        "--tune=optimizer:adam|sgd", "--metric=loss:minimize", "--trials=20", "--parallel_trials=4",
+        "--label=team=vision", OUTPUT, *PROGRAM,
+    ],
+}  # fmt: skip

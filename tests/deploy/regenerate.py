@@ -1,0 +1,26 @@
+"""Writes golden/ anew: `python tests/deploy/regenerate.py`; then read the difference before keeping it."""
+
+import contextlib
+import io
+from pathlib import Path
+
+from ctl import cli
+from golden_cases import CASES
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def manifest(words: list[str]) -> str:
+    """What `ctl deploy` prints for these words."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(["deploy", *words])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    for stale in GOLDEN.iterdir():
+        stale.unlink()
+    for name, words in CASES.items():
+        (GOLDEN / name).write_text(manifest(words), encoding="utf-8")

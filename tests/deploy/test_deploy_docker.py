@@ -1,0 +1,222 @@
+"""`ctl deploy docker`: the files, what is refused, and a Dockerfile whose steps are done here."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from ctl import cli
+from ctl.deploy.docker import dockerfile, project
+from lint_dockerfile import exec_form, parse, problems
+
+WHEEL = "ctl-0.1.0-py3-none-any.whl"
+IMAGE = "us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
+
+
+@pytest.fixture
+def codelab(tmp_path):
+    """What a user of the codelab has: trainer/task.py, here with a wheel of ctl."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "task.py").write_text("print('flowers')\n")
+    (tmp_path / WHEEL).touch()
+    return tmp_path
+
+
+def deploy(capsys, *words):
+    code = cli.main(["deploy", "docker", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+def run(capsys, directory, *options, program=("python", "-m", "trainer.task")):
+    return deploy(capsys, f"--output={directory}", *options, "--", *program)
+
+
+def refused(capsys, directory, *options, program=("python", "-m", "trainer.task")):
+    before = sorted(directory.iterdir())
+    code, said = run(capsys, directory, *options, program=program)
+    assert code == 2 and said.out == "" and sorted(directory.iterdir()) == before
+    assert said.err.startswith("ctl deploy docker: ") and said.err.count("\n") == 1
+    return said.err
+
+
+def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
+    code, said = run(capsys, codelab, f"--image={IMAGE}")
+    assert code == 0 and said.err == ""
+    assert said.out.splitlines()[-4:] == [
+        "next:",
+        "  gcloud auth configure-docker us-central1-docker.pkg.dev",
+        f"  docker build --platform=linux/amd64 --tag={IMAGE} {codelab}",
+        f"  docker push {IMAGE}",
+    ]
+    steps = parse((codelab / "Dockerfile").read_text())
+    assert exec_form(steps[-1]) == ["python", "-m", "trainer.task"]
+    assert [s.rest for s in steps if s.word == "COPY"] == [
+        f"{WHEEL} /opt/{WHEEL}", "trainer /app/trainer",
+    ]  # fmt: skip
+    assert (codelab / ".dockerignore").read_text().splitlines()[1:4] == [
+        "*",
+        f"!{WHEEL}",
+        "!trainer",
+    ]
+
+
+@pytest.mark.parametrize("options", [
+    [], ["--gpu"], ["--python=3.13"], ["--base=python:3.11-slim@sha256:" + "0" * 64],
+    ["--ctl=git+https://example.com/ctl@1a2b3c4"], ["--ctl=https://example.com/ctl-0.1.0.tar.gz"],
+    ["--ctl=none"],
+], ids=lambda o: o[0] if o else "plain")  # fmt: skip
+def test_every_variant_passes_the_rules(codelab, capsys, options):
+    (codelab / "requirements.txt").write_text("pillow==12.0.0\n")
+    (codelab / "constraints.txt").write_text("numpy==2.4.6\n")
+    code, _ = run(capsys, codelab, *options)
+    text = (codelab / "Dockerfile").read_text()
+    assert code == 0 and problems(text) == []
+    assert ("tensorflow[and-cuda]==2.21.0" in text) == ("--gpu" in options)
+    assert text.count("--constraint /opt/constraints.txt") == text.count("pip install")
+
+
+def test_the_rules_see_what_is_wrong():
+    good = "FROM a:1\nRUN pip install --no-cache-dir tensorflow==2\n"
+    good += "COPY t /app/t\nUSER 1:1\nENTRYPOINT []\n"
+    assert problems(good) == []
+    for old, new in [
+        ("a:1", "a"), ("a:1", "a:latest"), ("==2", ""), ("--no-cache-dir ", ""), ("USER 1:1\n", ""),
+        ("1:1", "0:0"), ("1:1", "trainer"), ("ENTRYPOINT []", "ENTRYPOINT python t"),
+        ("COPY t", "COPY ../t"), ("COPY t", "ADD https://t"),
+        ("COPY t /app/t\nUSER 1:1", "USER 1:1\nCOPY t /app/t"),
+        ("RUN pip", "RUN apt-get install git\nRUN pip"), ("FROM a:1", "FROM a:1\nWORKDIR app"),
+    ]:  # fmt: skip
+        assert problems(good.replace(old, new)), (old, new)
+
+
+def test_the_header_writes_the_same_files_again(codelab, capsys):
+    (codelab / "weights").mkdir()
+    run(
+        capsys,
+        codelab,
+        "--gpu",
+        "--copy=weights",
+        program=["python", "-m", "trainer.task", "--a=b c"],
+    )
+    first = {n: (codelab / n).read_bytes() for n in ("Dockerfile", ".dockerignore")}
+    line = first["Dockerfile"].decode().splitlines()[0]
+    assert line.startswith("# ctl deploy docker ") and f"--ctl={WHEEL}" in line
+    for name in first:
+        (codelab / name).unlink()
+    words = shlex.split(line[2:])[3:]
+    assert deploy(capsys, f"--output={codelab}", *words)[0] == 0
+    assert {n: (codelab / n).read_bytes() for n in first} == first
+
+
+def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
+    (codelab / ".dockerignore").write_text("mine\n")
+    assert "exists with other content" in refused(capsys, codelab)
+    assert run(capsys, codelab, "--force")[0] == 0
+    assert run(capsys, codelab)[0] == 0  # the same content is no conflict
+
+
+@pytest.mark.parametrize(("options", "program", "message"), [
+    ([], ["python", "-m", "trainr.task"], "there is no trainr/ and no trainr.py"),
+    ([], ["python", "../train.py"], "expected one inside the directory"),
+    ([], ["python", "train.py"], "not in"),
+    ([], ["bash", "-c", "true"], "names no module or script"),
+    ([], ["--steps=3"], "begins with a flag, --steps"),
+    ([], ["python", "-m", "trainer.task", "--api_key=abc"], "gives a value to api_key"),
+    (["--python=3.9"], None, "expected one of 3.10"),
+    (["--python=3.13", "--tensorflow=2.19.0"], None, "no packages for Python 3.13"),
+    (["--tensorflow=2.21"], None, "expected a full version"),
+    (["--tensorflow=1.15.0"], None, "from 2.16.0 on"),
+    (["--base=python"], None, "has no tag"),
+    (["--base=python:latest"], None, "has the tag latest"),
+    (["--image=Not An Image"], None, "is no image"),
+    (["--ctl=ctl"], None, "belongs to another project"),
+    (["--ctl=ctl==0.1.0"], None, "belongs to another project"),
+    (["--ctl=git+https://user:pw@example.com/ctl@1"], None, "cannot be used"),
+    (["--ctl=."], None, "is not the source tree"),
+    (["--copy=/etc"], None, "expected one inside the directory"),
+    (["--gppu"], None, "is not an option"),
+])  # fmt: skip
+def test_a_mistake_is_one_sentence_and_writes_nothing(codelab, capsys, options, program, message):
+    program = program or ["python", "-m", "trainer.task"]
+    assert message in refused(capsys, codelab, *options, program=program)
+
+
+def test_without_a_wheel_of_ctl_the_package_of_another_project_is_not_taken(codelab, capsys):
+    (codelab / WHEEL).unlink()
+    assert "belongs to another project" in refused(capsys, codelab)
+
+
+def test_the_image_runs_python_as_its_first_process_and_gets_sigterm(tmp_path):
+    """Exec form, no shell: what a container's number 1 would get arrives at Python's handler."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "task.py").write_text(
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "print('ready', flush=True)\nsignal.pause()\n"
+    )
+    found = project.look(tmp_path, ["python", "-m", "trainer.task"], ctl="none", copy=[])
+    recipe = dockerfile.Recipe("python:3.11-slim-bookworm", "2.21.0", gpu=False, root=False)
+    text = dockerfile.dockerfile(recipe, found, ["python", "-m", "trainer.task"], [])
+    words = exec_form(parse(text)[-1])
+    process = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, capsys):
+    """Does what the Dockerfile says, without a container: a new environment, copies, three steps."""
+    context, root = tmp_path / "context", tmp_path / "root"
+    context.mkdir()
+    for name in (*project.SOURCE_TREE, "models"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, context / name)
+    assert run(capsys, context, program=["python", "-m", "models.mnist"])[0] == 0
+    venv.create(root / "venv", with_pip=True)
+    done, workdir = [], root
+    for step in parse((context / "Dockerfile").read_text()):
+        done.append(step.word)
+        if step.word == "WORKDIR":
+            workdir = root / step.rest.lstrip("/")
+            workdir.mkdir(parents=True)
+        elif step.word == "COPY":
+            *sources, target = step.rest.split()
+            place = root / target.lstrip("/")
+            for name in sources:
+                copy(context / name, place / name if target.endswith("/") else place)
+        elif step.word == "RUN" and step.rest.startswith("pip "):
+            words = [
+                str(root) + w if w.startswith("/opt/") else w for w in shlex.split(step.rest)[1:]
+            ]
+            call([root / "venv/bin/pip", *words, "--quiet"], root)
+    assert {"WORKDIR", "COPY", "RUN", "ENTRYPOINT"} <= set(done)
+    entry = exec_form(parse((context / "Dockerfile").read_text())[-1])
+    said = call(
+        [root / "venv/bin/python", *entry[1:], "--train_steps=3", "--num_virtual_devices=0"],
+        workdir,
+    )
+    assert "3" in said
+    assert "usage:" in call([root / "venv/bin/python", *entry[1:], "--help"], workdir)
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+def call(words, cwd) -> str:
+    clean = {
+        k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        list(map(str, words)), cwd=cwd, env=clean, timeout=900, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout

@@ -1,0 +1,194 @@
+"""`--submit`, and gcloud with the file, against a stand-in for the service on this machine."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from ctl import cli
+from golden_cases import IMAGE, OUTPUT, PROGRAM
+from google.auth.credentials import AnonymousCredentials
+from google.cloud.aiplatform_v1 import JobServiceClient
+from google.cloud.aiplatform_v1.services.job_service.transports.rest import JobServiceRestTransport
+from google.cloud.aiplatform_v1.types import CustomJob
+from google.protobuf import json_format
+
+STUDY = ["--tune=rate:1e-4..1e-1:log", "--metric=accuracy"]
+ALL = ["--workers=3", "--evaluator", "--spot", "--timeout=2h", "--label=team=vision", "--name=all"]
+
+
+class Service:
+    """Answers every POST with the job that came, and a name; keeps what came."""
+
+    def __init__(self):
+        self.came, self.status = [], 200
+        service = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                service.came.append((self.path.partition("?")[0], body))
+                kind = self.path.partition("?")[0].rpartition("/")[2]
+                name = f"projects/1/locations/us-central1/{kind}/42"
+                answer = {**body, "name": name, "state": "JOB_STATE_PENDING"}
+                if service.status != 200:
+                    answer = {
+                        "error": {"code": service.status, "message": "quota of V100 exceeded"}
+                    }
+                text = json.dumps(answer).encode()
+                self.send_response(service.status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def service():
+    running = Service()
+    yield running
+    running.server.shutdown()
+    running.server.server_close()
+
+
+@pytest.fixture
+def client(service, monkeypatch):
+    """Google's client, on the way to the stand-in; what `submit` makes when none is given."""
+    transport = JobServiceRestTransport(
+        host=service.address, credentials=AnonymousCredentials(), url_scheme="http"
+    )
+    made = JobServiceClient(transport=transport)
+    monkeypatch.setattr("google.cloud.aiplatform_v1.JobServiceClient", lambda **_: made)
+    return made
+
+
+def deploy(capsys, *options):
+    code = cli.main(["deploy", "vertex", IMAGE, OUTPUT, *options, *PROGRAM])
+    return code, capsys.readouterr()
+
+
+def test_what_is_sent_is_what_is_written(service, client, capsys):
+    _, written = deploy(capsys, *ALL, "--format=json")
+    code, said = deploy(capsys, *ALL, "--submit")
+    [(path, body)] = service.came
+    assert code == 0 and path == "/v1/projects/my-project/locations/us-central1/customJobs"
+    job = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
+    expected = {
+        "displayName": "all",
+        "labels": {"team": "vision"},
+        "jobSpec": json.loads(written.out),
+    }
+    assert job == json_format.ParseDict(expected, CustomJob.pb(CustomJob()))
+    assert said.out.splitlines()[0] == "submitted projects/1/locations/us-central1/customJobs/42"
+    assert "training/42?project=my-project" in said.out
+
+
+def test_a_study_is_sent_as_a_study(service, client, capsys):
+    code, said = deploy(capsys, *ALL, *STUDY, "--submit")
+    [(path, body)] = service.came
+    assert code == 0 and path.endswith("/hyperparameterTuningJobs")
+    assert body["displayName"] == "all" and body["maxTrialCount"] == 10
+    assert [p.get("replicaCount") for p in body["trialJobSpec"]["workerPoolSpecs"]] == [
+        "1",
+        "2",
+        None,
+        "1",
+    ]
+    assert "hyperparameter-tuning/42" in said.out
+
+
+def test_a_refusal_of_the_service_is_one_sentence_and_exit_code_1(service, client, capsys):
+    service.status = 400
+    code, said = deploy(capsys, "--submit")
+    assert code == 1 and said.out == ""
+    assert (
+        "Vertex AI did not take the job: 400" in said.err and "quota of V100 exceeded" in said.err
+    )
+
+
+def test_nothing_is_sent_with_blanks_in_it(service, client, capsys):
+    code, said = deploy(capsys, "--project=PROJECT", "--submit")
+    assert code == 2 and "PROJECT must be filled in" in said.err and service.came == []
+
+
+def test_without_credentials_it_says_how_to_log_in(capsys, monkeypatch):
+    from google.auth.exceptions import DefaultCredentialsError
+
+    def no_credentials(**_):
+        raise DefaultCredentialsError("none found.")
+
+    monkeypatch.setattr("google.cloud.aiplatform_v1.JobServiceClient", no_credentials)
+    code, said = deploy(capsys, "--submit")
+    assert code == 2 and "gcloud auth application-default login" in said.err
+
+
+def test_without_google_s_client_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.cloud", None)
+    code, said = deploy(capsys, "--submit")
+    assert code == 2 and "pip install google-cloud-aiplatform" in said.err
+
+
+def test_writing_a_job_never_imports_google_s_client():
+    code = (
+        "import sys; from ctl import cli; "
+        f"cli.main(['deploy', 'vertex', {IMAGE!r}, '--', 'python', '-m', 't']); "
+        "sys.exit(any(m.startswith(('google.cloud', 'tensorflow')) for m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_codelab_s_class_takes_the_same_pools(capsys):
+    """`aiplatform.CustomJob(worker_pool_specs=...)` of the notebook, with what the file holds."""
+    from google.cloud import aiplatform
+
+    _, said = deploy(capsys, "--workers=2", "--format=json")
+    spec = CustomJob.to_dict(CustomJob(json_format.ParseDict(
+        {"jobSpec": json.loads(said.out)}, CustomJob.pb(CustomJob()))))  # fmt: skip
+    aiplatform.init(
+        project="my-project", location="us-central1", credentials=AnonymousCredentials()
+    )
+    job = aiplatform.CustomJob(
+        display_name="flowers", worker_pool_specs=spec["job_spec"]["worker_pool_specs"],
+        staging_bucket="gs://my-bucket",
+    )  # fmt: skip
+    pools = job.job_spec.worker_pool_specs
+    assert [p.replica_count for p in pools] == [1, 1]
+    assert pools[0].container_spec.image_uri == IMAGE.partition("=")[2]
+
+
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is no Python package")
+@pytest.mark.parametrize(("options", "kind"), [
+    (["--workers=3"], "custom-jobs"),
+    (["--workers=3", "--ps=1", "--evaluator", "--spot"], "custom-jobs"),
+    (["--workers=3", "--evaluator"], "refused"),
+    ([*STUDY, "--workers=2", "--evaluator"], "hp-tuning-jobs"),
+])  # fmt: skip
+def test_gcloud_reads_the_file(options, kind, service, capsys, tmp_path):
+    path = tmp_path / "job.yaml"
+    assert deploy(capsys, *options, f"--output={path}")[0] == 0
+    environ = {
+        **os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1", "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"http://{service.address}/",
+    }  # fmt: skip
+    words = ["ai", "custom-jobs" if kind == "refused" else kind, "create", "--project=my-project"]
+    done = subprocess.run(
+        ["gcloud", *words, "--region=us-central1", "--display-name=f", f"--config={path}"],
+        env=environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (kind != "refused"), done.stderr
+    assert len(service.came) == (kind != "refused")

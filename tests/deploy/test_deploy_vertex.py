@@ -1,0 +1,183 @@
+"""`ctl deploy vertex`: the pools, what the API's own messages say to them, and what a person is told."""
+
+import pytest
+import yaml
+from ctl import cli
+from golden_cases import CASES, IMAGE, OUTPUT, PROGRAM
+from google.cloud.aiplatform_v1 import types
+from google.protobuf import json_format
+from regenerate import GOLDEN
+
+
+def deploy(capsys, *words):
+    code = cli.main(["deploy", "vertex", *words])
+    return code, capsys.readouterr()
+
+
+def made(capsys, *options, program=PROGRAM):
+    code, said = deploy(capsys, IMAGE, OUTPUT, *options, *program)
+    assert code == 0, said.err
+    return yaml.safe_load(said.out), said.err
+
+
+def as_message(document):
+    """The document in the API's own classes: unknown fields, wrong types and words are errors."""
+    kind = types.HyperparameterTuningJob if "studySpec" in document else types.CustomJobSpec
+    return json_format.ParseDict(document, kind.pb(kind()))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith("vertex")])
+def test_the_api_knows_every_field_and_word(name):
+    message = as_message(yaml.safe_load((GOLDEN / name).read_text()))
+    assert json_format.ParseDict(json_format.MessageToDict(message), type(message)()) == message
+
+
+def test_the_api_s_messages_see_mistakes():
+    good = yaml.safe_load((GOLDEN / "vertex_workers.yaml").read_text())
+    for place, value in [
+        ("workerPoolSpec", []), ("scheduling", {"restartJobsOnWorkerRestart": True}),
+        ("scheduling", {"strategy": "CHEAP"}), ("scheduling", {"timeout": "1d"}),
+        ("workerPoolSpecs", [{"machineSpec": {"acceleratorType": "NVIDIA_V100"}}]),
+        ("workerPoolSpecs", [{"containerSpec": {"args": "--a"}}]),
+        ("workerPoolSpecs", [{"containerSpec": {"env": [{"name": "A", "value": 1}]}}]),
+    ]:  # fmt: skip
+        with pytest.raises(json_format.ParseError):
+            as_message({**good, place: value})
+
+
+@pytest.mark.parametrize(("workers", "counts"), [(1, [1]), (2, [1, 1]), (5, [1, 4])])
+def test_the_chief_is_one_of_the_workers(capsys, workers, counts):
+    job, _ = made(capsys, f"--workers={workers}")
+    assert [p["replicaCount"] for p in job["workerPoolSpecs"]] == counts
+    containers = [p["containerSpec"] for p in job["workerPoolSpecs"]]
+    assert all(c == containers[0] for c in containers)
+
+
+@pytest.mark.parametrize(("options", "counts"), [
+    (["--evaluator"], [1, None, None, 1]),
+    (["--evaluator", "--workers=3"], [1, 2, None, 1]),
+    (["--ps=2", "--workers=3"], [1, 2, 2]),
+    (["--ps=2", "--workers=3", "--evaluator"], [1, 2, 2, 1]),
+    (["--reduction_server=4", "--workers=2", "--machine_type=g2-standard-24"], [1, 1, 4]),
+])  # fmt: skip
+def test_each_pool_is_at_its_place(capsys, options, counts):
+    job, _ = made(capsys, *options)
+    assert [p.get("replicaCount") for p in job["workerPoolSpecs"]] == counts
+
+
+def test_all_that_train_have_the_same_gpus_and_the_others_none(capsys):
+    job, _ = made(capsys, "--workers=3", "--evaluator", "--accelerator=NVIDIA_TESLA_T4:2")
+    gpus = [p.get("machineSpec", {}).get("acceleratorCount") for p in job["workerPoolSpecs"]]
+    assert gpus == [2, 2, None, None]
+
+
+@pytest.mark.parametrize(("machine_type", "gpu", "count"), [
+    ("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8), ("a2-megagpu-16g", "NVIDIA_TESLA_A100", 16),
+    ("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8), ("g2-standard-24", "NVIDIA_L4", 2),
+    ("g2-standard-96", "NVIDIA_L4", 8), ("g4-standard-96", "NVIDIA_RTX_PRO_6000", 2),
+])  # fmt: skip
+def test_gpus_that_are_built_in_need_no_option(capsys, machine_type, gpu, count):
+    job, _ = made(capsys, f"--machine_type={machine_type}")
+    spec = job["workerPoolSpecs"][0]["machineSpec"]
+    assert (spec["acceleratorType"], spec["acceleratorCount"]) == (gpu, count)
+
+
+def test_a_lost_worker_starts_all_again_but_for_parameter_servers(capsys):
+    assert made(capsys, "--workers=2")[0]["scheduling"]["restartJobOnWorkerRestart"] is True
+    assert "scheduling" not in made(capsys, "--workers=2", "--ps=1")[0]
+
+
+def test_the_program_is_command_and_flags(capsys):
+    program = ["--", "python", "-m", "models.flowers", "--data_dir", "/gcs/b/d", "--", "x"]
+    container = made(capsys, program=program)[0]["workerPoolSpecs"][0]["containerSpec"]
+    assert container["command"] == ["python", "-m", "models.flowers"]
+    assert container["args"] == ["--data_dir", "/gcs/b/d", "--", "x"]
+    only_flags = made(capsys, program=["--", "--steps=1e3"])[0]["workerPoolSpecs"][0][
+        "containerSpec"
+    ]
+    assert "command" not in only_flags and only_flags["args"] == ["--steps=1e3"]
+
+
+def test_a_study_varies_flags_and_the_program_reports_the_metric(capsys):
+    job, said = made(capsys, "--tune=units:32..512", "--tune=rate:.1..2", "--metric=accuracy")
+    assert job["studySpec"]["metrics"] == [{"metricId": "accuracy", "goal": "MAXIMIZE"}]
+    kinds = [next(k for k in p if k.endswith("Spec")) for p in job["studySpec"]["parameters"]]
+    assert kinds == ["integerValueSpec", "doubleValueSpec"]
+    container = job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    assert container["args"][-1] == "--report_hypertune=accuracy"
+    assert "gcloud ai hp-tuning-jobs create" in said and "--root" in said
+    given = [*PROGRAM, "--report_hypertune=other"]
+    job, _ = made(capsys, "--tune=units:32..512", "--metric=accuracy", program=given)
+    args = job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert [a for a in args if "hypertune" in a] == ["--report_hypertune=other"]
+
+
+def test_words_that_look_like_numbers_stay_words(capsys):
+    given = {
+        "A": "1e-4",
+        "B": "yes",
+        "C": "0x1F",
+        "D": "12:30",
+        "E": "",
+        "F": "~",
+        "G": "2026-01-01",
+    }
+    job, _ = made(capsys, *(f"--env={k}={v}" for k, v in given.items()))
+    env = job["workerPoolSpecs"][0]["containerSpec"]["env"]
+    assert {e["name"]: e["value"] for e in env} == given
+    _, said = deploy(capsys, IMAGE, OUTPUT, "--env=A=1e-4", *PROGRAM)
+    assert 'value: "1e-4"' in said.out  # a float to readers of YAML 1.2, gcloud's and others
+
+
+def test_the_next_command_has_project_and_region_of_the_image(capsys):
+    _, said = made(capsys, "--name=my flowers", "--label=team=vision")
+    assert (
+        "  gcloud ai custom-jobs create --project=my-project --region=us-central1 '--display-name=my "
+        "flowers' --labels=team=vision --config=job.yaml\n"
+    ) in said
+    _, said = deploy(capsys, "--image=ghcr.io/me/flowers:1", OUTPUT, *PROGRAM)
+    assert "--project=PROJECT --region=REGION" in said.err
+
+
+def test_what_gcloud_refuses_is_sent_with_submit(capsys):
+    _, said = made(capsys, "--workers=2", "--evaluator")
+    assert "gcloud refuses" in said and said.rstrip().endswith(" ".join(["--submit", *PROGRAM]))
+
+
+def test_what_is_to_be_filled_in_stands_in_the_file(capsys):
+    words = ["--image=REGION-docker.pkg.dev/PROJECT/app/flowers:1", "--base_output=gs://BUCKET/x"]
+    _, said = deploy(capsys, *words, "--env=NCCL_DEBUG=INFO", *PROGRAM)
+    assert said.out.splitlines()[1:6] == [
+        "#", "# fill in or create first:", "#   REGION", "#   PROJECT", "#   BUCKET",
+    ]  # fmt: skip
+    assert "  BUCKET\n" in said.err
+
+
+@pytest.mark.parametrize(("options", "flags", "warning"), [
+    (["--workers=3", "--ps=1"], ["--strategy=multi_worker"], "no use for parameter servers"),
+    ([], ["--strategy=parameter_server"], "give --ps=N"),
+    (["--workers=2"], ["--strategy=mirrored"], "would each train alone"),
+    ([], ["--model_dir=/tmp/x"], "is on the machine itself"),
+    (["--tune=a:1..2", "--metric=m"], ["--model_dir=/gcs/b/x"], "all trials would train in the same"),
+])  # fmt: skip
+def test_what_looks_wrong_is_a_warning(capsys, options, flags, warning):
+    assert warning in made(capsys, *options, program=[*PROGRAM, *flags])[1]
+
+
+def test_without_any_place_for_the_model_there_is_a_warning(capsys):
+    _, said = deploy(capsys, IMAGE, *PROGRAM)
+    assert "nothing says where the model goes" in said.err
+
+
+def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
+    path = tmp_path / "new" / "job.yaml"
+    code, said = deploy(capsys, IMAGE, OUTPUT, f"--output={path}", *PROGRAM)
+    assert code == 0 and said.err == "" and said.out.startswith(f"wrote {path}\n")
+    assert f"--config={path}" in said.out
+    assert "--output" not in path.read_text()
+    code, said = deploy(capsys, IMAGE, OUTPUT, "--workers=2", f"--output={path}", *PROGRAM)
+    assert (
+        code == 2
+        and "exists with other content" in said.err
+        and "replicaCount: 1" in path.read_text()
+    )

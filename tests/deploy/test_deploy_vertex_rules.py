@@ -1,0 +1,130 @@
+"""What `ctl deploy vertex` refuses: one sentence, exit code 2, nothing written."""
+
+import pytest
+from ctl import cli
+from ctl.deploy.vertex import machines
+from golden_cases import IMAGE, OUTPUT, PROGRAM
+
+TENSORBOARD = "projects/p/locations/us-central1/tensorboards/1"
+STUDY = ["--metric=accuracy"]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--image=flowers"], "has no tag"),
+    (["--image=flowers:latest"], "has the tag latest"),
+    (["--image=Flowers:1"], "is no image"),
+    (["--image=gcr.io/p/f:1 "], "is no image"),
+    (["--workers=0"], "expected a whole number from 1 to 1000"),
+    (["--workers=2.5"], "expected a whole number"),
+    (["--machine_type=big"], "is no machine type"),
+    (["--machine_type=a2-highgpu-3g"], "is no machine type that Vertex AI trains on"),
+    (["--accelerator=NVIDIA_TESLA_K80:1"], "K80 is not offered any more"),
+    (["--accelerator=V100:2"], "expected one of NVIDIA_TESLA_V100"),
+    (["--accelerator=TPU_V3:8"], "is a TPU"),
+    (["--accelerator=NVIDIA_TESLA_V100:3"], "expected a count of 1 or 2 or 4 or 8"),
+    (["--accelerator=NVIDIA_TESLA_T4:8"], "expected a count of 1 or 2 or 4 there"),
+    (["--accelerator=NVIDIA_TESLA_T4:two"], "has the count 'two'"),
+    (["--machine_type=n1-standard-32", "--accelerator=NVIDIA_TESLA_V100:2"], "expected a count of 4 or 8"),
+    (["--machine_type=n1-standard-96", "--accelerator=NVIDIA_TESLA_P100:4"], "too large for it"),
+    (["--machine_type=n1-standard-2", "--accelerator=NVIDIA_TESLA_T4:1"], "expected an N1 machine from"),
+    (["--machine_type=n2-standard-8", "--accelerator=NVIDIA_TESLA_T4:1"], "expected an N1 machine"),
+    (["--machine_type=n1-standard-8", "--accelerator=NVIDIA_L4:1"], "of g2-standard"),
+    (["--machine_type=a2-highgpu-1g", "--accelerator=NVIDIA_TESLA_A100:2"], "built in"),
+    (["--reduction_server=4", "--workers=2"], "came without GPUs"),
+    (["--reduction_server=4", "--accelerator=NVIDIA_TESLA_T4:1"], "nobody to add up with"),
+    (["--reduction_server=4", "--ps=1", "--workers=2"], "both take the third pool"),
+    (["--reduction_server=many"], "has no count"),
+    (["--reduction_server=2:a2-highgpu-1g", "--workers=2", "--machine_type=g2-standard-4"], "with GPUs"),
+    (["--ps=1"], "expected --workers=2 or more"),
+    (["--disk_gb=99"], "expected 100 to 64000"),
+    (["--disk_gb=64001"], "expected 100 to 64000"),
+    (["--base_output=/gcs/b/x"], "is no place in Cloud Storage"),
+    (["--base_output=gs://B/x"], "is no place in Cloud Storage"),
+    (["--timeout=1w"], "is no duration"),
+    (["--timeout=0h"], "is no duration"),
+    (["--service_account=me"], "is no e-mail address"),
+    (["--network=default"], "projects/NUMBER/global/networks/NAME"),
+    (["--network=projects/my-project/global/networks/default"], "the number of the project"),
+    (["--tensorboard=987"], "cannot be read"),
+    ([f"--tensorboard={TENSORBOARD}"], "needs --service_account"),
+    ([f"--tensorboard={TENSORBOARD}", "--service_account=a@b.com", "--region=europe-west4"], "same region"),
+    (["--name="], "expected 1 to 128"),
+    (["--name=" + "x" * 129], "has 129 characters"),
+    (["--label=Team=x"], "is no label"),
+    (["--label=team"], "is no label"),
+    (["--label=team=x", "--label=team=y"], "came twice"),
+    (["--project=My Project"], "is no project"),
+    (["--region=us"], "is no region"),
+    (["--env=A"], "is no variable"),
+    (["--env=A=1", "--env=A=2"], "came twice"),
+    (["--env=TF_CONFIG={}"], "is set by the platform"),
+    (["--env=CTL_WORKERS=a:1"], "is set by the platform"),
+    (["--env=HF_TOKEN=abc"], "HF_TOKEN, which looks like a secret"),
+    (["--env=API_KEY=abc"], "Secret Manager"),
+    (["--env=URL=https://me:pw@host/x"], "has a URL with a password"),
+    (["--env=A=AKIAABCDEFGHIJKLMNOP"], "looks like a key"),
+    ([f"--env=A{i}=1" for i in range(101)], "expected at most 100"),
+    (["--tune=lr"], "cannot be read"),
+    (["--tune=1r:1..2"], "cannot be read"),
+    (["--tune=lr:1..2"], "--tune needs --metric"),
+    (["--tune=lr:2..1", *STUDY], "the smaller one first: lr:1..2"),
+    (["--tune=lr:1..1", *STUDY], "two different numbers"),
+    (["--tune=lr:0..1:log", *STUDY], "expected numbers above 0"),
+    (["--tune=lr:1..2:cubic", *STUDY], "has the scale 'cubic'"),
+    (["--tune=lr:a..b", *STUDY], "has no two numbers"),
+    (["--tune=lr:1..2..3", *STUDY], "has no two numbers"),
+    (["--tune=lr:1..1e999", *STUDY], "has no two numbers"),
+    (["--tune=lr:adam", *STUDY], "no two different values"),
+    (["--tune=lr:a|a", *STUDY], "no two different values"),
+    (["--tune=lr:1..2", "--tune=lr:3..4", *STUDY], "came twice"),
+    (["--tune=data_dir:a|b", *STUDY], "--data_dir is tuned, and the program has a value"),
+    (["--tune=lr:1..2", "--metric=loss"], "expected loss:minimize"),
+    (["--tune=lr:1..2", "--metric=accuracy:max"], "expected accuracy:maximize"),
+    (["--tune=lr:1..2", *STUDY, "--trials=3", "--parallel_trials=4"], "more than --trials=3"),
+    (["--trials=3"], "came without --tune"),
+    (["--metric=accuracy"], "came without --tune"),
+    (["--format=xml"], "invalid choice"),
+    (["--worker=2"], "is not an option"),
+    (["--env=A=one\ntwo"], "has a line break"),
+])  # fmt: skip
+def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, tmp_path):
+    path = tmp_path / "job.yaml"
+    image = [] if any(o.startswith("--image") for o in options) else [IMAGE]
+    output = [] if any(o.startswith(("--base", "--tensor")) for o in options) else [OUTPUT]
+    if any("--region" in o and "europe" in o for o in options):
+        output = [OUTPUT]
+    code = cli.main(["deploy", "vertex", *image, *output, *options, f"--output={path}", *PROGRAM])
+    said = capsys.readouterr()
+    assert code == 2 and said.out == "" and not path.exists()
+    assert said.err.startswith("ctl deploy vertex: ") and said.err.count("\n") == 1
+    assert message in said.err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([OUTPUT, *PROGRAM], "--image is missing"),
+    ([IMAGE, OUTPUT], "no program came after `--`"),
+    ([IMAGE, "python", "-m", "trainer.task"], "write the program after `--`"),
+    ([IMAGE, *PROGRAM, "--wandb_api_key=abc"], "wandb_api_key, which looks like a secret"),
+    ([IMAGE, *PROGRAM, "--password", "abc"], "password, which looks like a secret"),
+    ([IMAGE, "--", "sh", "-c", "DB_PASSWORD=abc python t.py"], "DB_PASSWORD, which looks like"),
+    ([IMAGE, *PROGRAM, "--db=postgres://me:pw@host/db"], "has a URL with a password"),
+])  # fmt: skip
+def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(words, message, capsys):
+    code = cli.main(["deploy", "vertex", *words])
+    said = capsys.readouterr()
+    assert code == 2 and message in said.err and "abc" not in said.err and "pw@" not in said.err
+
+
+@pytest.mark.parametrize("flag", [
+    "--max_tokens=512", "--tokenizer=bert", "--token_length=8", "--mask_token=[MASK]", "--image_key=image",
+    "--key_dim=64", "--password_file=/run/secrets/p", "--url=https://host:8080/x", "--monkey=1",
+])  # fmt: skip
+def test_what_only_sounds_like_a_secret_is_let_through(flag, capsys):
+    assert cli.main(["deploy", "vertex", IMAGE, OUTPUT, *PROGRAM, flag]) == 0
+    assert flag in capsys.readouterr().out
+
+
+def test_every_gpu_of_the_table_is_one_of_the_api_s_words():
+    from google.cloud.aiplatform_v1.types import AcceleratorType
+
+    assert set(machines.KNOWN) <= {a.name for a in AcceleratorType}
