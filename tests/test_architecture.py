@@ -52,7 +52,9 @@ WITHIN = {
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
     "deploy": ["secret_words", "words", "forms", "texts", "output", "docker.project",
                "docker.dockerfile", "docker.command", "vertex.machines", "vertex.tuning", "vertex.job",
-               "vertex.rules", "vertex.options", "vertex.submit", "vertex.command", "command"],
+               "vertex.rules", "vertex.options", "vertex.submit", "vertex.command",
+               "kubernetes.setting", "kubernetes.pods", "kubernetes.around", "kubernetes.flavors",
+               "kubernetes.rules", "kubernetes.options", "kubernetes.command", "command"],
     "hvd": [
         "errors", "engine.frames", "engine.arithmetic", "engine.requests", "engine.inline",
         "engine.settings", "engine.table", "engine.timeline", "engine.agreement",

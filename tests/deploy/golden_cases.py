@@ -18,7 +18,8 @@ CASES = {
     ],
     "vertex_all.yaml": [
         "vertex", IMAGE, "--workers=4", "--machine_type=a2-highgpu-2g",
-        "--reduction_server=4:n1-highcpu-16", "--evaluator", "--spot", "--timeout=36h", "--disk_gb=200", OUTPUT,
+        "--reduction_server=4:n1-highcpu-16", "--evaluator", "--spot", "--timeout=36h",
+        "--disk_gb=200", OUTPUT,
         "--service_account=trainer@my-project.iam.gserviceaccount.com",
         "--network=projects/123456/global/networks/training",
         "--tensorboard=projects/my-project/locations/us-central1/tensorboards/987",
@@ -35,5 +36,38 @@ CASES = {
         "vertex", IMAGE, "--workers=2", "--tune=learning_rate:1e-5..1e-1:log", "--tune=units:32..512",
         "--tune=optimizer:adam|sgd", "--metric=loss:minimize", "--trials=20", "--parallel_trials=4",
         "--label=team=vision", OUTPUT, *PROGRAM,
+    ],
+    "kubernetes_one_pod.yaml": ["kubernetes", IMAGE, "--storage=10Gi", *SHARED],
+    "kubernetes_workers.yaml": [
+        "kubernetes", "--image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1", "--workers=2",
+        "--claim=team-data", "--env=TF_CPP_MIN_LOG_LEVEL=1", *SHARED,
+    ],
+    "kubernetes_all.yaml": [
+        "kubernetes", IMAGE, "--workers=3", "--evaluator", "--tensorboard", "--gpus=2", "--cpu=500m",
+        "--memory=16Gi", "--namespace=vision", "--name=flowers-1", "--storage=100Gi",
+        "--storage_class=filestore", "--mount=/data", "--env_from_secret=HF_TOKEN=hugging-face:token",
+        "--service_account=trainer", "--node_selector=cloud.google.com/gke-accelerator=nvidia-tesla-t4",
+        "--max_restarts=5", "--grace_secs=60", "--timeout=2d", "--", "python", "-m", "trainer.task",
+        "--model_dir=/data/flowers",
+    ],
+    "kubernetes_in_a_bucket.json": [
+        "kubernetes", IMAGE, "--workers=2", "--evaluator", "--tensorboard", "--format=json", "--",
+        "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
+    ],
+    "tfjob_workers.yaml": [
+        "kubernetes", IMAGE, "--flavor=tfjob", "--workers=3", "--evaluator", "--gpus=1",
+        "--storage=10Gi", *SHARED,
+    ],
+    "tfjob_parameter_servers.yaml": [
+        "kubernetes", IMAGE, "--flavor=tfjob", "--workers=3", "--ps=2", "--claim=team-data",
+        "--namespace=vision", *SHARED, "--strategy=parameter_server",
+    ],
+    "trainjob_workers.yaml": [
+        "kubernetes", IMAGE, "--flavor=trainjob", "--workers=2", "--evaluator", "--gpus=1",
+        "--storage=10Gi", *SHARED,
+    ],
+    "trainjob_named_runtime.yaml": [
+        "kubernetes", IMAGE, "--flavor=trainjob", "--runtime=plain", "--workers=2", "--namespace=vision",
+        "--", "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
     ],
 }  # fmt: skip

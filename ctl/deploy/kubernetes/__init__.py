@@ -1,0 +1,1 @@
+"""`ctl deploy kubernetes`: a training job with its service, policies, storage and TensorBoard."""

@@ -1,0 +1,102 @@
+"""The `ctl deploy kubernetes` command: one file for `kubectl apply`."""
+
+import shlex
+from collections.abc import Sequence
+
+from ctl.deploy import forms, output, texts, words
+from ctl.deploy.kubernetes import around, flavors, rules
+from ctl.deploy.kubernetes import options as kubernetes_options
+from ctl.deploy.kubernetes.setting import LABEL, Setting
+from ctl.deploy.output import Advice
+from ctl.deploy.words import Asked
+from ctl.errors import UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the manifest; returns 0, or 2 after one sentence on stderr, when nothing was written."""
+    return words.guarded("kubernetes", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> None:
+    asked = words.read(kubernetes_options.parser(), argv)
+    if asked is None:
+        return
+    if not asked.options.image:
+        raise UsageError(
+            "--image is missing; expected the image that `ctl deploy docker` is for, e.g. "
+            f"{kubernetes_options.EXAMPLE}"
+        )
+    forms.image(asked.options.image)
+    setting = rules.setting(asked)
+    documents = made(setting, asked.options.flavor, asked.options.runtime or "")
+    advice = Advice(
+        fill_in=_fill_in(asked, setting),
+        warnings=rules.warnings(asked, setting),
+        notes=_notes(asked, setting),
+        commands=_commands(asked, setting),
+    )
+    if asked.options.format == "json":
+        text = texts.as_json({"apiVersion": "v1", "kind": "List", "items": documents})
+    else:
+        text = texts.as_yaml(documents, texts.header(asked.line(), advice.fill_in))
+    output.deliver(text, asked.options.output, advice, force=asked.options.force,
+                   default=f"job.{asked.options.format}")  # fmt: skip
+
+
+def made(setting: Setting, flavor: str, runtime: str = "") -> list[texts.Document]:
+    """All objects, in the order in which they are wanted: storage, who may reach whom, the job."""
+    if flavor == "job":
+        job = flavors.job(setting)
+    elif flavor == "tfjob":
+        job = flavors.tfjob(setting)
+    else:
+        job = flavors.trainjob(setting, runtime)
+    return [
+        *around.claim(setting), *around.policies(setting), *job, *around.tensorboard(setting),
+    ]  # fmt: skip
+
+
+def _fill_in(asked: Asked, setting: Setting) -> list[str]:
+    found = forms.blanks([setting.program.image, *setting.program.args])
+    if asked.options.claim:
+        found.append(f"PersistentVolumeClaim {setting.storage.claim}, which all nodes can write to")
+    for secret, key in dict.fromkeys(setting.program.secret_env.values()):
+        found.append(f"Secret {secret} with the key {key}")
+    if asked.options.runtime:
+        found.append(f"ClusterTrainingRuntime {asked.options.runtime}, with a Job and a container "
+                     "called node")  # fmt: skip
+    return found
+
+
+def _notes(asked: Asked, setting: Setting) -> list[str]:
+    found = []
+    if asked.options.flavor == "job" and setting.roles.has_peers:
+        found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
+    if setting.storage.size and around.claim(setting)[0]["spec"]["accessModes"] == [
+        "ReadWriteMany"
+    ]:
+        found.append("the volume must be one that several nodes can write to, such as NFS or Filestore; "
+                     "ordinary disks cannot: see --storage_class")  # fmt: skip
+    return found
+
+
+def _commands(asked: Asked, setting: Setting) -> list[str]:
+    place = [f"--namespace={setting.namespace}"] if setting.namespace else []
+    chief = {
+        "job": f"{LABEL}component=training,batch.kubernetes.io/job-completion-index=0",
+        "tfjob": "training.kubeflow.org/replica-type=chief",
+        "trainjob": f"{LABEL}component=training,batch.kubernetes.io/job-completion-index=0",
+    }[asked.options.flavor]
+    if asked.options.flavor == "job" and not (setting.roles.workers > 1 or setting.roles.evaluator):
+        chief = f"{LABEL}component=training"
+    mine = f"{LABEL}instance={setting.name}"
+    commands = [
+        f"{shlex.join(['kubectl', 'apply', *place])} --filename={{file}}",
+        shlex.join(["kubectl", "get", "pods", *place, f"--selector={mine}", "--watch"]),
+        shlex.join(["kubectl", "logs", *place, f"--selector={mine},{chief}", "--follow"]),
+    ]
+    if setting.logdir:
+        port = around.TENSORBOARD_PORT
+        service = f"service/{setting.name}-tensorboard"
+        commands.append(shlex.join(["kubectl", "port-forward", *place, service, f"{port}:{port}"]))
+    return commands

@@ -1,0 +1,107 @@
+"""Pods: one container without privileges, as user 1000, on a volume that all see."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctl.deploy.kubernetes.setting import Setting
+from ctl.errors import EXIT_FAILED, EXIT_USAGE
+
+_USER = 1000  # that of `ctl deploy docker`
+_GPU = "nvidia.com/gpu"
+
+
+def pod(setting: Setting, container: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A PodSpec around one container; `more` are fields of its own."""
+    care, made = setting.care, dict(more)
+    if care.service_account:
+        made["serviceAccountName"] = care.service_account
+    if care.node_selector:
+        made["nodeSelector"] = dict(care.node_selector)
+    if _GPU in container.get("resources", {}).get("limits", {}):
+        made["tolerations"] = [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    return {
+        **made,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": care.grace_secs,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": _volumes(setting),
+    }  # fmt: skip
+
+
+def training_container(
+    setting: Setting, name: str, told: Mapping[str, str], *, ports: Sequence[dict] = ()
+) -> dict[str, Any]:
+    """The container of a process that trains or evaluates; `told`: what ctl tells it."""
+    program = setting.program
+    made: dict[str, Any] = {"name": name, "image": program.image}
+    if program.command:
+        made["command"] = list(program.command)
+    if program.args:
+        made["args"] = list(program.args)
+    env = environment(setting, told)
+    if env:
+        made["env"] = env
+    if ports:
+        made["ports"] = list(ports)
+    return {
+        **made,
+        "resources": {kind: dict(of) for kind, of in program.resources.items()},
+        "securityContext": confined(),
+        "volumeMounts": mounts(setting),
+    }
+
+
+def environment(setting: Setting, told: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables: what ctl tells, then those asked for, then those that Secrets hold."""
+    plain = {**told, **setting.program.env}
+    hidden = setting.program.secret_env.items()
+    return [
+        *({"name": name, "value": value} for name, value in plain.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+            for name, (secret, key) in hidden
+        ),
+    ]
+
+
+def confined() -> dict[str, Any]:
+    """The SecurityContext of every container."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def mounts(setting: Setting, *, read_only: bool = False) -> list[dict[str, Any]]:
+    """The VolumeMounts of every container."""
+    shared = {"name": "shared", "mountPath": setting.storage.mount}
+    if read_only:
+        return [{**shared, "readOnly": True}] if setting.storage.claim else []
+    return [
+        {"name": "shm", "mountPath": "/dev/shm"}, *([shared] if setting.storage.claim else []),
+    ]  # fmt: skip
+
+
+def failure_policy(container: str) -> dict[str, Any]:
+    """Which ends count: none where the node went away, and exit codes that no restart helps end the job."""
+    permanent = {
+        "containerName": container, "operator": "In", "values": [EXIT_FAILED, EXIT_USAGE],
+    }  # fmt: skip
+    return {
+        "rules": [
+            {
+                "action": "Ignore",
+                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+            },
+            {"action": "FailJob", "onExitCodes": permanent},
+        ]
+    }
+
+
+def _volumes(setting: Setting) -> list[dict[str, Any]]:
+    storage = setting.storage
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": storage.shm}}
+    claim = {"name": "shared", "persistentVolumeClaim": {"claimName": storage.claim}}
+    return [shm, *([claim] if storage.claim else [])]

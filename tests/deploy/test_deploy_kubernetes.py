@@ -1,0 +1,259 @@
+"""`ctl deploy kubernetes`: objects that Kubernetes' own schemas take, and that fit together."""
+
+import json
+
+import kubernetes_validate
+import pytest
+import yaml
+from ctl import cli, errors
+from golden_cases import CASES, IMAGE, SHARED
+from kubeflow_trainer_api import models
+from regenerate import GOLDEN, manifest
+
+NAMES = [n for n in CASES if n.startswith(("kubernetes", "tfjob", "trainjob"))]
+VERSIONS = ["1.31", "1.33", "1.37"]
+TEMPLATE = ("spec", "template", "spec")
+
+
+def documents(name):
+    text = (GOLDEN / name).read_text()
+    if name.endswith(".json"):
+        return json.loads(text)["items"]
+    return list(yaml.safe_load_all(text))
+
+
+def made(*options, program=SHARED):
+    return list(yaml.safe_load_all(manifest(["kubernetes", IMAGE, *options, *program])))
+
+
+def of_kind(found, kind, ending=""):
+    [one] = [d for d in found if d["kind"] == kind and d["metadata"]["name"].endswith(ending)]
+    return one
+
+
+def pod_templates(found):
+    """Every pod template in the documents, also those inside a TFJob or a TrainingRuntime."""
+    for d in found:
+        if d["kind"] in ("Job", "Deployment"):
+            yield d["spec"]["template"]
+        elif d["kind"] == "TFJob":
+            yield from (r["template"] for r in d["spec"]["tfReplicaSpecs"].values())
+        elif d["kind"] == "TrainingRuntime":
+            [job] = d["spec"]["template"]["spec"]["replicatedJobs"]
+            yield job["template"]["spec"]["template"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_kubernetes_schemas_take_every_object(name, version):
+    for document in documents(name):
+        if document["apiVersion"].startswith(("kubeflow", "trainer")):
+            continue
+        kubernetes_validate.validate(document, version, strict=True)
+    for template in pod_templates(documents(name)):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "p"},
+            "spec": template["spec"],
+        }
+        kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_the_schemas_see_mistakes():
+    for path, value in [
+        (["spec", "completion"], 3), (["spec", "completions"], "3"),
+        (["spec", "podFailurePolicy", "rules"], [{"onExitCodes": {"operator": "In", "values": [1]}}]),
+        ([*TEMPLATE, "restartPolicies"], "Never"), ([*TEMPLATE, "securityContext", "runAsUser"], "1000"),
+    ]:  # fmt: skip
+        job = of_kind(documents("kubernetes_workers.yaml"), "Job")
+        place = job
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(job, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_container_is_confined_and_nothing_is_open_to_the_outside(name):
+    found = documents(name)
+    for template in pod_templates(found):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        for container in spec["containers"]:
+            confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert container["securityContext"] == confined
+    for service in (d for d in found if d["kind"] == "Service"):
+        assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pod_is_under_a_policy_and_every_selector_finds_pods(name):
+    found = documents(name)
+    components = {
+        t["metadata"]["labels"]["app.kubernetes.io/component"] for t in pod_templates(found)
+    }
+    policies = [d["spec"] for d in found if d["kind"] == "NetworkPolicy"]
+    chosen = [c for p in policies for c in p["podSelector"]["matchExpressions"][0]["values"]]
+    assert sorted(chosen) == sorted(set(chosen)) and components <= set(chosen)
+    for policy in policies:
+        for rule in policy["ingress"]:
+            assert rule["from"] and all("podSelector" in peer for peer in rule["from"])
+    for service in (d for d in found if d["kind"] == "Service"):
+        assert any(
+            service["spec"]["selector"].items() <= t["metadata"]["labels"].items()
+            for t in pod_templates(found)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_mounted_is_a_volume_and_names_are_labels(name):
+    for template in pod_templates(documents(name)):
+        volumes = {v["name"] for v in template["spec"]["volumes"]}
+        for container in template["spec"]["containers"]:
+            assert {m["name"] for m in container.get("volumeMounts", [])} <= volumes
+    for document in documents(name):
+        assert len(document["metadata"]["name"]) <= 63
+
+
+def test_pods_are_told_all_addresses_in_order_and_find_their_index_themselves():
+    found = made("--workers=3", "--storage=1Gi")
+    job, service = of_kind(found, "Job"), of_kind(found, "Service")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    hosts = "flowers-0.flowers:2222,flowers-1.flowers:2222,flowers-2.flowers:2222"
+    assert container["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
+    assert job["metadata"]["name"] == "flowers"  # so that pods are called flowers-0, flowers-1, ...
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "flowers"
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+
+
+def test_in_a_namespace_addresses_name_it():
+    job = of_kind(made("--workers=2", "--namespace=ml", "--storage=1Gi"), "Job")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    hosts = "flowers-0.flowers.ml.svc:2222,flowers-1.flowers.ml.svc:2222"
+    assert container["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
+
+
+def test_an_evaluator_is_a_job_of_its_own_that_the_workers_know_of():
+    found = made("--workers=2", "--evaluator", "--storage=1Gi", "--gpus=1")
+    workers = of_kind(found, "Job", "flowers")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "CTL_EVALUATOR", "value": "1"} in workers["env"]
+    beside = of_kind(found, "Job", "-evaluator")["spec"]["template"]["spec"]["containers"][0]
+    [config] = [json.loads(e["value"]) for e in beside["env"] if e["name"] == "TF_CONFIG"]
+    assert config == {
+        "cluster": {"worker": ["flowers-0.flowers:2222", "flowers-1.flowers:2222"]},
+        "task": {"type": "evaluator", "index": 0},
+    }
+    assert workers["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in beside["resources"]["limits"]
+
+
+def test_one_pod_needs_no_service_and_no_peers():
+    found = made("--storage=1Gi")
+    assert [d["kind"] for d in found] == ["PersistentVolumeClaim", "NetworkPolicy", "Job"]
+    spec = of_kind(found, "Job")["spec"]
+    assert "completionMode" not in spec and "env" not in spec["template"]["spec"]["containers"][0]
+    assert of_kind(found, "NetworkPolicy")["spec"]["ingress"] == []
+
+
+@pytest.mark.parametrize(("workers", "restarts"), [(2, 3), (4, 5), (3, 0)])
+def test_the_limits_allow_so_many_restarts_of_all_pods(workers, restarts):
+    options = [f"--workers={workers}", f"--max_restarts={restarts}", "--storage=1Gi"]
+    spec = of_kind(made(*options), "Job")["spec"]
+    assert spec["backoffLimit"] == workers * restarts and spec["backoffLimitPerIndex"] == restarts
+    assert spec["maxFailedIndexes"] == 0 and spec["parallelism"] == spec["completions"] == workers
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+
+def test_exit_codes_that_no_restart_helps_end_the_job_and_others_do_not():
+    rules = of_kind(made("--workers=2", "--storage=1Gi"), "Job")["spec"]["podFailurePolicy"][
+        "rules"
+    ]
+    assert [r["action"] for r in rules] == ["Ignore", "FailJob"]
+    codes = rules[1]["onExitCodes"]["values"]
+    assert codes == [errors.EXIT_FAILED, errors.EXIT_USAGE]
+    assert not {errors.EXIT_RETRY, errors.EXIT_PREEMPTED, errors.EXIT_INTERRUPTED} & set(codes)
+
+
+def test_peers_may_use_one_port_and_with_gpus_all():
+    ports = [
+        of_kind(made("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][0].get(
+            "ports"
+        )
+        for g in ("--gpus=0", "--gpus=1")
+    ]
+    assert ports == [[{"protocol": "TCP", "port": 2222}], None]
+
+
+def test_a_new_volume_is_for_one_node_only_where_one_pod_uses_it():
+    assert of_kind(made("--storage=1Gi"), "PersistentVolumeClaim")["spec"]["accessModes"] == [
+        "ReadWriteOnce"
+    ]
+    for more in ("--workers=2", "--evaluator", "--tensorboard"):
+        claim = of_kind(made("--storage=1Gi", more), "PersistentVolumeClaim")
+        assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tfjob")])
+def test_a_tfjob_is_as_its_operator_expects(name):
+    job = of_kind(documents(name), "TFJob")
+    assert set(job) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(job["spec"]) == {"runPolicy", "tfReplicaSpecs"}
+    assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+    replicas = job["spec"]["tfReplicaSpecs"]
+    assert (
+        set(replicas) <= {"Chief", "Worker", "PS", "Evaluator"}
+        and replicas["Chief"]["replicas"] == 1
+    )
+    for kind, replica in replicas.items():
+        assert set(replica) == {"replicas", "restartPolicy", "template"}
+        assert replica["restartPolicy"] == "ExitCode" and replica["replicas"] >= 1
+        template = replica["template"]
+        assert template["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+        [container] = template["spec"]["containers"]
+        assert container["name"] == "tensorflow"
+        assert container["ports"] == [{"name": "tfjob-port", "containerPort": 2222}]
+        assert not any(e["name"] in ("TF_CONFIG", "CTL_WORKERS") for e in container.get("env", []))
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (
+            name == "tfjob_workers.yaml" and kind in ("Chief", "Worker")
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("trainjob")])
+def test_kubeflow_trainer_s_models_keep_every_field(name):
+    kinds = {"TrainJob": models.TrainerV1alpha1TrainJob,
+             "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}  # fmt: skip
+    checked = [d for d in documents(name) if d["kind"] in kinds]
+    assert checked
+    for document in checked:  # what they do not know they drop
+        back = kinds[document["kind"]].from_dict(document).to_dict()
+        assert json.loads(json.dumps(back)) == document
+
+
+def test_a_trainjob_s_pods_have_the_names_of_its_jobset():
+    found = made("--flavor=trainjob", "--workers=2", "--storage=1Gi", "--gpus=1")
+    job, runtime = of_kind(found, "TrainJob"), of_kind(found, "TrainingRuntime")
+    hosts = "flowers-node-0-0.flowers:2222,flowers-node-0-1.flowers:2222"
+    assert job["spec"]["trainer"]["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "flowers"
+    [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["name"] == "node"
+    assert replicated["template"]["metadata"]["labels"] == {
+        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+    }
+    spec = {**replicated["template"]["spec"], "completionMode": "Indexed", "completions": 2}
+    batch = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": spec}
+    kubernetes_validate.validate(batch, "1.33", strict=True)
+
+
+def test_what_to_type_next_follows_the_flavor(capsys):
+    for flavor, chief in [("job", "job-completion-index=0"), ("tfjob", "replica-type=chief")]:
+        options = [f"--flavor={flavor}", "--workers=2", "--storage=1Gi", "--tensorboard"]
+        assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--namespace=ml", *SHARED]) == 0
+        said = capsys.readouterr().err
+        assert "  kubectl apply --namespace=ml --filename=job.yaml\n" in said and chief in said
+        assert "kubectl port-forward --namespace=ml service/flowers-tensorboard 6006:6006" in said

@@ -1,0 +1,94 @@
+"""What `ctl deploy kubernetes` refuses or warns of: one sentence each."""
+
+import pytest
+from ctl import cli
+from golden_cases import IMAGE, SHARED
+
+STORED = "--storage=1Gi"
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ([STORED, "--image=flowers"], "has no tag"),
+    ([STORED, "--name=Flowers"], "expected lower-case letters"),
+    ([STORED, "--name=1flowers"], "a letter first"),
+    ([STORED, "--name=" + "f" * 41], "at most 40 characters"),
+    ([STORED, "--namespace=My Space"], "expected lower-case letters"),
+    ([STORED, "--workers=0"], "from 1 to 1000"),
+    ([STORED, "--ps=1", "--workers=2"], "expected --flavor=tfjob"),
+    ([STORED, "--ps=1", "--flavor=tfjob"], "expected --workers=2 or more"),
+    ([STORED, "--flavor=pytorchjob"], "invalid choice"),
+    ([STORED, "--runtime=plain"], "expected --flavor=trainjob"),
+    ([STORED, "--runtime=plain", "--flavor=trainjob"], "that runtime says which volumes there are"),
+    ([STORED, "--cpu=two"], "is no quantity"),
+    ([STORED, "--cpu=0"], "is no quantity"),
+    ([STORED, "--memory=4"], "expected e.g. 4Gi"),
+    ([STORED, "--memory=4m"], "expected e.g. 4Gi"),
+    ([STORED, "--memory=4GB"], "expected e.g. 4Gi"),
+    ([STORED, "--shm=big"], "expected e.g. 1Gi"),
+    (["--storage=10"], "expected e.g. 10Gi"),
+    ([STORED, "--gpus=17"], "from 0 to 16"),
+    ([STORED, "--claim=data"], "expected one that is there, or the size"),
+    (["--storage_class=nfs"], "without --storage=SIZE"),
+    ([STORED, "--storage_class=N F S"], "is no name of Kubernetes"),
+    (["--claim=My_Data"], "is no name of Kubernetes"),
+    ([STORED, "--mount=shared"], "expected a path such as /shared"),
+    ([STORED, "--mount=/dev/shm"], "expected a path such as /shared"),
+    ([STORED, "--node_selector=gpu"], "is no label"),
+    ([STORED, "--service_account=Me"], "is no name of Kubernetes"),
+    ([STORED, "--timeout=soon"], "is no duration"),
+    ([STORED, "--grace_secs=0"], "from 1 to 3600"),
+    ([STORED, "--env=HF_TOKEN=abc"], "write --env_from_secret=NAME=secret:key"),
+    ([STORED, "--env=TF_CONFIG={}"], "is set by the platform"),
+    ([STORED, "--env_from_secret=HF_TOKEN=abc"], "expected NAME=SECRET:KEY"),
+    ([STORED, "--env_from_secret=CTL_WORKERS=a:b"], "is set elsewhere"),
+    ([STORED, "--env=A=1", "--env_from_secret=A=a:b"], "is set elsewhere"),
+    ([], "nothing is mounted there"),
+    ([STORED, "--mount=/data", "--workers=2"], "the others do not see it"),
+    ([STORED, "--mount=/data", "--tensorboard"], "the others do not see it"),
+    ([STORED, "--gpu=1"], "is not an option"),
+])  # fmt: skip
+def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, tmp_path):
+    path = tmp_path / "job.yaml"
+    image = [] if any(o.startswith("--image") for o in options) else [IMAGE]
+    code = cli.main(["deploy", "kubernetes", *image, *options, f"--output={path}", *SHARED])
+    said = capsys.readouterr()
+    assert code == 2 and said.out == "" and not path.exists()
+    assert said.err.startswith("ctl deploy kubernetes: ") and said.err.count("\n") == 1
+    assert message in said.err and "abc" not in said.err
+
+
+@pytest.mark.parametrize(("options", "flags", "message"), [
+    (["--tensorboard"], [], "--tensorboard needs to know where the curves are"),
+    (["--evaluator"], [], "--evaluator needs the checkpoints"),
+    ([], ["--api_key=abc"], "write --env_from_secret=NAME=secret:key"),
+])  # fmt: skip
+def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
+    words = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "flags", "warning"), [
+    (["--workers=2", STORED], ["--model_dir=/shared/f", "--strategy=mirrored"], "each train alone"),
+    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "--ps=N, --flavor=tfjob"),
+    (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
+     ["--model_dir=/shared/f", "--strategy=auto"], None),
+    (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
+     ["--model_dir=/shared/f", "--strategy=multi_worker"], "no use for parameter servers"),
+    ([], ["--model_dir=/tmp/f"], "is lost with it"),
+    ([], [], "has no --model_dir"),
+    (["--workers=2"], ["--model_dir=gs://b/f"], None),
+])  # fmt: skip
+def test_what_looks_wrong_is_a_warning(options, flags, warning, capsys):
+    words = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().err
+    assert (warning in said) if warning else ("warning" not in said)
+
+
+def test_what_must_be_there_first_stands_in_the_file(capsys):
+    words = ["--claim=data", "--env_from_secret=HF_TOKEN=hugging-face:token", *SHARED]
+    assert cli.main(["deploy", "kubernetes", IMAGE, *words]) == 0
+    text = capsys.readouterr().out
+    assert "#   PersistentVolumeClaim data, which all nodes can write to\n" in text
+    assert "#   Secret hugging-face with the key token\n" in text
