@@ -39,19 +39,25 @@ def _work(argv: Sequence[str]) -> None:
     _check(options)
     advice = _advice(asked)
     text = script(asked, advice.fill_in)
-    output.deliver(text, options.output, advice, force=options.force, default=f"{options.name}.sbatch")
+    output.deliver(
+        text, options.output, advice, force=options.force, default=f"{options.name}.sbatch"
+    )
 
 
 def _parser() -> words.Parser:
     made = words.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
     size = made.add_argument_group("size")
-    size.add_argument("--nodes", type=words.whole(1, 10_000), default=1, help="machines (default: 1)")
+    size.add_argument(
+        "--nodes", type=words.whole(1, 10_000), default=1, help="machines (default: 1)"
+    )
     size.add_argument("--task_per", choices=("node", "gpu"), default="node",
                       help="one process for each machine, with all its GPUs, or for each GPU")  # fmt: skip
     size.add_argument("--gpus_per_node", type=words.whole(0, 64), default=0, metavar="N")
     size.add_argument("--cpus_per_task", type=words.whole(1, 1024), metavar="N")
     size.add_argument("--memory", metavar="SIZE", help="of each machine, such as 32G")
-    size.add_argument("--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)")
+    size.add_argument(
+        "--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)"
+    )
     where = made.add_argument_group("where")
     where.add_argument("--name", default="train", help="of the job (default: train)")
     where.add_argument("--partition", metavar="NAME")
@@ -76,16 +82,24 @@ def _check(options: Any) -> None:
     for name in ("name", "partition", "account", "constraint"):
         given = getattr(options, name)
         if given is not None and not _WORD.fullmatch(given):
-            raise UsageError(f"--{name}={quoted(given)} is no name; expected letters, digits, - and _")
+            raise UsageError(
+                f"--{name}={quoted(given)} is no name; expected letters, digits, - and _"
+            )
     for given in options.module:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", given):
-            raise UsageError(f"--module={quoted(given)} is no module; expected a name such as cuda/12.4")
+            raise UsageError(
+                f"--module={quoted(given)} is no module; expected a name such as cuda/12.4"
+            )
     for name in ("venv", "image"):
         given = getattr(options, name)
         if given is not None and not _PATH.fullmatch(given):
-            raise UsageError(f"--{name}={quoted(given)} is no path; expected one without spaces or quotes")
+            raise UsageError(
+                f"--{name}={quoted(given)} is no path; expected one without spaces or quotes"
+            )
     if options.venv and options.image:
-        raise UsageError("--venv and --image came; expected one of them: the image has its own packages")
+        raise UsageError(
+            "--venv and --image came; expected one of them: the image has its own packages"
+        )
     if options.memory is not None and not _MEMORY.fullmatch(options.memory):
         raise UsageError(f"--memory={quoted(options.memory)} is no size; expected e.g. 32G")
     if options.task_per == "gpu" and not options.gpus_per_node:
@@ -104,7 +118,9 @@ def _secs(text: str | None) -> int | None:
         return None
     found = _TIME.fullmatch(text)
     if not found or int(found["m"]) > 59 or int(found["s"]) > 59:
-        raise UsageError(f"--time={quoted(text)} is no time limit; expected e.g. 04:00:00 or 2-12:00:00")
+        raise UsageError(
+            f"--time={quoted(text)} is no time limit; expected e.g. 04:00:00 or 2-12:00:00"
+        )
     days, hours = int(found["d"] or 0), int(found["h"])
     return ((days * 24 + hours) * 60 + int(found["m"])) * 60 + int(found["s"])
 
@@ -142,12 +158,16 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
         "mem": options.memory, "time": options.time, "signal": f"B:USR1@{options.signal_secs}",
         "requeue": "", "open-mode": "append", "output": "%x-%j.log",
     }  # fmt: skip
-    lines = [f"#SBATCH --{k}{f'={v}' if v != '' else ''}" for k, v in directives.items() if v is not None]
+    lines = [
+        f"#SBATCH --{k}{f'={v}' if v != '' else ''}" for k, v in directives.items() if v is not None
+    ]
     program = list(asked.program)
     if options.image:
         gpu = ["--nv"] if options.gpus_per_node else []
         program = ["apptainer", "exec", *gpu, options.image, *program]
-    setup = [f"export {k}={shlex.quote(v)}" for k, v in forms.variables(options.env, PLATFORM).items()]
+    setup = [
+        f"export {k}={shlex.quote(v)}" for k, v in forms.variables(options.env, PLATFORM).items()
+    ]
     setup += [f"module load {name}" for name in options.module]
     setup += [f"source {options.venv}/bin/activate"] if options.venv else []
     return _BODY.format(
