@@ -197,4 +197,5 @@ def test_two_tasks_train_together_save_on_the_signal_and_go_on(tmp_path):
     text = cluster.script.read_text().replace("--train_steps=2000", f"--train_steps={saved + 5}")
     cluster.script.write_text(text)
     code, output = cluster.run()
-    assert code == 0 and f"resuming at step {saved} " in output and f"done at step {saved + 5}" in output, output
+    assert code == 0, output
+    assert f"resuming at step {saved} " in output and f"done at step {saved + 5}" in output
