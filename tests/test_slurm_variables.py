@@ -73,16 +73,18 @@ def test_tasks_that_were_dealt_out_in_turn_are_refused():
         read(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
 
 
-@given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 40))
-def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks):
-    def ports(number):
+@given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 16), st.integers(1, 16))
+def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks, its_tasks):
+    def ports(number, tasks):
         environ = step(hosts="n1", per_host=str(tasks), count=tasks, job=str(number))
         found = read(environ).tasks.get("worker", ())
         return {int(a.split(":")[1]) for a in found}
 
-    mine = ports(job)
-    assert not mine & ports(job + apart)
+    mine = ports(job, tasks)
+    assert not mine & ports(job + apart, its_tasks)
     assert all(15000 <= port < 32768 for port in mine)
+    many = ports(job, 40)
+    assert not many & ports(job + apart, 40) and max(many, default=0) < 32768
 
 
 def test_a_port_can_be_given():

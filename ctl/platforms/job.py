@@ -155,4 +155,4 @@ def workers(
             f"{sources[0]} gives {doubled[0]} to several tasks; every task needs an address of its own."
         )
     tasks = {"worker": tuple(addresses)} if len(addresses) > 1 else {}
-    return Job(platform, tuple(sources), tasks, "worker", index if tasks else 0, **more)
+    return Job(platform, tuple(sources), tasks, "worker", index, **more)
