@@ -120,6 +120,24 @@ def remove_tree(where: AnyPath) -> None:
         _gfile().rmtree(where.url)
 
 
+def copy_tree(source: Path, goal: AnyPath, last: str) -> None:
+    """Copies a file or a directory to where nothing can be renamed, in place of what is there.
+
+    The file called `last`, without which a directory counts for nothing, is deleted first and written
+    last.
+    """
+    if source.is_file():
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        goal.write_bytes(source.read_bytes())
+        return
+    (goal / last).unlink(missing_ok=True)
+    if goal.exists():
+        remove_tree(goal)
+    goal.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda p: (p.name == last, p.name)):
+        copy_tree(path, goal / path.name, last)
+
+
 def sync(where: AnyPath) -> None:
     """Waits until a local file or directory is on the disk."""
     if not isinstance(where, Path):

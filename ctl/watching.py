@@ -109,7 +109,8 @@ class Watching:
     def _export(self, watcher: Any) -> None:
         trainer = self._trainer
         directory = watcher.directory or f"{trainer.model_dir}/best"
-        export_lib.export(trainer.model, directory, watcher.formats, trainer.placement)
+        served = export_lib.signatures_of(trainer)
+        export_lib.export(trainer.model, directory, watcher.formats, trainer.placement, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 
     def _say(self, text: str, *values: Any) -> None:
