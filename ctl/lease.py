@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ctl import files
 from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, CtlError, Stopped, UsageError
 
 TRAINING, ENDED = "training", "ended"
@@ -187,19 +188,15 @@ class Lease:
             self._write(mine, step=step())
 
     def _write(self, mine: Holder, **changes) -> None:
-        temporary = self._path.with_name(f".{self._path.name}-{mine.host}-{mine.pid}")
         if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
             return  # a write that hangs: then this one would, too
         try:
             if self._ended.is_set() and "state" not in changes:
                 return  # a beat that comes too late must not undo the end
             content = {**asdict(mine), "beat": self._clock(), **changes}
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            files.write_whole(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
             self._warn(e)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
         finally:
             self._writing.release()
 
