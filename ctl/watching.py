@@ -129,7 +129,7 @@ def _beside(path: Path) -> Path:
 def _loaded(path: Path) -> list[np.ndarray] | None:
     """Arrays of an .npz file; None without one, or if its writing was interrupted."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return [file[f"arr_{i}"] for i in range(len(file.files))]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
