@@ -11,6 +11,7 @@ handed to its constructor by name.
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -76,10 +77,12 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
     ("text", "report_hypertune", "", "Metric of the evaluation to report to a hyperparameter tuning job "
      "on Vertex AI, such as accuracy. Empty: none."),
-    ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
+    ("word", "mode", ("train_and_eval", "train", "eval", "export", "predict"), "What to do; predict prints "
+     "a line of JSON per example."),
     ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
      "keras, saved_model, weights. none (or 0) turns it off."),
 )  # fmt: skip
+_WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 NAMES = tuple(name for _, name, _, _ in _FLAGS)
 
 
@@ -200,6 +203,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         from ctl.session import report_evaluation
 
         report_evaluation(trainer, trainer._session, trainer.evaluate())
+    elif values.mode == "predict":
+        _predict(trainer)
     else:
         for path in trainer.export(*formats):
             print(path)
@@ -208,13 +213,13 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
     """Raises UsageError for a --mode that needs what is not there."""
-    if values.mode in ("eval", "export") and not values.model_dir:
+    if values.mode in _WITH_A_CHECKPOINT and not values.model_dir:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
     if values.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in ("eval", "export") and not files.path(f"{values.model_dir}/checkpoints").is_dir():
+    if values.mode in _WITH_A_CHECKPOINT and not files.path(f"{values.model_dir}/checkpoints").is_dir():
         raise UsageError(_nothing_saved(values))
-    if values.mode in ("eval", "export") and cluster.read().task_type == "evaluator":
+    if values.mode in _WITH_A_CHECKPOINT and cluster.read().task_type == "evaluator":
         raise UsageError(
             f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
@@ -223,6 +228,11 @@ def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
 
 def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     """Hands the trainer what is no argument of its constructor, and has it build and restore."""
+    if values.mode == "predict" and not hasattr(trainer, "predict"):
+        raise UsageError(
+            f"--mode=predict: {type(trainer).__name__} has no method predict(self); expected one that "
+            "yields a dictionary per example."
+        )
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
@@ -233,6 +243,16 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     trainer.prepare()
     if values["on_nonfinite"].present:
         trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)
+
+
+def _predict(trainer: Any) -> None:
+    """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
+    from ctl.agreement import Agreement
+
+    for row in trainer.predict():
+        if trainer.placement.is_chief:
+            print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
+    Agreement(trainer.strategy).sum([0.0])  # leave together
 
 
 def _nothing_saved(values: flags.FlagValues) -> str:

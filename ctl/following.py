@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctl import checks
+from ctl import checks, files
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, UsageError
@@ -65,10 +65,8 @@ class Evaluated:
     def add(self, manifest: Manifest) -> None:
         """Notes that a checkpoint is done, also for the next process."""
         self._done[str(manifest.step)] = manifest.created
-        temporary = self._path.with_name(f".{self._path.name}-{os.getpid()}")
         try:
-            temporary.write_text(json.dumps({"evaluated": self._done}) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            files.write_whole(self._path, json.dumps({"evaluated": self._done}) + "\n")
         except OSError as e:
             if not self._warned:
                 self._warned = True

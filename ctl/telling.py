@@ -112,12 +112,7 @@ def write_config(trainer: Any) -> None:
     final = files.path(trainer.model_dir) / "config.json"
     text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"
     try:
-        if isinstance(final, files.UrlPath):
-            final.write_bytes(text.encode())
-            return
-        temporary = final.with_name(f".config-{os.getpid()}.json")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(final)
+        files.write_whole(final, text)
     except OSError as e:
         _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
 

@@ -42,8 +42,9 @@ class Trainer:
     """Trains, evaluates and exports one model, the same way on every strategy.
 
     You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
-    you need them. Attributes that own variables (models, optimizers, metrics) and do not start with
-    an underscore are saved in checkpoints.
+    you need them; `predict` (yields a dictionary per example, for --mode=predict) and `signatures`
+    (name -> `tf.function` that an exported SavedModel serves) if you want them. Attributes that own
+    variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
@@ -214,7 +215,8 @@ class Trainer:
         if directory is None:
             checks.export(self, formats)
         directory = directory or f"{self.model_dir}/export"
-        paths = export_lib.export(self.model, directory, formats, self.placement)
+        served = export_lib.signatures_of(self)
+        paths = export_lib.export(self.model, directory, formats, self.placement, served)
         Agreement(self.strategy).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

@@ -14,7 +14,7 @@ LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
     "platforms": 0.5,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1, "lease": 1, "files": 1, "collective_order": 1,
+    "watchers": 1, "lease": 1, "files": 0, "collective_order": 1,
     "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1, "positions": 1,
     "endings": 1, "placement": 2, "directories": 1, "doctor": 2,
     "finiteness": 1, "gradients": 2, "spikes": 2,
@@ -37,7 +37,8 @@ LEVELS = {
     "__init__": 15,
 }  # fmt: skip
 WITHIN = {
-    "reports": ["protocol", "parameters", "summaries", "event_files", "hypertune", "pace", "console_text",
+    "reports": ["publishing", "protocol", "parameters", "summaries", "event_files", "hypertune", "pace",
+                "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
     "checkpoints": ["checksums", "protocol", "retention", "memory", "commit", "snapshot",
