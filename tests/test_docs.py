@@ -17,6 +17,10 @@ from absl import flags
 from conftest import ROOT, environment
 from ctl import cluster, errors
 from ctl.app import define_flags
+from ctl.deploy import words as deploy_words
+from ctl.deploy.docker import command as docker_command
+from ctl.deploy.kubernetes import options as kubernetes_options
+from ctl.deploy.vertex import options as vertex_options
 from ctl.launch import options as launch_options
 from ctl.runner import options as runner_options
 
@@ -28,6 +32,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 RUN_TIMEOUT_SECS = 120
 MOST_LINES = 220
 MOST_NO_RUN = 3
+DEPLOY = {"docker": docker_command, "kubernetes": kubernetes_options, "vertex": vertex_options}
 
 
 def label(path: Path) -> str:
@@ -93,6 +98,10 @@ def check_command(words: list[str]) -> None:
         options, inner = launch_options.read(words[2:] if words[0] == "ctl" else words[3:])
         if options is not None:
             check_command(inner)
+    elif words[:2] == ["ctl", "deploy"]:
+        asked = deploy_words.read(DEPLOY[words[2]].parser(), words[3:])
+        assert asked is not None
+        check_command(list(asked.program))
     elif words[:1] == ["ctlrun"]:
         check_command(runner_options.read(words[1:])[1])
     elif words[:3] == ["python", "-m", "models.mnist"]:
@@ -139,6 +148,8 @@ def test_the_check_of_shell_lines_sees_mistakes():
         check_command(words_of("ctlrun -np 2 --hots=a:1 python -m models.mnist"))
     with pytest.raises(errors.UsageError, match="--wrkers"):
         check_command(words_of("ctl launch --wrkers=2 -- python -m models.mnist"))
+    with pytest.raises(errors.UsageError, match="--wrkers"):
+        check_command(words_of("ctl deploy vertex --wrkers=2 -- python -m models.mnist"))
     with pytest.raises(AssertionError):
         check_command(words_of("make minst"))
 

@@ -85,7 +85,7 @@ def _run(rest: str) -> list[str]:
 
 def _requirements(rest: str) -> list[str]:
     words, skip = [], False
-    for word in shlex.split(rest.partition("pip install")[2]):
+    for word in shlex.split(rest.partition("pip install")[2].partition("&&")[0]):
         if skip:
             skip = False
         elif word in ("--requirement", "--constraint"):

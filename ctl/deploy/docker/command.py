@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> None:
-    asked = words.read(_parser(), argv)
+    asked = words.read(parser(), argv)
     if asked is None:
         return
     options = asked.options
@@ -76,7 +76,9 @@ def _recipe(options: argparse.Namespace) -> dockerfile.Recipe:
     base = f"python:{options.python}-slim-bookworm"
     if options.base:
         base = forms.image(options.base, "--base")
-    return dockerfile.Recipe(base, options.tensorflow, options.gpu, options.root)
+    return dockerfile.Recipe(
+        base, options.tensorflow, gpu=options.gpu, root=options.root, slim=options.slim
+    )
 
 
 def _advice(found: project.Project, recipe: dockerfile.Recipe, image: str) -> Advice:
@@ -103,14 +105,15 @@ def _advice(found: project.Project, recipe: dockerfile.Recipe, image: str) -> Ad
     )
 
 
-def _parser() -> words.Parser:
-    parser = words.parser(
+def parser() -> words.Parser:
+    """The parser of the options."""
+    made = words.parser(
         "docker",
         "Writes a Dockerfile and a .dockerignore into a project directory.",
         EXAMPLE,
         output=("DIR", "the project directory (default: this one)"),
     )
-    image = parser.add_argument_group("the image")
+    image = made.add_argument_group("the image")
     image.add_argument("--image", metavar="IMAGE:TAG", help="how it is called; only for the commands that "
                        "are printed (default: to be filled in)")  # fmt: skip
     image.add_argument("--python", default="3.11", metavar="VERSION",
@@ -121,10 +124,15 @@ def _parser() -> words.Parser:
         "--tensorflow", default="2.21.0", metavar="VERSION", help="(default: 2.21.0)"
     )
     image.add_argument("--gpu", action="store_true", help="with CUDA (default: for CPUs)")
+    image.add_argument(
+        "--slim",
+        action="store_true",
+        help="without TensorFlow's C++ headers, 430 MB (default: whole)",
+    )
     image.add_argument("--root", action="store_true", help="run as root (default: as user 1000)")
-    code = parser.add_argument_group("your code")
+    code = made.add_argument_group("your code")
     code.add_argument("--copy", action="append", default=[], metavar="PATH", help="copy this, too; "
                       "repeatable (default: the module or script of the program)")  # fmt: skip
     code.add_argument("--ctl", metavar="WHERE", help="a wheel in the directory, a git+https or https URL, "
                       "`.` in ctl's source tree, or none (default: looked up)")  # fmt: skip
-    return parser
+    return made

@@ -16,6 +16,7 @@ _NVIDIA = (  # where Google's and other container hosts put the driver; the CUDA
     "NVIDIA_VISIBLE_DEVICES=all",
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
 )
+_PACKAGES = """$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"""
 _NEVER = ("**/__pycache__", "**/*.pyc", "**/.git", "**/.env", "**/*.pem", "**/*credentials*.json")
 
 
@@ -28,12 +29,14 @@ class Recipe:
       tensorflow: a version, such as "2.21.0".
       gpu: with the CUDA wheels.
       root: run as root; else as user 1000.
+      slim: without TensorFlow's C++ headers, which only a build of custom ops reads.
     """
 
     base: str
     tensorflow: str
     gpu: bool
     root: bool
+    slim: bool = False
 
 
 def dockerfile(
@@ -77,7 +80,10 @@ def _packages(recipe: Recipe, project: Project) -> list[str]:
         blocks.append(f"COPY {project.constraints} /opt/{project.constraints}")
         pip += f" --constraint /opt/{project.constraints}"
     extra = "[and-cuda]" if recipe.gpu else ""
-    blocks.append(f'# the largest layer\n{pip} "tensorflow{extra}=={recipe.tensorflow}"')
+    blocks.append(
+        f'# the largest layer\n{pip} "tensorflow{extra}=={recipe.tensorflow}"'
+        + (f' \\\n    && rm -rf "{_PACKAGES}/tensorflow/include"' if recipe.slim else "")
+    )
     if project.requirements != "none":
         blocks.append(
             f"COPY {project.requirements} /opt/{project.requirements}\n"

@@ -1,0 +1,71 @@
+"""What docs/deploy/ says: its lines run, its excerpts are in what they print, its refusals are refused."""
+
+import re
+import shlex
+
+import pytest
+from conftest import ROOT
+from ctl import cli
+from golden_cases import IMAGE, OUTPUT, PROGRAM, SHARED
+from regenerate import manifest
+
+PAGES = {name: (ROOT / "docs" / "deploy" / f"{name}.md").read_text("utf-8")
+         for name in ("docker", "vertex", "kubernetes")}  # fmt: skip
+BASE = {
+    "vertex": lambda given: [*([] if "--base_output" in given else [OUTPUT]), *PROGRAM],
+    "kubernetes": lambda _: SHARED,
+}
+
+
+def lines(page):
+    """The words of every `ctl deploy` line of a page, without where they are written to."""
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if line.startswith("ctl deploy "):
+                yield [w for w in shlex.split(line)[2:] if not w.startswith("--output=")]
+
+
+def table(page, heading):
+    below = PAGES[page].split(f"\n{heading}\n", 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()[2:]
+    return [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_lines_of_a_page_run(page, tmp_path, monkeypatch, capsys):
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "task.py").touch()
+    (tmp_path / "ctl-0.1.0-py3-none-any.whl").touch()
+    monkeypatch.chdir(tmp_path)
+    found = list(lines(page))
+    assert found
+    for words in found:
+        assert cli.main(["deploy", *words]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["vertex", "kubernetes"])
+def test_an_excerpt_is_part_of_what_a_line_prints(page):
+    printed = [manifest(words) for words in lines(page) if words[0] == page]
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        assert any(block in text for text in printed), block
+
+
+@pytest.mark.parametrize(("page", "options", "message"), [
+    (page, options.strip("`"), message)
+    for page in BASE for options, message in table(page, "## What is refused")
+])  # fmt: skip
+def test_what_a_page_says_is_refused_is_refused(page, options, message, capsys):
+    image = [] if "--image" in options else [IMAGE]
+    words = [page, *image, *shlex.split(options), *BASE[page](options)]
+    assert cli.main(["deploy", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_every_option(page, capsys):
+    assert cli.main(["deploy", page, "--help"]) == 0
+    known = set(re.findall(r"^  (--[a-z_]+)", capsys.readouterr().out, re.MULTILINE))
+    text = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    assert known - {"--output", "--force"} <= set(re.findall(r"--[a-z_]+", text))
