@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _work(argv: Sequence[str]) -> None:
-    asked = words.read(_parser(), argv)
+    asked = words.read(parser(), argv)
     if asked is None:
         return
     options = asked.options
@@ -44,7 +44,7 @@ def _work(argv: Sequence[str]) -> None:
     )
 
 
-def _parser() -> words.Parser:
+def parser() -> words.Parser:
     made = words.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
     size = made.add_argument_group("size")
     size.add_argument(
