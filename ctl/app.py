@@ -171,7 +171,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
     from ctl import platform_hooks
 
-    places = directories.read(values.model_dir)
+    me, places = cluster.read(), directories.read(values.model_dir)
     values.model_dir = places.model_dir
     options = _options(values)
     from ctl.export import parse_formats
@@ -196,6 +196,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if values.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
+        platform_hooks.wait_for_evaluator(trainer, me)
         return
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))

@@ -6,7 +6,8 @@ Also what it takes: where all processes end with the chief, the evaluator has to
 from collections.abc import Sequence
 from typing import Any
 
-from ctl import checks, cluster, evaluator, files, following
+from ctl import checks, evaluator, files, following
+from ctl.cluster import Cluster
 from ctl.directories import Directories
 from ctl.errors import UsageError
 from ctl.export import publish
@@ -32,10 +33,16 @@ def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> Non
 
 
 def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None:
-    """After a training, or an export: copies the SavedModel, and waits for the evaluator."""
+    """After an export: a copy of the SavedModel goes where the platform serves it from."""
     if places.model and "saved_model" in formats and trainer.placement.is_chief:
         publish(f"{trainer.model_dir}/export/saved_model", places.model)
-    me = cluster.read()
+
+
+def wait_for_evaluator(trainer: Any, me: Cluster) -> None:
+    """After a training, on the chief, where its end is everybody's.
+
+    `me` is the cluster as the platform told it, before TF_CONFIG was written anew for TensorFlow.
+    """
     if trainer.model_dir and me.is_chief and me.has_evaluator and me.ends_with_chief:
         following.wait_for_evaluator(
             following.checkpoints(trainer), f"{trainer.model_dir}/{evaluator.EVALUATED}"
