@@ -5,6 +5,7 @@ that cannot run alone starts with ```python no-run; such blocks are few.
 """
 
 import copy
+import importlib
 import json
 import re
 import shlex
@@ -87,6 +88,15 @@ def mnist_flags() -> flags.FlagValues:
     return values
 
 
+def flowers_flags() -> flags.FlagValues:
+    main = importlib.import_module("models.flowers.__main__")  # defines its flags
+    values = flags.FlagValues()
+    define_flags(values)
+    for flag in flags.FLAGS.get_flags_for_module(main.__name__):
+        values[flag.name] = copy.deepcopy(flag)
+    return values
+
+
 def check_command(words: list[str]) -> None:
     """Fails for a flag that the program does not have, or a value it does not take."""
     if words[:2] == ["ctl", "launch"] or words[:3] == ["python", "-m", "ctl.launch"]:
@@ -98,6 +108,8 @@ def check_command(words: list[str]) -> None:
     elif words[:3] == ["python", "-m", "models.mnist"]:
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
         assert mnist_flags()(["models.mnist", *rest]) == ["models.mnist"]
+    elif words[:3] == ["python", "-m", "models.flowers"]:
+        assert flowers_flags()(words[2:]) == ["models.flowers"]
     elif words[:1] == ["python"] and len(words) > 1 and not words[1].startswith("-"):
         values = flags.FlagValues()
         if words[1] == "first.py":  # the program that docs/first_model.md writes
