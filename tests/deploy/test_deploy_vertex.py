@@ -6,7 +6,7 @@ from ctl import cli
 from golden_cases import CASES, IMAGE, OUTPUT, PROGRAM
 from google.cloud.aiplatform_v1 import types
 from google.protobuf import json_format
-from regenerate import GOLDEN
+from regenerate import manifest
 
 
 def deploy(capsys, *words):
@@ -28,12 +28,12 @@ def as_message(document):
 
 @pytest.mark.parametrize("name", [n for n in CASES if n.startswith("vertex")])
 def test_the_api_knows_every_field_and_word(name):
-    message = as_message(yaml.safe_load((GOLDEN / name).read_text()))
+    message = as_message(yaml.safe_load(manifest(CASES[name])))
     assert json_format.ParseDict(json_format.MessageToDict(message), type(message)()) == message
 
 
 def test_the_api_s_messages_see_mistakes():
-    good = yaml.safe_load((GOLDEN / "vertex_workers.yaml").read_text())
+    good = yaml.safe_load(manifest(CASES["vertex_workers.yaml"]))
     for place, value in [
         ("workerPoolSpec", []), ("scheduling", {"restartJobsOnWorkerRestart": True}),
         ("scheduling", {"strategy": "CHEAP"}), ("scheduling", {"timeout": "1d"}),

@@ -159,6 +159,16 @@ def check_tuning(asked: Asked, tuned: Sequence[str]) -> None:
         )
 
 
+def check_evaluator(asked: Asked) -> None:
+    """UsageError when an evaluator could not see the checkpoints."""
+    options, model_dir = asked.options, asked.flag("model_dir")
+    if options.evaluator and not options.base_output and model_dir is None:
+        raise UsageError(
+            "--evaluator needs the checkpoints; expected --base_output=gs://BUCKET/PATH, or "
+            "--model_dir=/gcs/BUCKET/PATH among the flags of the program"
+        )
+
+
 def warnings(asked: Asked, machine: Machine) -> list[str]:
     """What looks wrong and may still be meant."""
     options, found = asked.options, []
