@@ -11,6 +11,7 @@ handed to its constructor by name.
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import cluster, facts, files, quiet
+from ctl import cluster, directories, facts, files, quiet
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
@@ -26,7 +27,7 @@ _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
 _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("text", "model_dir", "", "Directory where the run lives: checkpoints, logs, export. Given again, "
-     "the run resumes. Empty: nothing is kept."),
+     "the run resumes. Empty: as AIP_CHECKPOINT_DIR says on Vertex AI, else nothing is kept."),
     ("number", "train_steps", 1000, "Steps to complete in all, resumed ones included. 0 turns it off: "
      "train until the data ends."),
     ("real", "epochs", 0.0, "Passes over the training data in all, instead of --train_steps. 0 turns "
@@ -74,10 +75,14 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("bool", "allow_config_change", False, "Go on in a model_dir although the seed, the batch size or the "
      "data are others than before: examples come in another order then."),
     ("number", "seed", 0, "Seed of everything random, the same on every worker."),
-    ("word", "mode", ("train_and_eval", "train", "eval", "export"), "What to do."),
+    ("text", "report_hypertune", "", "Metric of the evaluation to report to a hyperparameter tuning job "
+     "on Vertex AI, such as accuracy. Empty: none."),
+    ("word", "mode", ("train_and_eval", "train", "eval", "export", "predict"), "What to do; predict prints "
+     "a line of JSON per example."),
     ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
      "keras, saved_model, weights. none (or 0) turns it off."),
 )  # fmt: skip
+_WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 NAMES = tuple(name for _, name, _, _ in _FLAGS)
 
 
@@ -130,6 +135,10 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
             raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
     except flags.Error as e:
         _fail(UsageError(f"{str(e).rstrip('.')}. See --help."))
+    try:
+        cluster.prepare()
+    except UsageError as e:
+        _fail(e)
     with quiet.quiet():  # TensorFlow has absl look for GPUs before main is called
         import tensorflow as tf
 
@@ -160,21 +169,15 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
     settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
+    from ctl import platform_hooks
+
+    places = directories.read(values.model_dir)
+    values.model_dir = places.model_dir
     options = _options(values)
     from ctl.export import parse_formats
 
     formats = parse_formats(values.export)
-    if values.mode in ("eval", "export") and not values.model_dir:
-        raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
-    if values.mode == "export" and not formats:
-        raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in ("eval", "export") and not files.path(f"{values.model_dir}/checkpoints").is_dir():
-        raise UsageError(_nothing_saved(values))
-    if values.mode in ("eval", "export") and cluster.read().task_type == "evaluator":
-        raise UsageError(
-            f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
-            "Leave --mode out, or unset TF_CONFIG."
-        )
+    _check_mode(values, formats)
     steps, epochs = _length(values)
     trainer = make_trainer(**options, **settings)
     if not hasattr(trainer, "hparams"):
@@ -184,6 +187,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {k: facts.shown(k, v) for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
     trainer.hparams = {**plain, **trainer.hparams}
+    platform_hooks.prepare(trainer, places, values.report_hypertune, values.mode)
     _prepare(trainer, values)
     if not values["export"].present:  # what nobody asked for is not an error
         from ctl.export import possible
@@ -191,6 +195,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         formats = tuple(w for w in formats if values.model_dir and w in possible(trainer.model))
     if values.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
+        platform_hooks.hand_over(trainer, places, formats)
         return
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
@@ -198,13 +203,36 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         from ctl.session import report_evaluation
 
         report_evaluation(trainer, trainer._session, trainer.evaluate())
+    elif values.mode == "predict":
+        _predict(trainer)
     else:
         for path in trainer.export(*formats):
             print(path)
+        platform_hooks.hand_over(trainer, places, formats)
+
+
+def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
+    """Raises UsageError for a --mode that needs what is not there."""
+    if values.mode in _WITH_A_CHECKPOINT and not values.model_dir:
+        raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
+    if values.mode == "export" and not formats:
+        raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
+    if values.mode in _WITH_A_CHECKPOINT and not files.path(f"{values.model_dir}/checkpoints").is_dir():
+        raise UsageError(_nothing_saved(values))
+    if values.mode in _WITH_A_CHECKPOINT and cluster.read().task_type == "evaluator":
+        raise UsageError(
+            f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
+            "Leave --mode out, or unset TF_CONFIG."
+        )
 
 
 def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     """Hands the trainer what is no argument of its constructor, and has it build and restore."""
+    if values.mode == "predict" and not hasattr(trainer, "predict"):
+        raise UsageError(
+            f"--mode=predict: {type(trainer).__name__} has no method predict(self); expected one that "
+            "yields a dictionary per example."
+        )
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
@@ -215,6 +243,16 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
     trainer.prepare()
     if values["on_nonfinite"].present:
         trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)
+
+
+def _predict(trainer: Any) -> None:
+    """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
+    from ctl.agreement import Agreement
+
+    for row in trainer.predict():
+        if trainer.placement.is_chief:
+            print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
+    Agreement(trainer.strategy).sum([0.0])  # leave together
 
 
 def _nothing_saved(values: flags.FlagValues) -> str:
@@ -240,7 +278,8 @@ def _options(values: flags.FlagValues) -> dict:
     keep = Keep.parse(values.keep)
     evaluate = Every()
     has_evaluator = cluster.read().has_evaluator and not values.eval_every_steps
-    if values.mode == "train_and_eval" and (keep.best is not None or not has_evaluator):
+    evaluates = keep.best is not None or values.report_hypertune or not has_evaluator
+    if values.mode == "train_and_eval" and evaluates:
         evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
     intervals = Intervals(
         steps_per_loop=_steps_per_loop(values.steps_per_loop),

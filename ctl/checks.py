@@ -293,6 +293,8 @@ def export(trainer: Any, formats: Sequence[str]) -> None:
             "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
         )
     export_lib.check(trainer.model, formats)
+    if "saved_model" in formats:
+        export_lib.signatures_of(trainer)
 
 
 def directory(path: str | None) -> None:

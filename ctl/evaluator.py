@@ -19,6 +19,7 @@ from ctl.lease import NAME, Lease, process_started
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended
 from ctl.session import Session
+from ctl.telling import log_dir
 
 EVALUATED = "evaluated.json"
 NUMBERS = "evaluations.jsonl"
@@ -76,5 +77,5 @@ def _reports(trainer: Any) -> ReportGroup:
 
     place = Path(trainer.model_dir)
     return ReportGroup(
-        [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(place / "logs")]
+        [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(log_dir(trainer))]
     )

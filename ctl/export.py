@@ -1,22 +1,27 @@
 """The trained model as files that need no `ctl`: `.keras`, SavedModel, weights.
 
 Every worker writes, because reading some variables is a sum over workers; the chief's files are
-moved into place when they are complete, the others' are removed.
+moved into place when they are complete, the others' are removed. In object stores, which rename
+nothing, they are copied there, and what makes a directory a SavedModel comes last.
 """
 
 import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from ctl import files
 from ctl.errors import UsageError
+from ctl.files import AnyPath
 from ctl.optimizers import is_keras3
 from ctl.strategies import Placement
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}
 FORMATS = tuple(_FILES)
+_LAST = "saved_model.pb"
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
@@ -50,39 +55,106 @@ def check(model: Any, formats: Sequence[str]) -> None:
         )
 
 
-def export(model: Any, directory, formats: Sequence[str], placement: Placement) -> list[str]:
+def signatures_of(trainer: Any) -> dict[str, Any]:
+    """What the trainer's optional `signatures()` says; raises UsageError for what cannot be served."""
+    method = getattr(trainer, "signatures", None)
+    if method is None:
+        return {}
+    found = method()
+    good = isinstance(found, Mapping) and all(
+        isinstance(n, str) and getattr(f, "input_signature", None) is not None for n, f in found.items()
+    )
+    if not good:
+        raise UsageError(
+            f"signatures() returned {found!r}; expected names and functions that know their arguments: "
+            '{"serving_default": tf.function(self.serve, input_signature=[tf.TensorSpec(...)])}.'
+        )
+    return dict(found)
+
+
+def export(
+    model: Any, directory: str | os.PathLike, formats: Sequence[str], placement: Placement,
+    signatures: Mapping[str, Any] | None = None,
+) -> list[str]:  # fmt: skip
     """Writes `model` into `directory`; returns the paths, on the chief.
 
     Args:
+      directory: a path, or a URL.
       formats: of "keras" (model.keras), "saved_model" (saved_model/), "weights" (model.weights.h5).
         A tf.Module has only "saved_model".
+      signatures: name -> `tf.function` that the SavedModel serves, instead of the model's own.
     """
     check(model, formats)
-    directory = Path(directory)
-    own = directory / f"workertemp_{placement.worker_index}"
+    goal = files.path(directory)
+    renamed = files.has_rename(goal)
+    beside = Path(directory) / f"workertemp_{placement.worker_index}"
+    own = beside if renamed else Path(tempfile.mkdtemp(prefix="ctl-export-"))
     shutil.rmtree(own, ignore_errors=True)
     written = []
     try:
         own.mkdir(parents=True)
         for word in formats:
             path = own / _FILES[word]
-            _write(model, word, path)
+            _write(model, word, path, signatures or {})
             if not placement.is_chief:
                 continue
-            final = directory / path.name
-            if final.is_dir():
-                shutil.rmtree(final)
-            os.replace(path, final)
+            final = goal / path.name
+            if not renamed:
+                files.copy_tree(path, final, last=_LAST)
+            else:
+                if final.is_dir():
+                    files.remove_tree(final)
+                os.replace(path, final)
             written.append(str(final))
     finally:
         shutil.rmtree(own, ignore_errors=True)
     return written
 
 
-def _write(model: Any, word: str, path: Path) -> None:
-    if not hasattr(model, _METHODS[word]):
+def publish(source: str, target: str) -> None:
+    """Copies a SavedModel's directory to where a platform serves it from, a path or a URL.
+
+    What makes it one, `saved_model.pb`, is copied last. Raises OSError.
+    """
+    marks = []
+    for path in sorted(Path(source).rglob("*")):
+        if path.is_file():
+            where = files.path(target)
+            for part in path.relative_to(source).parts:
+                where = where / part
+            if path.name == "saved_model.pb":
+                marks.append((path, where))
+            else:
+                _copy(path, where)
+    for path, where in marks:
+        _copy(path, where)
+
+
+def _copy(source: Path, target: AnyPath) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+
+
+def _write(model: Any, word: str, path: Path, signatures: Mapping[str, Any]) -> None:
+    if word == "saved_model" and signatures:
+        _write_served(model, path, signatures)
+    elif not hasattr(model, _METHODS[word]):
         tf.saved_model.save(model, str(path))
     elif word == "saved_model" and is_keras3(model):
         model.export(str(path), verbose=False)
     else:
         getattr(model, _METHODS[word])(str(path))
+
+
+def _write_served(model: Any, path: Path, signatures: Mapping[str, Any]) -> None:
+    if not is_keras3(model):
+        tf.saved_model.save(model, str(path), signatures=dict(signatures))
+        return
+    from keras.export import ExportArchive
+
+    archive = ExportArchive()
+    archive.track(model)
+    for name, function in signatures.items():
+        function.get_concrete_function()  # an archive takes what has been traced
+        archive.add_endpoint(name, function)
+    archive.write_out(str(path), verbose=False)

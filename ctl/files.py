@@ -2,6 +2,10 @@
 
     directory = files.path("gs://bucket/run") / "checkpoints"
     files.has_rename(directory)            # False: what is to be whole must be marked last
+    files.write_whole(directory / "a.json", text)    # readers see the old text or the new one
+
+What counts as an object store: URLs, paths below /gcs/, mounts of a type that is known to be one, and
+what the variable CTL_OBJECT_STORES names (directories with a colon between them).
 
 URLs go through TensorFlow's file systems, which is imported when the first one is touched. Errors are
 OSErrors in both cases.
@@ -11,14 +15,22 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-_MOUNTED = "/gcs/"  # where object stores are mounted as files: rename copies, and is not atomic
+STORES = "CTL_OBJECT_STORES"
+_MOUNTED = "/gcs/"  # where Vertex AI mounts object stores as files: rename copies, and is not atomic
+_TYPES = {
+    "fuse.gcsfuse", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.goofys", "fuse.geesefs", "fuse.blobfuse",
+    "fuse.blobfuse2", "fuse.rclone", "fuse.ossfs", "fuse.cosfs", "fuse.obsfs",
+}  # fmt: skip
 _BLOCK_BYTES = 1 << 20
+_PADDED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, order=True)
@@ -100,7 +112,27 @@ def is_url(where: str | os.PathLike | None) -> bool:
 
 def has_rename(where: AnyPath) -> bool:
     """True if a directory can be renamed in one go; not in object stores, mounted or by URL."""
-    return isinstance(where, Path) and not f"{where.absolute()}/".startswith(_MOUNTED)
+    if not isinstance(where, Path):
+        return False
+    named = [p for p in os.environ.get(STORES, "").split(os.pathsep) if p]
+    here = where.absolute()
+    if any(here.is_relative_to(p) for p in (_MOUNTED, *named)):
+        return False
+    return _mount_type(os.path.realpath(here)) not in _TYPES
+
+
+def _mount_type(where: str) -> str:
+    """The type of the file system that a path without links is on, as "ext4"; "" if nobody knows."""
+    found = ("", "")
+    with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
+        for line in file:
+            source, target, kind = os.fsdecode(line).split(" ")[:3]
+            for octal in ("\\040", "\\011", "\\012", "\\134"):
+                target = target.replace(octal, chr(int(octal[1:], 8)))
+            inside = f"{where}/".startswith(f"{target.rstrip('/')}/")
+            if inside and len(target) >= len(found[0]):
+                found = (target, f"fuse.{source}" if kind == "fuse" else kind)
+    return found[1]
 
 
 def blocks(where: AnyPath) -> Iterator[bytes]:
@@ -111,13 +143,89 @@ def blocks(where: AnyPath) -> Iterator[bytes]:
             yield block
 
 
+def write_whole(where: AnyPath, text: str) -> None:
+    """Gives a small file a new text; raises OSError, and then the old one is still there.
+
+    Where a file cannot be renamed over another, blanks at the end keep the length, and all is written
+    in one piece.
+    """
+    if not isinstance(where, Path):
+        where.write_bytes(text.encode())
+    elif has_rename(where):
+        mark = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+        temporary = where.with_name(f".{where.name}-{mark}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, where)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    else:
+        descriptor = os.open(where, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            content = text.encode()
+            length = max(os.fstat(descriptor).st_size, -(-len(content) // _PADDED_BYTES) * _PADDED_BYTES)
+            os.pwrite(descriptor, content.ljust(length), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def remove_tree(where: AnyPath) -> None:
-    """Deletes a directory and all in it; raises OSError."""
+    """Deletes a directory and all in it; raises OSError.
+
+    In a mounted object store, whose listings may be old, what is not listed may stay.
+    """
     if isinstance(where, Path):
-        shutil.rmtree(where)
+        if has_rename(where):
+            shutil.rmtree(where)
+        else:
+            _remove_listed(where)
         return
     with _os_errors(where):
         _gfile().rmtree(where.url)
+
+
+def _remove_listed(where: Path) -> None:
+    for path in where.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove_listed(path)
+        else:
+            path.unlink(missing_ok=True)
+    try:
+        where.rmdir()
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            raise
+
+
+def copy_tree(source: Path, goal: AnyPath, last: str = "") -> None:
+    """Copies a file or a directory to where nothing can be renamed, in place of what is there.
+
+    The file called `last`, without which a directory counts for nothing, is deleted first and written
+    last.
+    """
+    if source.is_file():
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(source, goal)
+        return
+    if last:
+        (goal / last).unlink(missing_ok=True)
+    if goal.exists():
+        remove_tree(goal)
+    goal.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda p: (p.name == last, p.name)):
+        copy_tree(path, goal / path.name, last)
+
+
+def _copy_file(source: Path, goal: AnyPath) -> None:
+    if isinstance(goal, Path):
+        shutil.copyfile(source, goal)
+        return
+    with _os_errors(goal), _gfile().GFile(goal.url, "wb") as file:
+        for block in blocks(source):
+            file.write(block)
 
 
 def sync(where: AnyPath) -> None:

@@ -12,7 +12,7 @@ GROUPS = {
                       "collective_timeout_secs", "heartbeat_secs", "tpu", "variable_partitioner"),
     "The loop": ("steps_per_loop", "log_every_steps", "eval_every_steps", "save_every_steps",
                  "jit_compile", "check_collectives"),
-    "What stays": ("keep", "background_save", "export"),
+    "What stays": ("keep", "background_save", "export", "report_hypertune"),
     "When things go wrong": ("on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
                              "allow_config_change"),
 }

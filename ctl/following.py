@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctl import checks
+from ctl import checks, files
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, UsageError
@@ -21,6 +21,7 @@ from ctl.lease import ENDED, Holder, Lease
 
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
+_CLOSING_SECS = 3.0  # in which an evaluator closes its reports
 _log = logging.getLogger("ctl")
 
 
@@ -58,13 +59,14 @@ class Evaluated:
     def __contains__(self, manifest: Manifest) -> bool:
         return self._done.get(str(manifest.step)) == manifest.created
 
+    def __len__(self) -> int:
+        return len(self._done)
+
     def add(self, manifest: Manifest) -> None:
         """Notes that a checkpoint is done, also for the next process."""
         self._done[str(manifest.step)] = manifest.created
-        temporary = self._path.with_name(f".{self._path.name}-{os.getpid()}")
         try:
-            temporary.write_text(json.dumps({"evaluated": self._done}) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            files.write_whole(self._path, json.dumps({"evaluated": self._done}) + "\n")
         except OSError as e:
             if not self._warned:
                 self._warned = True
@@ -72,6 +74,35 @@ class Evaluated:
                     "%s cannot be written (%s); an evaluator that is started again will evaluate the "
                     "same checkpoints again.", self._path, e.strerror or e,
                 )  # fmt: skip
+
+
+def wait_for_evaluator(
+    watched: WatchedCheckpoints, path: str | os.PathLike[str], *, patience_secs: float = BEGIN_SECS,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> bool:  # fmt: skip
+    """Waits until the newest checkpoint is evaluated by another process, or nothing moves any more.
+
+    For platforms that end all processes with the chief. `path` is the evaluator's list; with nothing
+    new in it for `patience_secs` a warning is all. Returns whether the newest is done.
+    """
+    newest = max(watched.committed(), key=lambda m: m.step, default=None)
+    if newest is None or newest in Evaluated(path):
+        return newest is not None
+    _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
+    since, seen = clock(), None
+    while clock() - since < patience_secs:
+        done = Evaluated(path)
+        if newest in done:
+            sleep(_CLOSING_SECS)
+            return True
+        if len(done) != seen:
+            since, seen = clock(), len(done)
+        sleep(POLL_SECS)
+    _log.warning(
+        "The evaluator has not evaluated step %d, and nothing else for %g s; leaving without it.",
+        newest.step, patience_secs,
+    )  # fmt: skip
+    return False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ctl import files
 from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, CtlError, Stopped, UsageError
 
 TRAINING, ENDED = "training", "ended"
@@ -75,12 +76,12 @@ class Lease:
         """Keeps; touches nothing.
 
         Args:
-          path: of the file, by custom `model_dir/LOCK`.
+          path: of the file, by custom `model_dir/LOCK`; a URL too.
           beat_secs: between two signs of life.
           stale_secs: without one for so long, the holder is taken for dead.
           clock: Unix time, seconds.
         """
-        self._path = Path(path)
+        self._path = files.path(path)
         self._beat_secs = beat_secs
         self._stale_secs = stale_secs
         self._clock = clock
@@ -92,7 +93,7 @@ class Lease:
     def read(self) -> Holder | None:
         """What the file says now; None if there is none, or none that can be read."""
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            content = json.loads(self._path.read_bytes())
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
@@ -187,19 +188,15 @@ class Lease:
             self._write(mine, step=step())
 
     def _write(self, mine: Holder, **changes) -> None:
-        temporary = self._path.with_name(f".{self._path.name}-{mine.host}-{mine.pid}")
         if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
             return  # a write that hangs: then this one would, too
         try:
             if self._ended.is_set() and "state" not in changes:
                 return  # a beat that comes too late must not undo the end
             content = {**asdict(mine), "beat": self._clock(), **changes}
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            files.write_whole(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
             self._warn(e)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
         finally:
             self._writing.release()
 
@@ -216,13 +213,13 @@ def holding(
     model_dir: str | None, step: Callable[[], int]
 ) -> contextlib.AbstractContextManager[None]:
     """Holds the lease of a model_dir; does nothing without one."""
-    return Lease(Path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
+    return Lease(files.path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
 
 
 def claim(model_dir: str | None) -> None:
     """Raises UsageError while another training lives in a model_dir; see `Lease.claim`."""
     if model_dir:
-        Lease(Path(model_dir) / NAME).claim()
+        Lease(files.path(model_dir) / NAME).claim()
 
 
 def _is_here(holder: Holder) -> bool:

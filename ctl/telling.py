@@ -27,12 +27,12 @@ def reports_of(trainer: Any) -> ReportGroup:
         given = trainer._reports or ()
         return ReportGroup([r for r in given if getattr(r, "everywhere", False)])
     if trainer._reports is not None:
-        return ReportGroup(trainer._reports)
+        return ReportGroup([*trainer._reports, *trainer.also_report])
     from ctl.reports.console import ConsoleReport
     from ctl.reports.jsonl import JsonlReport
     from ctl.reports.tensorboard import TensorBoardReport
 
-    reports: list = [ConsoleReport()]
+    reports: list = [ConsoleReport(), *trainer.also_report]
     if files.is_url(trainer.model_dir):
         _log.warning(
             "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
@@ -40,8 +40,13 @@ def reports_of(trainer: Any) -> ReportGroup:
         )
     elif trainer.model_dir:
         reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
-        reports.append(TensorBoardReport(f"{trainer.model_dir}/logs"))
+        reports.append(TensorBoardReport(log_dir(trainer)))
     return ReportGroup(reports)
+
+
+def log_dir(trainer: Any) -> str:
+    """Where TensorBoard's files go."""
+    return trainer.log_dir or f"{trainer.model_dir}/logs"
 
 
 def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
@@ -107,12 +112,7 @@ def write_config(trainer: Any) -> None:
     final = files.path(trainer.model_dir) / "config.json"
     text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"
     try:
-        if isinstance(final, files.UrlPath):
-            final.write_bytes(text.encode())
-            return
-        temporary = final.with_name(f".config-{os.getpid()}.json")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(final)
+        files.write_whole(final, text)
     except OSError as e:
         _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
 
@@ -165,8 +165,8 @@ def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, paths: l
         summary |= {"export": ", ".join(paths)} if paths else {}
         if not files.is_url(directory):
             summary |= {
-                "logs": f"{directory}/logs",
-                "TensorBoard": f"{_tensorboard()} --logdir {directory}/logs",
+                "logs": log_dir(trainer),
+                "TensorBoard": f"{_tensorboard()} --logdir {log_dir(trainer)}",
             }
     return summary
 

@@ -42,8 +42,9 @@ class Trainer:
     """Trains, evaluates and exports one model, the same way on every strategy.
 
     You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
-    you need them. Attributes that own variables (models, optimizers, metrics) and do not start with
-    an underscore are saved in checkpoints.
+    you need them; `predict` (yields a dictionary per example, for --mode=predict) and `signatures`
+    (name -> `tf.function` that an exported SavedModel serves) if you want them. Attributes that own
+    variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
@@ -57,6 +58,8 @@ class Trainer:
       data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
       allow_config_change: go on from a checkpoint although the order of the data is another one.
       early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
+      log_dir: where TensorBoard's files go; None: `model_dir/logs`.
+      also_report: reports that are told beside those of the constructor, or the default ones.
       init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -64,6 +67,8 @@ class Trainer:
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
+    log_dir: str | None = None
+    also_report: Sequence[Report] = ()
     init_from: str | None = None
     jit_compile: bool = False
     check_collectives: bool = False
@@ -210,7 +215,8 @@ class Trainer:
         if directory is None:
             checks.export(self, formats)
         directory = directory or f"{self.model_dir}/export"
-        paths = export_lib.export(self.model, directory, formats, self.placement)
+        served = export_lib.signatures_of(self)
+        paths = export_lib.export(self.model, directory, formats, self.placement, served)
         Agreement(self.strategy).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

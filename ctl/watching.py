@@ -1,14 +1,14 @@
 """A trainer's watchers at work: they are told the numbers, and what they decide is done on all workers."""
 
 import logging
-import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl import checks
+from ctl import checks, files
 from ctl import export as export_lib
 from ctl.agreement import Agreement
 from ctl.state import plain, variables_of
@@ -69,9 +69,8 @@ class Watching:
         stopping = self._watchers.get("early_stopping")
         self.stopped = getattr(stopping, "stopped_at", None) is not None
         path = self._weights_path()
-        if getattr(stopping, "restore_best", False) and path is not None and path.exists():
-            with np.load(path, allow_pickle=False) as file:
-                self._best_weights = [file[f"arr_{i}"] for i in range(len(file.files))]
+        if getattr(stopping, "restore_best", False) and path is not None:
+            self._best_weights = _loaded(path) or _loaded(_beside(path))
 
     def end(self) -> None:
         """The run is over: gives the model its best weights, if that was asked for."""
@@ -89,10 +88,14 @@ class Watching:
         if path is None or not self._trainer.placement.is_chief:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{os.getpid()}-{path.name}")
+        temporary = _beside(path)
         with temporary.open("wb") as file:
             np.savez(file, *self._best_weights)
-        temporary.replace(path)
+        if files.has_rename(path):
+            temporary.replace(path)
+        else:  # at every moment one of the two is whole
+            files.copy_tree(temporary, path)
+            temporary.unlink()
 
     def _weights_path(self) -> Path | None:
         directory = self._trainer.model_dir
@@ -109,9 +112,24 @@ class Watching:
     def _export(self, watcher: Any) -> None:
         trainer = self._trainer
         directory = watcher.directory or f"{trainer.model_dir}/best"
-        export_lib.export(trainer.model, directory, watcher.formats, trainer.placement)
+        served = export_lib.signatures_of(trainer)
+        export_lib.export(trainer.model, directory, watcher.formats, trainer.placement, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 
     def _say(self, text: str, *values: Any) -> None:
         if self._trainer.placement.is_chief:
             _log.warning(text, *values)
+
+
+def _beside(path: Path) -> Path:
+    """Where the weights are written before they take the place of those of before."""
+    return path.with_name(f".{path.name}")
+
+
+def _loaded(path: Path) -> list[np.ndarray] | None:
+    """Arrays of an .npz file; None without one, or if its writing was interrupted."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return [file[f"arr_{i}"] for i in range(len(file.files))]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None

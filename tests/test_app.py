@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from absl import flags
 from conftest import ROOT, environment
@@ -138,6 +139,33 @@ def refused(monkeypatch, capsys, *arguments):
     return err
 
 
+def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path):
+    class Predicts:
+        hparams, model_dir, step = {}, None, 3
+        placement = SimpleNamespace(is_chief=True, evaluates=False, num_workers=1)
+        model = SimpleNamespace(save=None)
+
+        def __init__(self, **options):
+            self.strategy = options["strategy"]
+
+        def prepare(self):
+            pass
+
+        def predict(self):
+            yield {"path": "a", "probability": np.float32(0.5)}
+            yield {"path": "b", "probabilities": np.array([1.0, 0.0])}
+
+    (tmp_path / "checkpoints").mkdir()
+    where = ["--strategy=default", "--mode=predict", f"--model_dir={tmp_path}"]
+    monkeypatch.setattr(flags, "FLAGS", parsed(*where))
+    app._main(Predicts, {})
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        {"path": "a", "probability": 0.5}, {"path": "b", "probabilities": [1.0, 0.0]}]  # fmt: skip
+    words = refused(monkeypatch, capsys, "--mode=predict", f"--model_dir={tmp_path}")
+    assert "Fake has no method predict(self)" in words
+
+
 def test_steps_or_epochs_say_how_long(monkeypatch, capsys):
     def length(*arguments):
         told = worked(monkeypatch, *arguments)
@@ -175,6 +203,7 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
     ("arguments", "words"),
     [
         (["--mode=eval"], "--mode=eval needs --model_dir"),
+        (["--mode=predict"], "--mode=predict needs --model_dir"),
         (["--mode=export", "--export=none", "--model_dir=/tmp"], "--mode=export got --export=none"),
         (["--mode=eval", "--model_dir=/nowhere"], "no checkpoint in /nowhere/checkpoints"),
         (["--export=onnx"], "expected none, or some of keras, saved_model, weights"),

@@ -12,10 +12,11 @@ from conftest import ROOT, environment
 # A module imports strictly lower levels. Everything in a folder has the folder's level, unless named.
 LEVELS = {
     "version": 0, "errors": 0, "quiet": 0,
+    "platforms": 0.5,
     "every": 1, "signals": 1, "cluster": 1, "optimizers": 1, "keras_losses": 1, "shares": 1,
-    "watchers": 1, "lease": 1, "files": 1, "collective_order": 1,
+    "watchers": 1, "lease": 1, "files": 0, "collective_order": 1,
     "update_lock": 1, "communication": 1, "devices": 1, "heartbeat": 1, "facts": 1, "positions": 1,
-    "endings": 1, "placement": 2,
+    "endings": 1, "placement": 2, "directories": 1, "doctor": 2,
     "finiteness": 1, "gradients": 2, "spikes": 2,
     "preflight": 2,
     "making": 3, "parameter_servers": 2, "metrics": 2,  "arrays": 2,
@@ -30,25 +31,27 @@ LEVELS = {
     "telling": 9, "feeding": 9, "following": 9, "pictures": 9, "watching": 9,
     "session": 10,
     "evaluator": 11,
-    "trainer": 12,
+    "trainer": 12, "platform_hooks": 12,
     "keras_training": 13,
     "fitting": 14, "app": 14,
     "__init__": 15,
 }  # fmt: skip
 WITHIN = {
-    "reports": ["protocol", "parameters", "summaries", "event_files", "pace", "console_text",
+    "reports": ["publishing", "protocol", "parameters", "summaries", "event_files", "hypertune", "pace",
+                "console_text",
                 "console_plain", "console_live", "tensorboard_log", "group", "memory", "jsonl",
                 "tensorboard", "console"],
     "checkpoints": ["checksums", "protocol", "retention", "memory", "commit", "snapshot",
                     "saving", "chief_only", "backup", "watched", "warm_start"],
     "loops": ["pace", "skipping", "step", "graph", "synchronous", "asynchronous"],
+    "platforms": ["job", "vertex", "tf_config", "listed", "slurm", "mpi", "sagemaker"],
     "launch": ["saying", "groups", "guard", "remote", "ports", "logs", "roles", "log_files", "hosts",
                "ssh", "discovery", "progress", "heartbeats", "attempts", "retrying", "layout",
                "processes", "gang", "watching", "supervisor", "options", "command"],
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
-    "deploy": ["secret_words", "words", "forms", "texts", "output", "docker.project",
+    "deploy": ["secret_words", "words", "forms", "texts", "output", "slurm", "docker.project",
                "docker.dockerfile", "docker.command", "vertex.machines", "vertex.tuning", "vertex.job",
                "vertex.rules", "vertex.options", "vertex.submit", "vertex.command",
                "kubernetes.setting", "kubernetes.pods", "kubernetes.around", "kubernetes.flavors",
@@ -68,7 +71,8 @@ WITHIN = {
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("deploy", "launch", "runner", "cli", "cluster", "errors", "every", "quiet", "version", "signals",
+PURE = ("deploy", "launch", "runner", "cli", "cluster", "platforms", "directories", "doctor", "errors",
+        "every", "quiet", "version", "signals",
         "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight",
         "endings")  # fmt: skip
 

@@ -5,6 +5,7 @@ that cannot run alone starts with ```python no-run; such blocks are few.
 """
 
 import copy
+import importlib
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from absl import flags
 from conftest import ROOT, environment
 from ctl import cluster, errors
 from ctl.app import define_flags
+from ctl.deploy import slurm
 from ctl.deploy import words as deploy_words
 from ctl.deploy.docker import command as docker_command
 from ctl.deploy.kubernetes import options as kubernetes_options
@@ -32,7 +34,9 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 RUN_TIMEOUT_SECS = 120
 MOST_LINES = 220
 MOST_NO_RUN = 3
-DEPLOY = {"docker": docker_command, "kubernetes": kubernetes_options, "vertex": vertex_options}
+DEPLOY = {
+    "docker": docker_command, "kubernetes": kubernetes_options, "slurm": slurm, "vertex": vertex_options,
+}  # fmt: skip
 
 
 def label(path: Path) -> str:
@@ -82,12 +86,13 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def mnist_flags() -> flags.FlagValues:
-    import models.mnist  # noqa: F401  defines its flags
-
+def flags_of(model: str) -> flags.FlagValues:
+    """The flags of models.mnist or models.flowers, with those of ctl."""
+    module = {"models.flowers": "models.flowers.__main__"}.get(model, model)
+    importlib.import_module(module)  # defines them
     values = flags.FlagValues()
     define_flags(values)
-    for flag in flags.FLAGS.get_flags_for_module("models.mnist"):
+    for flag in flags.FLAGS.get_flags_for_module(module):
         values[flag.name] = copy.deepcopy(flag)
     return values
 
@@ -104,9 +109,9 @@ def check_command(words: list[str]) -> None:
         check_command(list(asked.program))
     elif words[:1] == ["ctlrun"]:
         check_command(runner_options.read(words[1:])[1])
-    elif words[:3] == ["python", "-m", "models.mnist"]:
+    elif words[:2] == ["python", "-m"] and words[2] in ("models.mnist", "models.flowers"):
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
-        assert mnist_flags()(["models.mnist", *rest]) == ["models.mnist"]
+        assert flags_of(words[2])([words[2], *rest]) == [words[2]]
     elif words[:1] == ["python"] and len(words) > 1 and not words[1].startswith("-"):
         values = flags.FlagValues()
         if words[1] == "first.py":  # the program that docs/first_model.md writes
@@ -191,19 +196,20 @@ def test_the_class_in_the_readme_is_the_one_in_the_model():
     assert shown.strip() == model[begin:end].strip()
 
 
-def test_the_tree_in_the_readme_is_the_repository():
-    tree = next(text for _, text in blocks(ROOT / "README.md", "text") if text.startswith("ctl/"))
+def test_the_tree_for_contributors_is_the_repository():
+    found = blocks(ROOT / "CONTRIBUTING.md", "text")
+    tree = next(text for _, text in found if text.startswith("ctl/"))
     folders, named = [ROOT], set()
     for line in tree.splitlines():
         name = line.split()[0]
         depth = (len(line) - len(line.lstrip())) // 2
         path = folders[depth] / name
-        assert path.exists(), f"README's tree names {path}"
+        assert path.exists(), f"the tree names {path}"
         folders[depth + 1 :] = [path]
         named.add(path)
     own = [p for p in (ROOT / "ctl").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
     missing = {p.name for p in own} - {p.name for p in named} - {"__init__.py", "__main__.py"}
-    assert not missing, f"give each a phrase in README's tree: {sorted(missing)}"
+    assert not missing, f"give each a phrase in CONTRIBUTING's tree: {sorted(missing)}"
 
 
 def test_the_messages_for_a_wrong_tf_config_are_those_in_the_table():

@@ -146,3 +146,43 @@ def test_train_refuses_an_export_that_cannot_be_before_any_work(formats):
     with pytest.raises(ctl.UsageError):
         trainer.train(1, export=formats)
     assert trainer.step == 0
+
+
+class Served(Small):
+    """Serves the softmax, and the largest."""
+
+    def signatures(self):
+        def probabilities(x):
+            return {"probabilities": tf.nn.softmax(self.model(x))}
+
+        spec = tf.TensorSpec([None, 8], tf.float32, name="x")
+        served = tf.function(probabilities, input_signature=[spec])
+        largest = tf.function(lambda x: {"class": tf.argmax(self.model(x), 1)}, input_signature=[spec])
+        return {"serving_default": served, "largest": largest}
+
+
+@pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
+@pytest.mark.parametrize("where", ["one device", "two replicas"])
+def test_a_saved_model_serves_what_signatures_say(tmp_path, two_replicas, framework, where):
+    trainer = Served(framework=framework, **{
+        **QUIET, "strategy": "default" if where == "one device" else two_replicas})  # fmt: skip
+    (path,) = trainer.export("saved_model", directory=str(tmp_path))
+    signatures = tf.saved_model.load(path).signatures
+    x = tf.constant(examples()[0][:5])
+    logits = trainer.model(x)
+    found = signatures["serving_default"](x=x)["probabilities"]
+    np.testing.assert_allclose(found, tf.nn.softmax(logits), atol=1e-6)
+    assert (signatures["largest"](x=x)["class"].numpy() == tf.argmax(logits, 1).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "found", [None, {"serve": len}, {"serve": tf.function(lambda x: x)}, {1: None}],
+    ids=["nothing", "no tf.function", "no input_signature", "no name"],
+)  # fmt: skip
+def test_signatures_that_cannot_be_served_are_refused_before_any_work(tmp_path, found):
+    trainer = type("Wrong", (Small,), {"signatures": lambda self: found})(
+        model_dir=str(tmp_path), **QUIET
+    )
+    with pytest.raises(ctl.UsageError, match=r"signatures\(\) returned .*input_signature"):
+        trainer.train(1, export=["saved_model"])
+    assert trainer.step == 0

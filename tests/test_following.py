@@ -179,3 +179,40 @@ def test_the_list_of_what_is_done_survives_damage_and_a_full_disk(tmp_path, capl
     assert [r.getMessage().partition(" (")[0] for r in caplog.records] == [
         f"{path} cannot be read", f"{path} cannot be written",
     ]  # fmt: skip
+
+
+def wait(world, **more):
+    return following.wait_for_evaluator(
+        WatchedCheckpoints(world.directory), world.lock.with_name("e.json"), patience_secs=20.0,
+        clock=lambda: world.now, sleep=world.sleep, **more,
+    )  # fmt: skip
+
+
+def done(world, *steps):
+    evaluated = Evaluated(world.lock.with_name("e.json"))
+    for manifest in WatchedCheckpoints(world.directory).committed():
+        if manifest.step in steps:
+            evaluated.add(manifest)
+
+
+def test_the_chief_waits_until_the_newest_checkpoint_is_evaluated(tmp_path):
+    world = World(tmp_path)
+    for step in (2, 4, 6):
+        world.save(step)
+    world.events = {1015.0: lambda: done(world, 2), 1030.0: lambda: done(world, 4),
+                    1045.0: lambda: done(world, 6)}  # fmt: skip
+    assert wait(world)
+    assert 1045.0 < world.now < 1050.0  # and time for the evaluator to close its reports
+    before = world.now
+    assert wait(world) and world.now == before
+
+
+def test_the_chief_does_not_wait_for_ever_nor_for_nothing(tmp_path, caplog):
+    world = World(tmp_path)
+    assert not wait(world) and world.now == 1000.0
+    world.save(2)
+    world.save(4)
+    world.events = {1015.0: lambda: done(world, 2)}
+    assert not wait(world)
+    assert 1035.0 <= world.now < 1040.0
+    assert "has not evaluated step 4" in caplog.text

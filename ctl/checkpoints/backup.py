@@ -24,5 +24,5 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
             return
         for path, _ in commit.scan(self.directory):
             commit.discard(path)
-        if self.directory.is_dir() and not any(self.directory.iterdir()):
+        if self.directory.is_dir() and all(p.name == commit.NOTE for p in self.directory.iterdir()):
             files.remove_tree(self.directory)

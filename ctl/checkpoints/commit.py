@@ -5,10 +5,12 @@
       manifest.json                             written last; without it this is no checkpoint
 
 Where directories can be renamed, everything is written under a temporary name, synced, and renamed.
-In object stores it is written in place, and the manifest marks it as complete.
+In object stores it is written in place, and the manifest marks it as complete. Their listings may be
+old, so files are looked for by name, and checkpoints.json beside them names the committed ones.
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,10 @@ from ctl.files import AnyPath
 STATE = "state"
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
+NOTE = "checkpoints.json"
 _NAME = re.compile(r"(replaced-)?ckpt-(0|[1-9]\d*)", re.ASCII)
+_TENSORS = (f"{STATE}.data-00000-of-00001", f"{STATE}.index")
+_TEMPORARY = ".tempstate"  # in the names of files that TensorFlow renames when they are complete
 _LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+|workertemp_\d+)(_temp)?", re.ASCII)
 
 
@@ -80,12 +85,13 @@ def _write_in_place(directory: AnyPath, final: AnyPath, manifest: Manifest, writ
         raise
     if again:
         discard(replaced)
+    _note(directory, final)
 
 
 def fill(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> None:
     """Writes the tensors, then the manifest, into an empty directory."""
     write_state(str(path / STATE))
-    names = sorted(p.name for p in path.iterdir())
+    names = _files(path)
     listed = {
         n: {"size": (path / n).stat().st_size, "checksum": checksums.of_file(path / n)}
         for n in names
@@ -100,6 +106,11 @@ def mark(path: AnyPath, manifest: Manifest) -> None:
     (path / MANIFEST).write_bytes(manifest.to_json().encode())
     files.sync(path / MANIFEST)
     files.sync(path)
+
+
+def steps_listed(directory: AnyPath) -> list[int]:
+    """Steps of what looks like a checkpoint by its name, complete or not; raises OSError."""
+    return sorted(step_of(p) for p in _directories(directory) if not _is_replaced(p))
 
 
 def scan(directory: AnyPath) -> list[tuple[AnyPath, Manifest]]:
@@ -190,7 +201,10 @@ def remove(path: AnyPath) -> None:
 def discard(path: AnyPath, quietly: bool = True) -> None:
     """Deletes what is or may be a checkpoint directory, its manifest first."""
     with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
+        names = [] if files.has_rename(path) or not path.is_dir() else _files(path)
         (path / MANIFEST).unlink(missing_ok=True)
+        for name in names:
+            (path / name).unlink(missing_ok=True)
         if path.exists():
             files.remove_tree(path)
 
@@ -245,17 +259,47 @@ def set_aside(path: AnyPath) -> AnyPath:
 def _copy(path: AnyPath, goal: AnyPath) -> None:
     """Copies the files of a checkpoint directory, the manifest last."""
     goal.mkdir(exist_ok=True, parents=True)
-    for file in sorted(_entries(path), key=lambda p: p.name == MANIFEST):
-        (goal / file.name).write_bytes(file.read_bytes())
+    there = [MANIFEST] if (path / MANIFEST).exists() else []
+    for name in _files(path) + there:
+        (goal / name).write_bytes((path / name).read_bytes())
 
 
 def _is_replaced(path: AnyPath) -> bool:
     return path.name.startswith("replaced-")
 
 
+def _files(path: AnyPath) -> list[str]:
+    """The files of a checkpoint directory without its manifest, those that are not listed yet as well."""
+    known = {*_TENSORS, *(p.name for p in path.iterdir())}
+    with contextlib.suppress(CheckpointError):
+        known |= {n for n in read_manifest(path).files if "/" not in n}
+    return sorted(
+        n for n in known if n != MANIFEST and _TEMPORARY not in n and (path / n).is_file()
+    )
+
+
+def _note(directory: AnyPath, newest: AnyPath) -> None:
+    """Writes down, where listings may be old, which checkpoints there are."""
+    if not isinstance(directory, Path):
+        return
+    names = {p.name for p in _directories(directory) if not _is_replaced(p) and is_committed(p)}
+    files.write_whole(directory / NOTE, json.dumps(sorted({*names, newest.name})) + "\n")
+
+
+def _noted(directory: AnyPath) -> list[AnyPath]:
+    if not isinstance(directory, Path) or files.has_rename(directory):
+        return []
+    try:
+        names = json.loads((directory / NOTE).read_bytes())
+        return [directory / n for n in names if _NAME.fullmatch(n)]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
 def _directories(directory: AnyPath) -> list[AnyPath]:
     """Those named like checkpoints."""
-    return [p for p in _entries(directory) if _NAME.fullmatch(p.name) and p.is_dir()]
+    found = {p.name: p for p in (*_entries(directory), *_noted(directory)) if _NAME.fullmatch(p.name)}
+    return [p for p in found.values() if p.is_dir()]
 
 
 def _entries(directory: AnyPath) -> list[AnyPath]:

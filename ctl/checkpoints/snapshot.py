@@ -7,11 +7,14 @@ checkpoint itself, which is not public in TensorFlow: where that part is missing
 so with None, and the caller writes in the plain way.
 """
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl import files
 from ctl.checkpoints import commit
 from ctl.errors import CheckpointError
 from ctl.files import AnyPath
@@ -34,7 +37,22 @@ class Snapshot:
         self.num_bytes = sum(_num_bytes(value) for _, _, value in rows)
 
     def write(self, prefix: str) -> None:
-        """Writes `prefix.index` and `prefix.data-00000-of-00001`; raises OSError."""
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`; raises OSError.
+
+        TensorFlow renames files of its own; where even that is refused, they are made elsewhere.
+        """
+        where = files.path(prefix)
+        try:
+            self._write(prefix)
+        except OSError:
+            if files.is_url(prefix) or files.has_rename(where):
+                raise
+            with tempfile.TemporaryDirectory(prefix="ctl-state-") as elsewhere:
+                self._write(f"{elsewhere}/{where.name}")
+                for path in sorted(Path(elsewhere).iterdir()):
+                    files.copy_tree(path, where.parent / path.name)
+
+    def _write(self, prefix: str) -> None:
         names, slices, values = zip(*self._rows, strict=True)
         try:
             with tf.device("/device:CPU:0"):

@@ -6,7 +6,6 @@ written, because the directory belongs to a training that is busy in it.
 
 import logging
 import os
-import re
 from typing import Any
 
 from ctl import files
@@ -16,7 +15,6 @@ from ctl.checkpoints.snapshot import restore_state
 from ctl.errors import CheckpointError
 from ctl.files import AnyPath
 
-_NAME = re.compile(r"ckpt-\d+")
 _log = logging.getLogger("ctl")
 
 
@@ -84,6 +82,6 @@ class WatchedCheckpoints:
 
     def _names(self) -> list[str]:
         try:
-            return [p.name for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
+            return [f"ckpt-{step}" for step in commit.steps_listed(self.directory)]
         except OSError:
             return []

@@ -14,6 +14,7 @@ PLATFORMS = {
     "docker": ("ctl.deploy.docker.command", "a Dockerfile and a .dockerignore"),
     "vertex": ("ctl.deploy.vertex.command", "a job for Vertex AI: training, or tuning"),
     "kubernetes": ("ctl.deploy.kubernetes.command", "a Job, TFJob or TrainJob with what it needs"),
+    "slurm": ("ctl.deploy.slurm", "a batch script"),
 }
 
 

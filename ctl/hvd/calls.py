@@ -54,6 +54,7 @@ class Call:
     root: int = 0
     has_splits: bool = False
     is_eager: bool = True
+    ignores_scope: bool = False  # the name of a node is the same within any name scope
     joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape) of tensors that came as one
 
 
@@ -127,7 +128,7 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     if tf.executing_eagerly():
         asked = ask(replace(call, name=name or default), [_array(t) for t in tensors])
         return [_tensor(array) for array in result(asked)]
-    call = replace(call, name=_unique(name or default), is_eager=False)
+    call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
     is_many = call.kind == "allreduce" and len(tensors) > 1
     if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
         return _joined_in_graph(call, tensors)
@@ -148,9 +149,13 @@ def _tensor(array: np.ndarray) -> tf.Tensor:
     return tf.convert_to_tensor(array)
 
 
-def _unique(name: str) -> str:
+def _unique(name: str, ignores_scope: bool = False) -> str:
     cleaned = re.sub("[^a-zA-Z0-9_./]", "_", name)
-    return tf.compat.v1.get_default_graph().unique_name(cleaned)
+    graph = tf.compat.v1.get_default_graph()
+    if not ignores_scope:
+        return graph.unique_name(cleaned)
+    with graph.name_scope(None):
+        return graph.unique_name(cleaned)
 
 
 class _OnTheirWay:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from ctl.errors import UsageError
-from ctl.hvd import objects, process, rendezvous, variables
+from ctl.hvd import graph_errors, objects, process, rendezvous, variables
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -260,10 +260,11 @@ def _reset(skip_sync: bool) -> bool:
 
 def _interrupt(error: Exception) -> Exception | None:
     """What is meant by an error of a training function, also out of a tf.function; None for its own."""
-    if isinstance(error, HorovodInternalError | HostsUpdatedInterrupt):
-        return error
+    own = graph_errors.with_own_type(error)
+    if isinstance(own, HorovodInternalError | HostsUpdatedInterrupt):
+        return own
     import tensorflow as tf
 
     if isinstance(error, tf.errors.OpError) and HorovodInternalError.__name__ in str(error):
-        return HorovodInternalError(str(error))
+        return HorovodInternalError(str(error))  # of a py_function that the script itself wrote
     return None

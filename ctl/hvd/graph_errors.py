@@ -18,7 +18,7 @@ _TYPES: dict[str, Any] = {
 _OURS = re.compile(rf"(\w+): ({re.escape(MARK)}.*?)(?:\n+Traceback|\n\n|$)", re.DOTALL)
 
 
-def with_own_type(error: BaseException) -> BaseException:
+def with_own_type(error: Exception) -> Exception:
     """The error of a collective that TensorFlow made another of; other errors as they are."""
     found = _OURS.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     if found is None or isinstance(error, LostRankError):

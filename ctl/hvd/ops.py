@@ -32,10 +32,11 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
         raise ValueError("both op and average were given; leave average out, it is the old form.")
     if op is None:
         return Sum if average is False else Average
-    return _checked(op)
+    return checked(op)
 
 
-def _checked(op: int) -> int:
+def checked(op: int) -> int:
+    """The reduction, if there is one of this number. Raises RefusedError for Adasum, or ValueError."""
     if op == Adasum:
         raise RefusedError(
             "Adasum is not there. Average gradients (op=hvd.Average) and raise the learning rate "
@@ -83,17 +84,22 @@ def grouped_allreduce(
     if not len(tensors):
         return list(tensors)
     found: list[Any] = list(tensors)
-    dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
-    for i in set(range(len(tensors))) - set(dense):
+    sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in sparse]
+    if sparse:
         _check_sparse(op, prescale_factor, postscale_factor)
-        found[i] = _allreduce_slices(tensors[i], op, process_set, name and f"{name}.{i}")
+        slices, own = [tensors[i] for i in sparse], name and f"{name}.sparse"
+        for i, one in zip(sparse, _allreduce_slices(slices, op, process_set, own), strict=True):
+            found[i] = one
     if dense:
         given = [_tensor(tensors[i]) for i in dense]
-        default = _named(_what, given, ignore_name_scope)
+        default = _named(_what, given)
         packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
-        reduced = _allreduced(
-            packed, op, (prescale_factor, postscale_factor), process_set, name, default
-        )
+        call = Call(
+            "allreduce", "", process_set, op, prescale_factor, postscale_factor,
+            ignores_scope=ignore_name_scope,
+        )  # fmt: skip
+        reduced = _allreduced(call, packed, name, default)
         for i, tensor, context in zip(dense, reduced, contexts, strict=True):
             found[i] = compression.decompress(tensor, context)
     return found
@@ -111,26 +117,28 @@ def _check_sparse(op: int, prescale: float, postscale: float) -> None:
         )
 
 
-def _allreduce_slices(slices, op: int, process_set, name: str | None):
-    values, indices = grouped_allgather(
-        [slices.values, slices.indices], process_set=process_set, name=name
-    )
-    if op == Average:
-        values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
-    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+def _allreduce_slices(several, op: int, process_set, name: str | None) -> list[tf.IndexedSlices]:
+    """All values and indices travel together."""
+    parts = [part for one in several for part in (one.values, one.indices)]
+    gathered = iter(grouped_allgather(parts, process_set=process_set, name=name))
+    found = []
+    for one in several:
+        values, indices = next(gathered), next(gathered)
+        if op == Average:
+            values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+        found.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
+    return found
 
 
-def _allreduced(tensors, op: int, scales, process_set, name, default) -> list[Any]:
-    call = Call("allreduce", "", process_set, op, *scales)
-
+def _allreduced(call: Call, tensors, name, default) -> list[Any]:
     def backward(_, *gradients):
-        if op not in (Sum, Average):
+        if call.op not in (Sum, Average):
             raise RefusedError(
-                f"the gradient of allreduce with op={arithmetic.OPS[op]} was asked for; it is "
+                f"the gradient of allreduce with op={arithmetic.OPS[call.op]} was asked for; it is "
                 "defined for Sum and Average only. Wrap the tensor in tf.stop_gradient()."
             )
         dense = [tf.convert_to_tensor(g) for g in gradients]
-        return _allreduced(dense, op, scales, process_set, None, f"{default}_grad")
+        return _allreduced(call, dense, None, f"{default}_grad")
 
     def forward(*given):
         return calls.outputs(call, given, name, default)
@@ -160,8 +168,8 @@ def grouped_allgather(
 
 def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf.Tensor]:
     given = [_tensor(t) for t in tensors]
-    default = _named(what, given, ignore_name_scope)
-    call = Call("allgather", "", process_set)
+    default = _named(what, given)
+    call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
     def forward(*inner):
         return calls.outputs(call, inner, name, default)
@@ -192,8 +200,8 @@ def broadcast(
 ) -> tf.Tensor:  # fmt: skip
     """The tensor of `root_rank`, a rank among all, on every rank."""
     given = _tensor(tensor)
-    default = _named("HorovodBroadcast", [given], ignore_name_scope)
-    call = Call("broadcast", "", process_set, root=root_rank)
+    default = _named("HorovodBroadcast", [given])
+    call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
     def forward(inner):
         return calls.outputs(call, [inner], name, default)
@@ -221,13 +229,15 @@ def alltoall(
     Returns the tensor; with `splits`, also how many rows came from each rank, `[ranks]` int32.
     """
     given = [_tensor(tensor)]
-    default = _named("HorovodAlltoall", given, ignore_name_scope)
+    default = _named("HorovodAlltoall", given)
     if splits is not None:
         counts = tf.convert_to_tensor(splits)
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
         given.append(tf.cast(counts, tf.int32))
-    call = Call("alltoall", "", process_set, has_splits=splits is not None)
+    call = Call(
+        "alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope
+    )
 
     def forward(*inner):
         return calls.outputs(call, inner, name, default)
@@ -263,12 +273,15 @@ def grouped_reducescatter(
     _what: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:  # fmt: skip
     """`reducescatter` of several tensors that travel together."""
-    op = _checked(op)
+    op = checked(op)
     if not len(tensors):
         return list(tensors)
     given = [_tensor(t) for t in tensors]
-    default = _named(_what, given, ignore_name_scope)
-    call = Call("reducescatter", "", process_set, op, prescale_factor, postscale_factor)
+    default = _named(_what, given)
+    call = Call(
+        "reducescatter", "", process_set, op, prescale_factor, postscale_factor,
+        ignores_scope=ignore_name_scope,
+    )  # fmt: skip
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
     def forward(*inner):
@@ -325,7 +338,7 @@ def _tensor(given: Any) -> tf.Tensor:
     return tensor
 
 
-def _named(what: str, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:
+def _named(what: str, tensors: Sequence[tf.Tensor]) -> str:
     """In a graph the names of the first and last tensor tell one collective from another."""
     if tf.executing_eagerly():
         return what

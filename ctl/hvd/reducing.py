@@ -18,15 +18,9 @@ from ctl.errors import UsageError
 from ctl.hvd import ops, process
 from ctl.hvd.compression import Compression
 from ctl.hvd.engine import contents
-from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None where there is none
-_FUSED_BYTES = 128 << 20
-_ADASUM = (
-    "op=Adasum is not offered: it reduces in another tree for every number of ranks, and no "
-    "script has been seen to need it. Use op=hvd.Average and scale the learning rate by hvd.size()."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +52,7 @@ class Reduction:
     scales_local: bool = True
 
     def __post_init__(self) -> None:
-        if self.op == ops.Adasum:
-            raise RefusedError(_ADASUM)
+        ops.checked(self.op)
         if self.predivide != 1.0 and self.op != ops.Average:
             raise UsageError(
                 f"gradient_predivide_factor is {self.predivide} with another op than Average; "
@@ -131,7 +124,7 @@ class Reduction:
         self, gradients: Sequence[Gradient], variables: Sequence[Any], shared: Sequence[int]
     ) -> list[list[int]]:
         if self.groups is None:
-            return _fused(gradients, shared, fusion_threshold())
+            return _fused(gradients, shared, process.engine().settings.fusion_threshold)
         if isinstance(self.groups, int):
             together = _dealt(shared, self.groups)
         else:
@@ -200,16 +193,6 @@ def has_peers(process_set: ProcessSet) -> bool:
             "hvd.add_process_set() before."
         )
     return bool(process_set.included()) and (process_set.size() or 0) > 1
-
-
-def fusion_threshold(environ=os.environ) -> int:
-    """Bytes of one exchange, from HOROVOD_FUSION_THRESHOLD; 0 means every gradient by itself."""
-    text = environ.get("HOROVOD_FUSION_THRESHOLD", "").strip()
-    if not text:
-        return _FUSED_BYTES
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"HOROVOD_FUSION_THRESHOLD is {text!r}; expected a number of bytes.")
-    return int(text)
 
 
 def _fused(

@@ -11,13 +11,17 @@ step last changed. Only a change counts, by our own clock, so the clocks of two 
 A process that never writes one is never hung.
 """
 
+import atexit
 import contextlib
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ctl import files
 from ctl.cluster import Cluster
 from ctl.launch.roles import log_name, name, trains
 
@@ -66,6 +70,15 @@ class _Seen:
         return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
+def _directory(log_dir: Path) -> Path:
+    """Beside the logs; if those are in an object store, which is slow to write, on this machine."""
+    if files.has_rename(log_dir):
+        return log_dir / "heartbeat"
+    own = tempfile.mkdtemp(prefix="ctl-heartbeat-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
+
+
 class Pulse:
     """The heartbeats of one attempt.
 
@@ -77,7 +90,7 @@ class Pulse:
         self, log_dir: Path, timeouts: Timeouts, clock: Callable[[], float] = time.monotonic
     ):
         self.highest_step: int | None = None
-        self._dir = Path(log_dir).absolute() / "heartbeat"
+        self._dir = _directory(Path(log_dir).absolute())
         self._timeouts = timeouts
         self._clock = clock
         self._seen: dict[str, _Seen] = {}  # by the name of the log

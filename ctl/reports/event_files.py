@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ctl import files
+from ctl.reports.publishing import Publishing
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 _PREFIX = "events.out.tfevents."
+_AGAIN = ".again"  # in an object store, where no file can be renamed over another
 _TEMPORARY = "rewrite.tmp"  # TensorBoard opens whatever has "tfevents" in its name; not this
 
 
@@ -31,6 +34,8 @@ class EventFolder:
         self._clock = clock  # Unix seconds
         self._path: Path | None = None
         self._file: IO[bytes] | None = None
+        self._seconds = 0  # in the name of the newest file, which may not be listed yet
+        self._publishing = Publishing()
 
     def add(self, wall_time: float, step: int, **what: Any) -> None:
         """Appends one event; `what` is `summary=`, `graph_def=` or `session_log=`."""
@@ -40,8 +45,9 @@ class EventFolder:
 
     def flush(self) -> None:
         """Hands everything to the operating system, so that other processes see it."""
-        if self._file is not None:
+        if self._file is not None and self._path is not None:
             self._file.flush()
+            self._publishing.flushed(self._file, self._path)
 
     def close(self) -> None:
         """Ends the current file; the next event begins another."""
@@ -80,7 +86,8 @@ class EventFolder:
         now = self._clock()
         # TensorBoard reads files by name and takes a step back for a restart that undoes what
         # came before, so ours must sort last, also within the second and after a clock was set.
-        seconds = max([int(now), *(_begun_secs(path) + 1 for path in self.paths())])
+        begun = [self._seconds, *(_begun_secs(path) for path in self.paths())]
+        self._seconds = seconds = max(int(now), *(secs + 1 for secs in begun))
         self._path = self._folder / f"{_PREFIX}{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(self._path, "xb")  # noqa: SIM115
         self._append(event_pb2.Event(wall_time=now, file_version="brain.Event:2"))
@@ -102,7 +109,8 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 def _rewrite(path: Path, wanted: Callable[[Any], bool]) -> None:
     kept = bytes_kept = 0
-    temporary = path.with_name(_TEMPORARY)
+    renamed = files.has_rename(path)
+    temporary = path.with_name(_TEMPORARY) if renamed else _next_name(path)
     with open(temporary, "wb") as file:
         writer = RecordWriter(file)
         for data in read_records(path):
@@ -121,9 +129,15 @@ def _rewrite(path: Path, wanted: Callable[[Any], bool]) -> None:
         temporary.unlink()
         path.unlink()
     elif bytes_kept != path.stat().st_size:
-        os.replace(temporary, path)
+        os.replace(temporary, path) if renamed else path.unlink()
     else:
         temporary.unlink()
+
+
+def _next_name(path: Path) -> Path:
+    """Of the file that takes the place of `path`; it sorts next to it."""
+    name, _, count = path.name.partition(_AGAIN)
+    return path.with_name(f"{name}{_AGAIN}{int(count or 0) + 1}")
 
 
 def _intact(data: bytes, checksum: bytes) -> bool:

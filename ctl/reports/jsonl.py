@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ctl import files
 from ctl.reports.protocol import Ended, Event, Started
+from ctl.reports.publishing import Publishing
 
 _OWN_KEYS = ("step", "run", "time")
 
@@ -30,6 +32,7 @@ class JsonlReport:
         self._path = Path(path)
         self._clock = clock
         self._file: IO[str] | None = None
+        self._publishing = Publishing()
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         row: dict[str, Any] = {"step": int(step), "run": run, "time": self._clock()}
@@ -38,6 +41,7 @@ class JsonlReport:
         file = self._file or self._open()
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
+        self._publishing.flushed(file, self._path)
 
     def note(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -62,6 +66,9 @@ class JsonlReport:
     def _drop_lines_beyond(self, step: int) -> None:
         if not self._path.exists():
             return
+        if not files.has_rename(self._path):
+            self._drop_in_place(step)
+            return
         rest = self._path.with_name(self._path.name + ".tmp")
         dropped = False
         with open(rest, "wb") as file:
@@ -75,6 +82,18 @@ class JsonlReport:
             os.replace(rest, self._path)
         else:
             rest.unlink()
+
+    def _drop_in_place(self, step: int) -> None:
+        """Writes from the first line that goes on; mostly there is nothing to be kept after it."""
+        lines = list(_judge(self._path, step))
+        first = next((i for i, (_, keep) in enumerate(lines) if not keep), len(lines))
+        if first == len(lines):
+            return
+        with open(self._path, "r+b") as file:
+            file.seek(sum(len(line) for line, _ in lines[:first]))
+            file.write(b"".join(line for line, keep in lines[first:] if keep))
+            file.truncate()
+            os.fsync(file.fileno())
 
 
 def _judge(path: Path, last_step: int) -> Iterator[tuple[bytes, bool]]:

@@ -17,6 +17,7 @@ from ctl.errors import CtlError, UsageError
 from ctl.runner import call, elastic_options, options, static
 from ctl.runner.command import job_of
 from ctl.runner.config_file import NO_MPI
+from ctl.runner.jobs import lost_a_peer
 from ctl.runner.options import Asked
 from ctl.runner.placing import hosts_of, refuse_far, seats
 
@@ -131,10 +132,6 @@ def _started(given: Asked, words: list[str]) -> tuple[list[int], int]:
     return list(range(len(places))), exit_code
 
 
-def _lost_a_peer(traceback: str) -> bool:
-    return any(f"{name}: " in traceback for name in ("HorovodInternalError", "LostRankError"))
-
-
 def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list:
     """What the processes returned, in this order."""
     found = {
@@ -144,7 +141,7 @@ def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list:
     }
     failed = [(number, said) for number, (is_good, said) in found.items() if not is_good]
     # One that lost a peer says so; the peer is the one to be named.
-    failed.sort(key=lambda one: (_lost_a_peer(one[1]), one))
+    failed.sort(key=lambda one: (lost_a_peer(one[1].rstrip().rpartition("\n")[2]), one))
     if exit_code and failed:
         number, said = failed[0]
         raise RankError(f"the function failed on rank {number}:\n{said}")

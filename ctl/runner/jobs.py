@@ -37,3 +37,8 @@ class Job:
 def how(end: Exit) -> str:
     """How a process ended, in words that follow its name."""
     return end.why or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
+
+
+def lost_a_peer(last_words: str) -> bool:
+    """Whether the last line of a traceback only says that another rank is gone."""
+    return any(name in last_words for name in ("HorovodInternalError", "LostRankError"))

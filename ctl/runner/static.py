@@ -11,14 +11,13 @@ from ctl.errors import EXIT_DONE
 from ctl.launch.processes import Exit
 from ctl.launch.watching import PassedOnSignals
 from ctl.runner.environment import of_gpu, of_place
-from ctl.runner.jobs import FAILED_SECS, GRACE_SECS, Job, how
+from ctl.runner.jobs import FAILED_SECS, GRACE_SECS, Job, how, lost_a_peer
 from ctl.runner.placing import Seat
 from ctl.runner.ranks import Ranks
 from ctl.runner.saying import say
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
-_LOST_A_PEER = ("HorovodInternalError", "LostRankError")
 
 
 def run(job: Job, seats: Sequence[Seat]) -> int:
@@ -69,8 +68,7 @@ def _first_cause(ranks: Ranks, job: Job) -> Exit:
         failed = [end for end in ranks.exits if end.returncode]
         for end in failed:
             last_words = job.output.last_error(end.task.task_index)
-            lost = any(name in last_words for name in _LOST_A_PEER)
-            if end.signal_name or end.why or not lost:
+            if end.signal_name or end.why or not lost_a_peer(last_words):
                 return end
         if not ranks.running or time.monotonic() > until_secs:
             return failed[0]

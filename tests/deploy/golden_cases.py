@@ -70,4 +70,13 @@ CASES = {
         "kubernetes", IMAGE, "--flavor=trainjob", "--runtime=plain", "--workers=2", "--namespace=vision",
         "--", "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
     ],
+    "slurm_machines.sbatch": [
+        "slurm", "--nodes=2", "--gpus_per_node=4", "--cpus_per_task=16", "--time=04:00:00",
+        "--venv=/shared/venv", "--name=flowers", *SHARED,
+    ],
+    "slurm_gpus.sbatch": [
+        "slurm", "--nodes=2", "--task_per=gpu", "--gpus_per_node=4", "--memory=64G", "--time=1-00:00:00",
+        "--partition=gpu", "--account=vision", "--module=cuda/12.4", "--image=/shared/flowers.sif",
+        "--env=NCCL_DEBUG=WARN", "--signal_secs=300", "--max_restarts=5", *SHARED,
+    ],
 }  # fmt: skip

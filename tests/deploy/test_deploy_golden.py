@@ -18,10 +18,10 @@ def test_a_manifest_is_as_it_was(name):
     assert manifest(CASES[name]) == kept, "meant? python tests/deploy/regenerate.py"
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n.endswith(".yaml")])
-def test_the_first_line_of_a_manifest_writes_it_again(name):
+@pytest.mark.parametrize("name", [n for n in CASES if not n.endswith(".json")])
+def test_the_first_comment_of_a_manifest_writes_it_again(name):
     text = (GOLDEN / name).read_text(encoding="utf-8")
-    words = shlex.split(text.splitlines()[0].removeprefix("# "))
+    words = shlex.split(next(line for line in text.splitlines() if line.startswith("# "))[2:])
     assert words[:2] == ["ctl", "deploy"] and manifest(words[2:]) == text
 
 

@@ -117,7 +117,7 @@ def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(r
     ("attempt", "sentence"),
     [
         ("twice", "exchanged twice; expected the optimizer"),
-        ("adasum", "Use op=hvd.Average"),
+        ("adasum", "Average gradients (op=hvd.Average)"),
         ("min", "op=hvd.Average or hvd.Sum"),
         ("name", "keras.optimizers.get(name)"),
         ("passes", "backward_passes_per_step is 0; expected 1"),

@@ -142,7 +142,7 @@ def run(arguments, faults_text):
     options = parser().parse_args(arguments)
     faults = Faults(faults_text, options.signals)
     if options.mounted:
-        files._MOUNTED = f"{Path(options.model_dir).absolute()}/"
+        os.environ[files.STORES] = str(Path(options.model_dir).absolute())
     keep = ctl.Keep.parse(options.keep)
     virtual = {"num_virtual_devices": 2} if options.strategy == "mirrored" else {}
     strategy = ctl.make_strategy(options.strategy, **virtual)

@@ -85,7 +85,7 @@ def checkpoints(model_dir):
 
 
 def names(directory):
-    return sorted(p.name for p in Path(directory).iterdir())
+    return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.NOTE)
 
 
 def until(is_so, what, timeout=TIMEOUT_SECS):

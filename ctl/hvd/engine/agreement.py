@@ -11,6 +11,7 @@ from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.table import Round, Table
 from ctl.hvd.engine.timeline import Timeline
 
+_LOOK_SECS = 0.25  # messages may come a thousand times as often
 _HINT = "Do all ranks run as many steps, the same branches, and stop at the same time?"
 
 
@@ -34,7 +35,7 @@ class Agreement:
         self._timeline = timeline
         self._table = Table(size)
         self._complete: list[Round] = []
-        self._last_request_at = time.monotonic()
+        self._last_request_at = self._looked_at = time.monotonic()
 
     def ask(self, rank: int, request: Request, payload: bytes) -> None:
         """A rank asks for a collective."""
@@ -68,6 +69,7 @@ class Agreement:
         """Says of every complete round what is to be done, in the order they were completed."""
         complete, self._complete = self._complete, []
         batch: list[Round] = []
+        size = 0
         for found in complete:
             self._timeline.agreed(found.name)
             ranks = self._table.sets.get(found.process_set, ())
@@ -79,16 +81,21 @@ class Agreement:
             elif found.is_inline:
                 self._answer_inline(ranks, found)
             else:
-                if batch and not self._fits(batch, found):
+                more = sum(found.any_request.sizes)
+                if batch and not self._fits(batch[0], found, size + more):
                     self._begin(batch)
-                    batch = []
+                    batch, size = [], 0
                 batch.append(found)
+                size += more
         if batch:
             self._begin(batch)
 
     def look_for_stalls(self) -> None:
         """Tells of, and ends, what has waited for too long."""
         now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECS:
+            return
+        self._looked_at = now
         order = self._settings.order_timeout
         if order and now - self._last_request_at > order:
             for rounds in list(self._table.at_odds()):
@@ -139,12 +146,12 @@ class Agreement:
         for rank, request in found.requests.items():
             self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
 
-    def _fits(self, batch: list[Round], found: Round) -> bool:
-        first, other = batch[0].any_request, found.any_request
-        size = sum(sum(r.any_request.sizes) for r in [*batch, found])
+    def _fits(self, one: Round, found: Round, size: int) -> bool:
+        """Whether both may travel together, with all that does already, `size` bytes."""
+        first, other = one.any_request, found.any_request
         return (
             first.kind == other.kind == "allreduce"
-            and found.process_set == batch[0].process_set
+            and found.process_set == one.process_set
             and first.op == other.op
             and size <= self._settings.fusion_threshold
         )
@@ -189,8 +196,8 @@ def _warn(table: Table, late: list[Round], now: float) -> None:
             f"{ranks_named(table.missing(found))}"
         )
     print(
-        "hvd: some ranks wait for collectives that others have not asked for. Do all ranks run as "
-        "many steps, and the same branches?\n" + "\n".join(lines),
+        f"hvd: some ranks wait for collectives that others have not asked for. {_HINT}\n"
+        + "\n".join(lines),
         file=sys.stderr,
         flush=True,
     )

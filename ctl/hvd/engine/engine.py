@@ -68,6 +68,7 @@ class Engine:
 
     def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str] = str):
         self.place = place
+        self.settings = settings
         self.timeline = Timeline()
         self._numbers = itertools.count()
         self._pending: dict[int, Pending] = {}
@@ -114,7 +115,7 @@ class Engine:
             if self._broken is not None:
                 raise self._broken
             self._pending[request.id] = pending
-        payload = [_bytes(array) for array in flat] if request.is_inline else []
+        payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
         try:
             self._control.send({"type": "ask", **request.header()}, *payload)
         except Lost as e:
@@ -237,7 +238,3 @@ class Engine:
 
 class _Broken(Exception):
     """The coordinator said that a rank is gone."""
-
-
-def _bytes(array: np.ndarray) -> Any:
-    return array.view(np.uint8)

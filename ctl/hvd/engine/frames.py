@@ -11,7 +11,7 @@ from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of the payload
 _MOST_HEADER = 1 << 26
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 
 
 class Lost(ConnectionError):
@@ -31,18 +31,19 @@ class Inbox:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        self._memory = memoryview(bytearray(_AT_ONCE))
 
     def read(self, sock: socket.socket) -> None:
         """Takes what a socket has now; raises Lost at its end."""
         try:
-            came = sock.recv(_AT_ONCE)
+            count = sock.recv_into(self._memory)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as e:
             raise Lost(str(e)) from e
-        if not came:
+        if not count:
             raise Lost("the connection was closed")
-        self._bytes += came
+        self._bytes += self._memory[:count]
 
     def messages(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Every complete message, with its payload."""

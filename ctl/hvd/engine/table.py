@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ctl.hvd.engine.requests import Request
 
 
-@dataclass
+@dataclass(eq=False)
 class Round:
     """One collective on its way to being complete.
 

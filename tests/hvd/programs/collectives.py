@@ -99,6 +99,16 @@ def case_indexed_slices():
     for rank in range(hvd.size()):
         want[: rank + 1] += rank + 1
     np.testing.assert_array_equal(got, want)
+    shape = tf.constant([8, 2])
+    for way, (twice, dense, again) in ways(
+        lambda v, i: hvd.grouped_allreduce(
+            [tf.IndexedSlices(v, i, shape), v[:1], tf.IndexedSlices(v * 2.0, i, shape)], op=hvd.Sum
+        ),
+        slices.values, slices.indices,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(tf.convert_to_tensor(twice), want, err_msg=way)
+        np.testing.assert_array_equal(tf.convert_to_tensor(again), 2 * want, err_msg=way)
+        assert dense.shape == (1, 2)
     mean = tf.convert_to_tensor(hvd.allreduce(slices)).numpy()
     np.testing.assert_allclose(mean, want / hvd.size(), rtol=1e-6)
 

@@ -101,6 +101,18 @@ def case_named_collectives_in_another_order_on_each_rank():
         assert engine.wait(asked[i])[0].tolist() == [i * hvd.size()] * 5
 
 
+def case_name_scopes_can_be_ignored():
+    """Ranks whose layers are nested differently agree on names by leaving the nesting out."""
+
+    @tf.function
+    def step(x):
+        with tf.name_scope("first" if hvd.rank() == 0 else "second"):
+            total = hvd.allreduce(x, op=hvd.Sum, name="inner", ignore_name_scope=True)
+            return total + hvd.allgather(x[None], name="rows", ignore_name_scope=True)[0]
+
+    assert step(tf.constant(1.0)) == hvd.size() + 1.0
+
+
 def case_threads():
     found = {}
 

@@ -1,7 +1,7 @@
 """Keras 3 trains on any number of ranks; what is printed is compared with one process."""
 
 import copy
-import os
+import dataclasses
 import pickle
 import sys
 import tempfile
@@ -10,6 +10,7 @@ import ctl.hvd.keras as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+from ctl.hvd import process
 from ctl.hvd.errors import RefusedError
 from measuring import Asked, batches, examples, run, said, shared
 
@@ -115,11 +116,12 @@ def exchanges_per_step():
     found = {"fused": count(), "two groups": count(groups=2)}
     model = network()
     found["listed"] = count(groups=[[model.trainable_variables[0]]])
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = "130"
-    found["130 bytes"] = count()  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-    found["0 bytes"] = count()
-    del os.environ["HOROVOD_FUSION_THRESHOLD"]
+    engine = process.engine()
+    as_started = engine.settings
+    for most in (130, 0):  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
+        engine.settings = dataclasses.replace(as_started, fusion_threshold=most)
+        found[f"{most} bytes"] = count()
+    engine.settings = as_started
     return found
 
 

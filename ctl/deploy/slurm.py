@@ -1,0 +1,223 @@
+"""`ctl deploy slurm`: a batch script that starts one task per machine or per GPU with srun.
+
+The time limit is near: Slurm signals the script, every task saves, and the job goes back into the queue
+and on from there. A lost machine does the same; an error that another try would not mend ends the job.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ctl.deploy import forms, output, texts, words
+from ctl.deploy.output import Advice
+from ctl.deploy.words import Asked
+from ctl.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from ctl.launch.saying import quoted
+
+PLATFORM = "slurm"
+_EXAMPLE = (
+    "ctl deploy slurm --nodes=2 --time=04:00:00 --output=flowers.sbatch -- "
+    "python -m models.flowers --data_dir=/shared/flower_photos --model_dir=/shared/runs/flowers"
+)
+_TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-9]{2}):(?P<s>[0-9]{2})")
+_MEMORY = re.compile(r"[1-9][0-9]{0,6}[KMGT]?")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}")
+_PATH = re.compile(r"[^\s'\"\\$`;&|<>*?]+")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the script; returns 0, or 2 for what cannot be."""
+    return words.guarded(PLATFORM, lambda: _work(argv))
+
+
+def _work(argv: Sequence[str]) -> None:
+    asked = words.read(parser(), argv)
+    if asked is None:
+        return
+    options = asked.options
+    _check(options)
+    advice = _advice(asked)
+    text = script(asked, advice.fill_in)
+    output.deliver(
+        text, options.output, advice, force=options.force, default=f"{options.name}.sbatch"
+    )
+
+
+def parser() -> words.Parser:
+    made = words.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
+    size = made.add_argument_group("size")
+    size.add_argument(
+        "--nodes", type=words.whole(1, 10_000), default=1, help="machines (default: 1)"
+    )
+    size.add_argument("--task_per", choices=("node", "gpu"), default="node",
+                      help="one process for each machine, with all its GPUs, or for each GPU")  # fmt: skip
+    size.add_argument("--gpus_per_node", type=words.whole(0, 64), default=0, metavar="N")
+    size.add_argument("--cpus_per_task", type=words.whole(1, 1024), metavar="N")
+    size.add_argument("--memory", metavar="SIZE", help="of each machine, such as 32G")
+    size.add_argument(
+        "--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)"
+    )
+    where = made.add_argument_group("where")
+    where.add_argument("--name", default="train", help="of the job (default: train)")
+    where.add_argument("--partition", metavar="NAME")
+    where.add_argument("--account", metavar="NAME")
+    where.add_argument("--constraint", metavar="FEATURE")
+    where.add_argument("--module", action="append", default=[], metavar="NAME",
+                       help="`module load` it first; may come several times")  # fmt: skip
+    where.add_argument("--venv", metavar="DIR", help="a virtual environment to activate")
+    where.add_argument("--image", metavar="FILE", help="an Apptainer image to run the program in")
+    where.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    failing = made.add_argument_group("when things go wrong")
+    failing.add_argument("--signal_secs", type=words.whole(10, 3600), default=120, metavar="SECS",
+                         help="before the time limit, to save and go back into the queue "
+                         "(default: 120)")  # fmt: skip
+    failing.add_argument("--max_restarts", type=words.whole(0, 100), default=3, metavar="N",
+                         help="after a lost worker, within the job (default: 3)")  # fmt: skip
+    return made
+
+
+def _check(options: Any) -> None:
+    """Raises UsageError for what Slurm would refuse, or what would not do what it says."""
+    for name in ("name", "partition", "account", "constraint"):
+        given = getattr(options, name)
+        if given is not None and not _WORD.fullmatch(given):
+            raise UsageError(
+                f"--{name}={quoted(given)} is no name; expected letters, digits, - and _"
+            )
+    for given in options.module:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", given):
+            raise UsageError(
+                f"--module={quoted(given)} is no module; expected a name such as cuda/12.4"
+            )
+    for name in ("venv", "image"):
+        given = getattr(options, name)
+        if given is not None and not _PATH.fullmatch(given):
+            raise UsageError(
+                f"--{name}={quoted(given)} is no path; expected one without spaces or quotes"
+            )
+    if options.venv and options.image:
+        raise UsageError(
+            "--venv and --image came; expected one of them: the image has its own packages"
+        )
+    if options.memory is not None and not _MEMORY.fullmatch(options.memory):
+        raise UsageError(f"--memory={quoted(options.memory)} is no size; expected e.g. 32G")
+    if options.task_per == "gpu" and not options.gpus_per_node:
+        raise UsageError("--task_per=gpu came without GPUs; add --gpus_per_node=N, or leave it out")
+    limit = _secs(options.time)
+    if limit is not None and limit <= options.signal_secs:
+        raise UsageError(
+            f"--time={options.time} is not longer than --signal_secs={options.signal_secs}; expected time "
+            "to train before it is time to save"
+        )
+
+
+def _secs(text: str | None) -> int | None:
+    """Seconds of a time limit, from [D-]HH:MM:SS."""
+    if text is None:
+        return None
+    found = _TIME.fullmatch(text)
+    if not found or int(found["m"]) > 59 or int(found["s"]) > 59:
+        raise UsageError(
+            f"--time={quoted(text)} is no time limit; expected e.g. 04:00:00 or 2-12:00:00"
+        )
+    days, hours = int(found["d"] or 0), int(found["h"])
+    return ((days * 24 + hours) * 60 + int(found["m"])) * 60 + int(found["s"])
+
+
+def _advice(asked: Asked) -> Advice:
+    options, warnings, fill_in = asked.options, [], []
+    if asked.flag("model_dir") is None:
+        warnings.append(
+            "the program has no --model_dir: a job that goes back into the queue begins again at step 0. "
+            "Give it a directory that all machines see"
+        )
+    if options.time is None:
+        warnings.append("no --time: the partition's limit holds, and most queues want one")
+    if options.task_per == "node" and options.gpus_per_node == 0 and options.cpus_per_task is None:
+        warnings.append("no --cpus_per_task: Slurm gives each task one CPU")
+    seen = [d for d in (asked.flag("model_dir"), asked.flag("data_dir"), options.venv) if d]
+    fill_in += [f"{path}, on a file system that every machine sees" for path in seen]
+    fill_in += [f"{word} in the command line" for word in forms.blanks(asked.program)]
+    return Advice(
+        fill_in=fill_in, warnings=warnings,
+        commands=["sbatch {file}", "squeue --me", f"tail -f {options.name}-<job>.log"],
+    )  # fmt: skip
+
+
+def script(asked: Asked, fill_in: Sequence[str]) -> str:
+    """The batch script."""
+    options = asked.options
+    tasks = options.gpus_per_node if options.task_per == "gpu" else 1
+    directives = {
+        "job-name": options.name, "partition": options.partition, "account": options.account,
+        "constraint": options.constraint, "nodes": options.nodes, "ntasks-per-node": tasks,
+        "gpus-per-task": 1 if options.task_per == "gpu" else None,
+        "gpus-per-node": (options.gpus_per_node or None) if options.task_per == "node" else None,
+        "cpus-per-task": options.cpus_per_task,
+        "mem": options.memory, "time": options.time, "signal": f"B:USR1@{options.signal_secs}",
+        "requeue": "", "open-mode": "append", "output": "%x-%j.log",
+    }  # fmt: skip
+    lines = [
+        f"#SBATCH --{k}{f'={v}' if v != '' else ''}" for k, v in directives.items() if v is not None
+    ]
+    program = list(asked.program)
+    if options.image:
+        gpu = ["--nv"] if options.gpus_per_node else []
+        program = ["apptainer", "exec", *gpu, options.image, *program]
+    setup = [
+        f"export {k}={shlex.quote(v)}" for k, v in forms.variables(options.env, PLATFORM).items()
+    ]
+    setup += [f"module load {name}" for name in options.module]
+    setup += [f"source {options.venv}/bin/activate"] if options.venv else []
+    return _BODY.format(
+        header=texts.header(asked.line(), fill_in).rstrip("\n"), directives="\n".join(lines),
+        setup="".join(f"{line}\n" for line in setup), program=shlex.join(program),
+        restarts=options.max_restarts, failed=EXIT_FAILED, usage=EXIT_USAGE,
+    )  # fmt: skip
+
+
+_BODY = """\
+#!/bin/bash
+{header}
+{directives}
+
+set -u
+{setup}
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}}}
+job=${{job:-$SLURM_JOB_ID}}
+export CTL_FOR_GOOD="${{SLURM_SUBMIT_DIR:-$PWD}}/.ctl-for-good-$SLURM_JOB_ID"  # made by a task
+rm -f "$CTL_FOR_GOOD"
+time_is_up=
+
+# the time limit is near: every task saves and leaves
+trap 'time_is_up=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+
+# a task waits for its program on SIGTERM, and leaves word of an error that comes again
+task='trap : TERM
+"$@"
+code=$?
+if [ "$code" = {failed} ] || [ "$code" = {usage} ]; then echo "$code" > "$CTL_FOR_GOOD"; fi
+exit "$code"'
+
+for restart in $(seq 0 {restarts}); do
+  srun --kill-on-bad-exit=1 --distribution=block bash -c "$task" task \\
+    {program} &
+  step=$!
+  while :; do wait "$step"; code=$?; kill -0 "$step" 2> /dev/null || break; done
+  if [ "$code" = 0 ]; then exit 0; fi
+  if [ -n "$time_is_up" ]; then
+    echo "The time limit is near: job $job goes back into the queue."
+    scontrol requeue "$job"
+    exit 0
+  fi
+  if [ -e "$CTL_FOR_GOOD" ]; then
+    code=$(cat "$CTL_FOR_GOOD"); rm -f "$CTL_FOR_GOOD"
+    echo "A task ended with $code, which another try would not mend." >&2
+    exit "$code"
+  fi
+  echo "A task was lost (srun: $code), after $restart restarts of {restarts}." >&2
+  sleep $((restart < 5 ? 2 ** restart : 60))
+done
+exit "$code"
+"""

@@ -1,0 +1,158 @@
+"""What one platform says of a job, and the checks that all of them share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctl.errors import UsageError
+
+TRAINING_TYPES = ("chief", "worker")
+KNOWN_TYPES = (*TRAINING_TYPES, "ps", "evaluator")
+EXAMPLE = (
+    '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+PORT = "CTL_PORT"  # for platforms that name hosts only
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes of a job, as one platform's environment describes them.
+
+    Attributes:
+      platform: its name, for people.
+      sources: the variables that were read.
+      tasks: task type -> addresses "host:port"; empty for a job of one process.
+      task_type, task_index: this process among them.
+      has_evaluator: another process evaluates the checkpoints.
+      ends_with_chief: the platform ends every other process as soon as the chief has ended.
+      settings: variables to set before TensorFlow starts.
+      notes: sentences about what was left out, or looks wrong.
+    """
+
+    platform: str
+    sources: tuple[str, ...] = ()
+    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    task_type: str = "worker"
+    task_index: int = 0
+    has_evaluator: bool = False
+    ends_with_chief: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
+    """Lists of "host:port" by task type, with `master` called chief; raises UsageError."""
+    if not isinstance(cluster, dict):
+        raise UsageError(
+            f"{variable}'s cluster is {cluster!r}; expected lists of addresses by task type, "
+            f"e.g. {EXAMPLE}."
+        )
+    tasks: dict[str, tuple[str, ...]] = {}
+    seen: dict[str, str] = {}
+    for key, addresses in cluster.items():
+        kind = "chief" if key == "master" else key
+        if kind not in KNOWN_TYPES:
+            raise UsageError(
+                f"{variable}'s cluster has the task type {key!r}; expected one of "
+                f"{', '.join(KNOWN_TYPES)}."
+            )
+        if not isinstance(addresses, list) or not addresses:
+            raise UsageError(
+                f"{variable}'s cluster has {addresses!r} for {key!r}; expected a list of "
+                '"host:port" strings.'
+            )
+        for i, address in enumerate(addresses):
+            check_address(address, f"{variable}'s cluster", f"{key}[{i}]")
+            if address in seen:
+                raise UsageError(
+                    f"{variable} gives {address} to both {seen[address]} and {key}[{i}]; "
+                    "every task needs an address of its own."
+                )
+            seen[address] = f"{key}[{i}]"
+        if kind in tasks:
+            raise UsageError(
+                f"{variable}'s cluster has both 'master' and 'chief'; write 'chief' only."
+            )
+        tasks[kind] = tuple(addresses)
+    if len(tasks.get("chief", ())) > 1:
+        raise UsageError(
+            f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one, the others are "
+            "workers."
+        )
+    return tasks
+
+
+def check_address(address: Any, variable: str, where: str) -> None:
+    """Raises UsageError for anything but "host:port"."""
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f'{variable} has {address!r} for {where}; expected "host:port" with a port '
+            'from 1 to 65535, e.g. "10.0.0.2:2222".'
+        )
+
+
+def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -> tuple[str, int]:
+    """Type and index of a task that `tasks` lists, or of an evaluator; raises UsageError."""
+    example = '"task": {"type": "worker", "index": 0}'
+    if not isinstance(task, dict) or "type" not in task or "index" not in task:
+        raise UsageError(
+            f"{variable} has a cluster and the task {task!r}; expected type and index, e.g. {example}."
+        )
+    kind = "chief" if task["type"] == "master" else task["type"]
+    if kind not in KNOWN_TYPES:
+        raise UsageError(
+            f"{variable}'s task type is {task['type']!r}; expected one of {', '.join(KNOWN_TYPES)}."
+        )
+    try:
+        index = int(task["index"])
+        if isinstance(task["index"], (bool, float)) or index < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"{variable}'s task index is {task['index']!r}; expected a whole number >= 0."
+        ) from None
+    if kind == "evaluator" and kind not in tasks:
+        return kind, index
+    count = len(tasks.get(kind, ()))
+    if index >= count:
+        raise UsageError(
+            f"{variable}'s task is {kind} {index}, but its cluster lists {count} of type {kind!r} "
+            f"(index 0 to {count - 1})."
+            if count
+            else f"{variable}'s task is {kind} {index}, but its cluster lists no {kind!r}."
+        )
+    return kind, index
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """A whole number >= 0 in a variable; None if it is not set. Raises UsageError for another text."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{name} is {text!r}; expected a whole number.")
+    return int(text)
+
+
+def port(environ: Mapping[str, str], default: int) -> int:
+    """CTL_PORT, the first port of this job on each host, or the platform's default."""
+    given = number(environ, PORT)
+    if given is None:
+        return default
+    if not 0 < given < 65536:
+        raise UsageError(f"{PORT} is {given}; expected a port from 1 to 65535.")
+    return given
+
+
+def workers(
+    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more
+) -> Job:
+    """A job of equal workers; of one process, where there is one address."""
+    doubled = sorted({a for a in addresses if addresses.count(a) > 1})
+    if doubled:
+        raise UsageError(
+            f"{sources[0]} gives {doubled[0]} to several tasks; every task needs an address of its own."
+        )
+    tasks = {"worker": tuple(addresses)} if len(addresses) > 1 else {}
+    return Job(platform, tuple(sources), tasks, "worker", index, **more)

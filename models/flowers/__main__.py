@@ -1,0 +1,56 @@
+"""Photos in folders, one per class: a small convolutional network, on one device or many.
+
+python -m models.flowers --data_dir=flower_photos --model_dir=/tmp/flowers --epochs=10
+python -m models.flowers --data_dir=flower_photos --model_dir=/tmp/flowers2 --strategy=mirrored
+ctl launch --workers=2 -- python -m models.flowers --data_dir=flower_photos --model_dir=/tmp/flowers3
+python -m models.flowers --model_dir=/tmp/flowers --mode=predict --images='new/*.jpg'
+"""
+
+import ctl
+from absl import flags
+
+from models.flowers.model import Flowers
+from models.flowers.reading import Reading
+
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", "", "Directory with a folder of JPEGs per class, such as an extracted "
+    "flower_photos.tgz.")  # fmt: skip
+BATCH_SIZE_PER_REPLICA = flags.DEFINE_integer(
+    "batch_size_per_replica", 32, "Examples in one step on one replica; the global batch grows with the "
+    "replicas. Not with --global_batch_size.", lower_bound=1)  # fmt: skip
+IMAGE_SIZE = flags.DEFINE_integer(
+    "image_size", None, "Height and width that photos are resized to, pixels. Left out: that of the run "
+    "in model_dir, or 180.", lower_bound=8)  # fmt: skip
+CACHE = flags.DEFINE_enum(
+    "cache", "memory", ["memory", "none"], "memory: keep all photos decoded; none: decode each one "
+    "every time.")  # fmt: skip
+SPLIT_SEED = flags.DEFINE_integer(
+    "split_seed", 123, "Seed of which fifth is held out for validation.", lower_bound=0,
+    upper_bound=2**32 - 1)  # fmt: skip
+STRICT_DATA = flags.DEFINE_bool(
+    "strict_data", False, "End with 2 if a file cannot be used, instead of leaving it out.")  # fmt: skip
+MAX_PIXELS = flags.DEFINE_integer(
+    "max_pixels", Reading.max_pixels, "Files with more are not decoded.", lower_bound=1)  # fmt: skip
+IMAGES = flags.DEFINE_string(
+    "images", "", "For --mode=predict: paths and patterns with commas, or a directory.")  # fmt: skip
+
+
+def flowers(**options):
+    """The trainer that the flags describe."""
+    per_replica = BATCH_SIZE_PER_REPLICA.value
+    if flags.FLAGS["global_batch_size"].present:
+        if flags.FLAGS["batch_size_per_replica"].present:
+            raise ctl.UsageError(
+                f"got --batch_size_per_replica={per_replica} and "
+                f"--global_batch_size={options['global_batch_size']}; expected one of them."
+            )
+        per_replica = None
+    reading = Reading(
+        cache=CACHE.value, strict=STRICT_DATA.value, max_pixels=MAX_PIXELS.value,
+        split_seed=SPLIT_SEED.value,
+    )  # fmt: skip
+    return Flowers(batch_size_per_replica=per_replica, reading=reading, **options)
+
+
+if __name__ == "__main__":
+    ctl.run(flowers, data_dir=DATA_DIR, image_size=IMAGE_SIZE, images=IMAGES)

@@ -1,0 +1,136 @@
+"""The network of the codelab: three convolutions, trained on photos in folders."""
+
+import json
+
+import ctl
+import keras
+import tensorflow as tf
+
+from models.flowers import photos
+from models.flowers.reading import Reading, decoded_all, opened
+
+IMAGE_SIZE = 180
+
+
+class Flowers(ctl.Trainer):
+    """A classifier of photos. Images are uint8 `[b, size, size, 3]`, labels int64 `[b]`.
+
+    Without `data_dir` the classes are those that the run in model_dir was made of.
+    """
+
+    def __init__(
+        self, data_dir="", *, image_size=None, batch_size_per_replica=None, images="",
+        reading=None, **options,
+    ):  # fmt: skip
+        super().__init__(**options)
+        if batch_size_per_replica:
+            self.global_batch_size = batch_size_per_replica * self.placement.num_replicas
+        self.photos = photos.find(data_dir) if data_dir else None
+        self.images, self.reading, self._opened = images, reading or Reading(), None
+        before = self._configuration()
+        self.image_size = image_size or before.get("image_size", IMAGE_SIZE)
+        classes = tuple(json.loads(before.get("classes", "[]")))
+        self.classes = self.photos.classes if self.photos else classes
+        if classes and self.classes != classes:
+            raise ctl.UsageError(
+                f"--data_dir={data_dir} has the classes {', '.join(self.classes)}; the run in "
+                f"{self.model_dir} was made of {', '.join(classes)}. Give another --model_dir."
+            )
+        self.hparams = {"classes": json.dumps(self.classes), "image_size": self.image_size}
+
+    def build(self):
+        self._need(self.classes)
+        self.model = keras.Sequential([
+            keras.Input((self.image_size, self.image_size, 3)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(len(self.classes)),
+        ])  # fmt: skip
+        self.optimizer = keras.optimizers.Adam()
+        encoded = tf.TensorSpec([None], tf.string, name="image_bytes")
+        self._served = tf.function(self.classify, input_signature=[encoded])
+
+    def train_data(self, batch_size):
+        return self._data("train", batch_size)
+
+    def eval_data(self, batch_size):
+        return self._data("test", batch_size)
+
+    def score(self, batch, training):
+        logits = self.model(batch["image"], training=training)
+        return {
+            "loss": tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits),
+            "accuracy": tf.equal(tf.argmax(logits, axis=1), batch["label"]),
+        }
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            scores = self.score(batch, training=True)
+            loss = self.average(scores["loss"])
+        self.minimize(loss, tape)
+        return scores
+
+    def eval_step(self, batch):
+        return self.score(batch, training=False)
+
+    def classify(self, encoded):
+        """JPEGs as in files, string `[b]` -> what a server of the SavedModel answers."""
+        images = decoded_all(encoded, self.image_size)
+        probabilities = tf.nn.softmax(self.model(images, training=False))
+        index = tf.argmax(probabilities, axis=1)
+        names = tf.gather(tf.constant(self.classes), index)
+        return {"probabilities": probabilities, "class_index": index, "class_name": names}
+
+    def signatures(self):
+        return {"serving_default": self._served}
+
+    def predict(self):
+        """A line per file of --images; that of a file that cannot be used says why."""
+        for path in photos.matching(self.images):
+            try:
+                answer = self._served([photos.read(path, self.reading.max_pixels)])
+            except (photos.Unusable, tf.errors.InvalidArgumentError) as e:
+                reason = str(e) if isinstance(e, photos.Unusable) else "damaged"
+                yield {"path": str(path), "error": reason}
+                continue
+            probabilities = answer["probabilities"][0].numpy().tolist()
+            yield {
+                "path": str(path),
+                "label": answer["class_name"][0].numpy().decode(),
+                "probability": max(probabilities),
+                "probabilities": dict(zip(self.classes, probabilities, strict=True)),
+            }
+
+    def _data(self, part, batch_size):
+        self._need(self.photos)
+        if self._opened is None:
+            self._opened = opened(self.photos, self.reading, self.image_size, self)
+        rows, get = self._opened.rows[part], self._opened.get
+        arrays = {"index": rows, "label": self.photos.labels[rows]}
+        return ctl.from_arrays(arrays, batch_size).map(
+            lambda batch: {"image": get(batch["index"]), "label": batch["label"]}
+        )
+
+    @staticmethod
+    def _need(what):
+        if not what:
+            raise ctl.UsageError(
+                "--data_dir is missing; expected a directory with a folder of JPEGs per class."
+            )
+
+    def _configuration(self):
+        """What the run in model_dir was made of; {} if there is none."""
+        path = f"{self.model_dir}/config.json"
+        if not self.model_dir or not tf.io.gfile.exists(path):
+            return {}
+        try:
+            return json.loads(tf.io.read_file(path).numpy())
+        except ValueError:
+            return {}

@@ -1,0 +1,132 @@
+"""Photos become numbers: each file is looked at once, and decoded by index from then on.
+
+Workers leave out the same files: what one of them cannot use, none of them uses.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ctl
+import numpy as np
+import tensorflow as tf
+
+from models.flowers.photos import Photos, Unusable, each, listed, read
+
+_log = logging.getLogger("ctl.models")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How photos are read.
+
+    Attributes:
+      cache: "memory" keeps all of them decoded, "none" decodes each one every time.
+      strict: a file that cannot be used ends the run before training, instead of being left out.
+      max_pixels: height times width of the largest photo.
+      split_seed: decides which fifth is held out.
+    """
+
+    cache: str = "memory"
+    strict: bool = False
+    max_pixels: int = 50_000_000
+    split_seed: int = 123
+
+
+@dataclass(frozen=True)
+class Images:
+    """What can be used of the photos.
+
+    Attributes:
+      rows: "train" and "test" -> numbers of photos.
+      get: numbers `[b]` -> images, uint8 `[b, size, size, 3]`; for the graph.
+    """
+
+    rows: dict[str, np.ndarray]
+    get: Callable
+
+
+def opened(photos: Photos, reading: Reading, size: int, trainer: ctl.Trainer) -> Images:
+    """Looks at every file, on all workers together; with a cache, each worker at all of them.
+
+    Raises UsageError where too little is left, and for any file that cannot be used if `strict`.
+    """
+    agreement, count = ctl.Agreement(trainer.strategy), len(photos.paths)
+    _check_same_files(photos, agreement)
+    place = trainer.placement
+    in_memory = reading.cache == "memory"
+    mine = range(count) if in_memory else range(place.worker_index, count, place.num_workers)
+    kept = np.zeros((count, size, size, 3), np.uint8) if in_memory else None
+    decode = tf.function(lambda e: decoded(e, size)).get_concrete_function(
+        tf.TensorSpec([], tf.string)
+    )
+
+    def look(number: int) -> str:
+        try:
+            image = decode(tf.constant(read(photos.paths[number], reading.max_pixels)))
+        except Unusable as e:
+            return str(e)
+        except tf.errors.InvalidArgumentError:
+            return "damaged"
+        if kept is not None:
+            kept[number] = image
+        return ""
+
+    faults = dict(zip(mine, each(look, mine), strict=True))
+    bad = agreement.sum([bool(faults.get(i)) for i in range(count)]) > 0
+    _tell(photos, bad, faults, strict=reading.strict, aloud=place.is_chief)
+    rows = {part: r[~bad[r]] for part, r in photos.split(reading.split_seed).items()}
+    if not all(map(len, rows.values())):
+        raise ctl.UsageError(
+            f"{photos.directory} has {(~bad).sum()} photos; expected at least five, since a fifth is held "
+            "out for validation."
+        )
+    return Images(rows, _getter(photos, kept, size))
+
+
+def decoded(encoded, size: int):
+    """An encoded JPEG `[]` as uint8 `[size, size, 3]`; grey and CMYK become RGB."""
+    image = tf.image.resize(tf.io.decode_jpeg(encoded, channels=3), [size, size])
+    return tf.cast(tf.round(image), tf.uint8)
+
+
+def decoded_all(encoded, size: int, load=tf.identity):
+    """`[b]` of what `load` turns into encoded JPEGs -> uint8 `[b, size, size, 3]`."""
+    spec = tf.TensorSpec([size, size, 3], tf.uint8)
+    return tf.map_fn(lambda e: decoded(load(e), size), encoded, fn_output_signature=spec)
+
+
+def _getter(photos: Photos, kept: np.ndarray | None, size: int) -> Callable:
+    if kept is not None:
+        images = tf.convert_to_tensor(kept)
+        return lambda index: tf.gather(images, index)
+    paths = tf.constant([str(p) for p in photos.paths])
+    return lambda index: decoded_all(tf.gather(paths, index), size, tf.io.read_file)
+
+
+def _check_same_files(photos: Photos, agreement: ctl.Agreement) -> None:
+    bits = [float(photos.digest() >> i & 1) for i in range(32)]
+    if not set(agreement.sum(bits)) <= {0.0, float(agreement.num_workers)}:
+        raise ctl.UsageError(
+            f"The workers see different files in {photos.directory}; expected the same on all: put them on "
+            "shared storage, or copy them again."
+        )
+
+
+def _tell(photos: Photos, bad: np.ndarray, faults: dict, *, strict: bool, aloud: bool) -> None:
+    """One warning about the files that cannot be used; raises UsageError if nobody may go on."""
+    if not bad.any():
+        return
+    names = [
+        f"{photos.name(i)} ({faults.get(i) or 'says another worker'})" for i in np.flatnonzero(bad)
+    ]
+    text = (
+        f"{bad.sum()} of {len(bad):,} files in {photos.directory} cannot be used: {listed(names)}."
+    )
+    if strict:
+        raise ctl.UsageError(f"{text} Mend or remove them, or leave --strict_data out.")
+    gone = set(range(len(photos.classes))) - set(photos.labels[~bad])
+    if gone:
+        raise ctl.UsageError(f"{text} Nothing is left of {photos.classes[min(gone)]}.")
+    if aloud:
+        _log.warning("%s They are left out.", text)

@@ -1,0 +1,201 @@
+"""The batch script: what it asks Slurm for, and what it does when tasks end, run with a stand-in srun."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import PROGRAMS, ROOT, environment
+from ctl.deploy import command
+
+PROGRAM = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/run"]
+
+
+def made(capsys, *words, code=0):
+    """What `ctl deploy slurm` printed: the script, and the words for a person."""
+    assert command.main(["slurm", *words]) == code
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+def directives(script):
+    return re.findall(r"^#SBATCH --(\S+)$", script, re.MULTILINE)
+
+
+def test_a_task_on_each_machine_has_all_its_gpus(capsys):
+    script, said = made(capsys, "--nodes=3", "--gpus_per_node=4", "--cpus_per_task=8", *PROGRAM)
+    asked = directives(script)
+    for word in ("nodes=3", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=8", "requeue",
+                 "open-mode=append", "signal=B:USR1@120"):  # fmt: skip
+        assert word in asked
+    assert "gpus-per-task=1" not in asked
+    assert "no --time" in said and "sbatch train.sbatch" in said
+
+
+def test_a_task_for_each_gpu(capsys):
+    script, _ = made(capsys, "--nodes=2", "--gpus_per_node=4", "--task_per=gpu", *PROGRAM)
+    asked = directives(script)
+    assert {"ntasks-per-node=4", "gpus-per-task=1"} <= set(asked) and "gpus-per-node=4" not in asked
+
+
+def test_what_comes_before_the_program(capsys):
+    script, _ = made(
+        capsys,
+        "--module=cuda/12.4",
+        "--module=python",
+        "--venv=/shared/venv",
+        "--env=A=b c",
+        *PROGRAM,
+    )
+    lines = script.splitlines()
+    order = ["export A='b c'", "module load cuda/12.4", "module load python",
+             "source /shared/venv/bin/activate"]  # fmt: skip
+    assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
+    script, _ = made(capsys, "--gpus_per_node=1", "--image=/shared/a.sif", *PROGRAM)
+    assert "apptainer exec --nv /shared/a.sif python -m trainer.task" in script
+
+
+def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
+    assert "begins again at step 0" in made(capsys, "--", "python", "t.py")[1]
+    assert "begins again" not in made(capsys, *PROGRAM)[1]
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--task_per=gpu"], "add --gpus_per_node=N"),
+    (["--time=90"], "expected e.g. 04:00:00"),
+    (["--time=00:75:00"], "is no time limit"),
+    (["--time=00:01:00"], "is not longer than --signal_secs=120"),
+    (["--memory=lots"], "is no size"),
+    (["--name=a b"], "is no name"),
+    (["--partition=a;b"], "is no name"),
+    (["--module=$(id)"], "is no module"),
+    (["--venv=/a b"], "is no path"),
+    (["--venv=/v", "--image=/i.sif"], "expected one of them"),
+    (["--nodes=0"], "whole number from 1"),
+    (["--env=API_TOKEN=x"], "API_TOKEN"),
+    (["--env=TF_CONFIG={}"], "set by the platform"),
+    (["--tasks=2"], "is not an option of `ctl deploy slurm`"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_sentence_and_2(capsys, tmp_path, words, sentence):
+    file = tmp_path / "job"
+    out, said = made(capsys, *words, f"--output={file}", *PROGRAM, code=2)
+    assert sentence in said and not out and not file.exists() and len(said.splitlines()) == 1
+
+
+class Cluster:
+    """One machine with a stand-in for Slurm, and a script on it."""
+
+    def __init__(self, place, program, tasks=2, *words):
+        self.place = place
+        (place / "bin").mkdir()
+        for name in ("srun", "scancel", "scontrol"):
+            text = (PROGRAMS / "fake_slurm.py").read_text()
+            (place / "bin" / name).write_text(f"#!{sys.executable}\n{text}")
+            (place / "bin" / name).chmod(0o755)
+        self.script = place / "job.sbatch"
+        words = [f"--output={self.script}", *words, "--", *program]
+        assert command.main(["slurm", *words]) == 0
+        checked = subprocess.run(["bash", "-n", self.script], capture_output=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, b"")
+        self.env = environment(
+            FAKE_SLURM=str(place), FAKE_TASKS=str(tasks), SLURM_JOB_ID="77",
+            SLURM_SUBMIT_DIR=str(place), PATH=f"{place / 'bin'}:{os.environ['PATH']}",
+        )  # fmt: skip
+
+    def start(self, **more):
+        return subprocess.Popen(
+            ["bash", self.script], env=self.env | more, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, **more):
+        process = self.start(**more)
+        output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+    def calls(self, name):
+        lines = (self.place / "calls").read_text().splitlines()
+        return [words[1:] for words in map(json.loads, lines) if words[0] == name]
+
+
+def counting(tmp_path, *codes):
+    """A program whose first task ends with these codes, one a start; the others with 0."""
+    file = tmp_path / "starts"
+    return [
+        "bash", "-c",
+        f'[ "$SLURM_PROCID" = 0 ] || exit 0; echo x >> {file}; n=$(wc -l < {file}); '
+        f"codes=({' '.join(map(str, codes))}); exit ${{codes[n-1]}}",
+    ]  # fmt: skip
+
+
+def test_a_job_that_is_done_is_done(tmp_path):
+    cluster = Cluster(tmp_path, counting(tmp_path, 0))
+    assert cluster.run()[0] == 0
+    [words] = cluster.calls("srun")
+    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
+    assert not cluster.calls("scontrol")
+
+
+def test_a_lost_task_starts_all_again_and_not_for_ever(tmp_path):
+    cluster = Cluster(tmp_path, counting(tmp_path, 134, 137, 0))
+    code, output = cluster.run()
+    assert code == 0 and len(cluster.calls("srun")) == 3 and "srun: 134" in output
+    (tmp_path / "again").mkdir()
+    cluster = Cluster(
+        tmp_path / "again", counting(tmp_path / "again", 134, 134, 0), 2, "--max_restarts=1"
+    )
+    assert cluster.run()[0] == 134 and len(cluster.calls("srun")) == 2
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_an_error_that_comes_again_is_not_tried_again(tmp_path, code):
+    cluster = Cluster(tmp_path, counting(tmp_path, code))
+    done, output = cluster.run()
+    assert done == code and len(cluster.calls("srun")) == 1
+    assert f"ended with {code}" in output
+    assert not list(tmp_path.glob(".ctl-for-good*"))
+
+
+@pytest.mark.parametrize(("array", "job"), [({}, "77"), (
+    {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}, "70_3",
+)])  # fmt: skip
+def test_near_the_time_limit_tasks_save_and_the_job_goes_back(tmp_path, array, job):
+    saving = "trap 'sleep 1; touch saved-$SLURM_PROCID; exit 143' TERM; touch up-$SLURM_PROCID; "
+    program = ["bash", "-c", f"cd {tmp_path}; {saving} while :; do sleep 0.1; done"]
+    cluster = Cluster(tmp_path, program)
+    process = cluster.start(**array)
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+    assert cluster.calls("scontrol") == [["requeue", job]] and len(cluster.calls("srun")) == 1
+
+
+@pytest.mark.workers
+def test_two_tasks_train_together_save_on_the_signal_and_go_on(tmp_path):
+    place = tmp_path / "run"
+    program = [sys.executable, "-m", "models.mnist", f"--model_dir={place}", "--train_steps=2000",
+               "--global_batch_size=32", "--export=none", "--steps_per_loop=5",
+               "--log_every_steps=5"]  # fmt: skip
+    cluster = Cluster(tmp_path, program)
+    process = cluster.start()
+    while not (place / "metrics.jsonl").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and "2 workers" in output, output
+    assert cluster.calls("scontrol") == [["requeue", "77"]]
+    [saved] = [int(p.name.split("-")[1]) for p in (place / "checkpoints").glob("ckpt-*")]
+    text = cluster.script.read_text().replace("--train_steps=2000", f"--train_steps={saved + 5}")
+    cluster.script.write_text(text)
+    code, output = cluster.run()
+    assert code == 0, output
+    assert f"resuming at step {saved} " in output and f"done at step {saved + 5}" in output

@@ -1,0 +1,200 @@
+"""Promise 27: a bucket that is mounted as files, where nothing is renamed and listings come late.
+
+The bucket is tests/programs/object_store.py, a FUSE file system; where this user may not mount one, the
+tests are left out. Its kind is found by its type, as gcsfuse's is: no test says that it is a bucket.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
+from ctl import files
+from ctl.cluster import Cluster
+from ctl.launch.heartbeats import Pulse, Timeouts
+from ctl.lease import Lease
+from object_store import unmount
+from saving_jobs import checkpoints, jobs  # noqa: F401
+from saving_jobs import unbroken as final  # noqa: F401
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from training import STEPS, assert_bit_identical, run, wait_until
+
+pytestmark = pytest.mark.workers
+SOON = ("--backoff_secs=0.2",)
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """bucket(*options) -> a directory of a mounted one; .refused() lists what it did not do."""
+    process, where = [], tmp_path / "bucket"
+
+    class Bucket:
+        path = where / "b"
+
+        def __call__(self, *options):
+            where.mkdir()
+            log = f"--refused={tmp_path / 'refused'}"
+            process.append(subprocess.Popen(
+                [sys.executable, str(PROGRAMS / "object_store.py"), str(where), log, *options],
+                stdout=subprocess.PIPE, text=True,
+            ))  # fmt: skip
+            said = process[0].stdout.readline()
+            if "mounted" not in said:
+                pytest.skip(said.strip() or "no FUSE here")
+            self.path.mkdir()
+            return self.path
+
+        def refused(self):
+            log = tmp_path / "refused"
+            return log.read_text().splitlines() if log.exists() else []
+
+    yield Bucket()
+    if process:
+        process[0].terminate()
+        try:
+            process[0].wait(10)
+        except subprocess.TimeoutExpired:
+            process[0].kill()
+            process[0].wait()
+        unmount(where)
+
+
+def events(model_dir, last, which="train"):
+    """Steps of the losses in TensorBoard's files, when the listing shows those up to `last`."""
+
+    def listed():
+        found = []
+        for path in sorted((model_dir / "logs" / which).glob("events*")):
+            for event in EventFileLoader(str(path)).Load():
+                found += [event.step for value in event.summary.value if value.tag == "loss"]
+        return found if last in found else None
+
+    return wait_until(listed)
+
+
+def test_a_mounted_bucket_is_found_by_its_type(bucket, tmp_path):
+    where = bucket()
+    (tmp_path / "link").symlink_to(where)
+    assert files.has_rename(tmp_path) and not files.has_rename(where / "run" / "checkpoints")
+    assert not files.has_rename(tmp_path / "link" / "run")
+
+
+def assert_complete(model_dir, bucket, output):
+    """What a run of faulty.py leaves: every file, and nothing that the bucket refused."""
+    assert bucket.refused() == []
+    assert json.loads((model_dir / "LOCK").read_text())["state"] == "ended"
+    assert json.loads((model_dir / "config.json").read_text())["model"] == "Faulty"
+    assert (model_dir / "export" / "saved_model" / "saved_model.pb").stat().st_size > 0
+    assert (model_dir / "export" / "model.keras").stat().st_size > 0
+    assert not [w for w in ("cannot be written", "Cannot", "damaged") if w in output], output
+    steps = events(model_dir, STEPS)
+    assert steps == sorted(set(steps)), "taken back where the run went back"
+    lost = set(range(1, STEPS + 1)) - set(steps)  # what a killed process had not flushed yet
+    assert len(lost) < 10
+
+
+def test_a_killed_run_in_a_bucket_goes_on_as_on_a_disk(bucket, unbroken):
+    model_dir = bucket("--delay_secs=3") / "run"
+    options = ["--export=keras,saved_model"]
+    assert run(model_dir, *options, faults="kill@27").code == -9
+    done = run(model_dir, *options)
+    assert done.code == 0 and "resuming at step 25" in done.output, done.output[-3000:]
+    assert_bit_identical(model_dir, unbroken(0))
+    assert_complete(model_dir, bucket, done.output)
+
+
+@pytest.mark.slow
+def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
+    model_dir = bucket("--delay_secs=1") / "run"
+    done = run(
+        model_dir, "--export=keras,saved_model", workers=2, faults="kill@13:1 kill@27:0",
+        launcher=(*SOON, "--heartbeat_timeout_secs=6"), PAUSE_SECS="0.25",
+    )  # fmt: skip
+    assert done.code == 0, done.output[-3000:]
+    assert "resuming at step 10" in done.output and "resuming at step 25" in done.output
+    assert_bit_identical(model_dir, unbroken(2))
+    assert_complete(model_dir, bucket, done.output)
+
+
+def test_heartbeats_are_kept_out_of_a_bucket(bucket):
+    task = Cluster({"worker": ("127.0.0.1:1",)}, "worker", 0)
+    path = Pulse(bucket() / "workers", Timeouts()).path(task)
+    assert files.has_rename(path) and path.name == "job_0.json"
+
+
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+@pytest.mark.parametrize("place", ["mid_data", "before_index", "before_manifest", "before_deleting"])
+def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
+    jobs, final, bucket, place, how  # noqa: F811
+):  # fmt: skip
+    model_dir = bucket("--delay_secs=30") / "run"  # nothing that is written here is ever listed
+    arguments = ["--keep=1", *(["--background"] if how != "at once" else [])]
+    assert jobs(model_dir, *arguments, faults=f"kill:{place}@4").code == -9
+    before = checkpoints(model_dir)
+    assert before and set(before) <= {2, 4}
+    done = jobs(model_dir, *arguments)
+    assert done.code == 0 and done.json["began"] == before[-1], done.output
+    assert done.json["final"] == final
+    assert checkpoints(model_dir) == [8]
+    assert bucket.refused() == []
+
+
+def test_a_damaged_checkpoint_in_a_bucket_is_passed_over_and_set_aside(
+    jobs, bucket  # noqa: F811
+):  # fmt: skip
+    model_dir = bucket("--delay_secs=30") / "run"
+    assert jobs(model_dir).code == 0
+    data = model_dir / "checkpoints" / "ckpt-8" / "state.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-3])
+    done = jobs(model_dir, "--steps=10")
+    assert done.code == 0 and done.json["began"] == 6, done.output
+    assert checkpoints(model_dir) == [2, 4, 6, 8, 10]
+    assert (model_dir / "checkpoints" / "damaged" / "ckpt-8" / "manifest.json").exists()
+    assert bucket.refused() == []
+
+
+def test_a_bucket_that_renames_nothing_at_all_holds_checkpoints(jobs, final, bucket):  # noqa: F811
+    model_dir = bucket("--no_renames") / "run"
+    done = jobs(model_dir, "--keep=1")
+    assert done.code == 0 and done.json["final"] == final, done.output
+    assert checkpoints(model_dir) == [8]
+
+
+def test_an_evaluator_follows_a_training_in_a_bucket(bucket):
+    model_dir = bucket("--delay_secs=2") / "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "ctl.launch", "--workers=1", "--evaluator", "--", sys.executable, "-m",
+         "models.mnist", f"--model_dir={model_dir}", "--train_steps=30", "--save_every_steps=10",
+         "--global_batch_size=32", "--keep=0", "--export=none"],
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (model_dir / "evaluations.jsonl").read_text().splitlines()
+    assert [row["step"] for row in map(json.loads, lines) if row["run"] == "eval"] == [10, 20, 30]
+    assert set(json.loads((model_dir / "evaluated.json").read_text())["evaluated"]) == {
+        "10", "20", "30"}  # fmt: skip
+    assert events(model_dir, 30, "eval") == [10, 20, 30]
+    assert bucket.refused() == []
+
+
+def test_the_lock_in_a_bucket_is_whole_at_every_moment(bucket):
+    path = bucket("--delay_secs=30") / "LOCK"
+    lease, reader, ended = Lease(path, beat_secs=0.001), Lease(path), threading.Event()
+    steps = iter(range(10**9))
+
+    def hold():
+        with lease.held(step=lambda: next(steps)):
+            ended.wait(1.5)
+        ended.set()
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    while reader.read() is None:
+        assert not ended.is_set()
+    seen = [reader.read() for _ in range(300)]
+    ended.set()
+    holding.join()
+    assert None not in seen and len({h.step for h in seen}) > 5
+    assert reader.read().state == "ended"

@@ -1,0 +1,51 @@
+"""srun, scancel and scontrol for one machine, as one program that goes by the name it is called by.
+
+$FAKE_SLURM is a directory: `calls` has a line for each call, `pids` the tasks that run. Tasks get the
+variables that srun 22.05 was seen to give them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+place = Path(os.environ["FAKE_SLURM"])
+
+
+def note(words):
+    with open(place / "calls", "a") as file:
+        file.write(json.dumps(words) + "\n")
+
+
+def srun(words):
+    options = [w for w in words if w.startswith("--")][: next(
+        i for i, w in enumerate(words) if not w.startswith("--")
+    )]  # fmt: skip
+    program = words[len(options) :]
+    count = int(os.environ["FAKE_TASKS"])
+    tasks = []
+    for i in range(count):
+        place_of_task = {
+            "SLURM_PROCID": i, "SLURM_LOCALID": i, "SLURM_NODEID": 0, "SLURM_NTASKS": count,
+            "SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_ID": 0,
+            "SLURM_STEP_TASKS_PER_NODE": count,
+        }  # fmt: skip
+        env = os.environ | {k: str(v) for k, v in place_of_task.items()}
+        tasks.append(subprocess.Popen(program, env=env, start_new_session=True))
+    (place / "pids").write_text(" ".join(str(t.pid) for t in tasks))
+    return max(128 - code if code < 0 else code for code in (t.wait() for t in tasks))
+
+
+def scancel(words):
+    assert words[0] == "--signal=TERM" and words[1] == os.environ["SLURM_JOB_ID"], words
+    for pid in (place / "pids").read_text().split():
+        os.killpg(int(pid), signal.SIGTERM)
+    return 0
+
+
+if __name__ == "__main__":
+    name = Path(sys.argv[0]).name
+    note([name, *sys.argv[1:]])
+    sys.exit({"srun": srun, "scancel": scancel, "scontrol": lambda _: 0}[name](sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""Five classes of real JPEGs, cut from the pictures that scikit-image and scikit-learn bring along.
+
+    python photos.py DIRECTORY --per_class=40
+
+They stand in for flower_photos.tgz: the same layout, about the same size of a photo.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+HEIGHT, WIDTH = 240, 320
+CLASSES = ("brick", "china", "flower", "grass", "gravel")
+
+
+def sources() -> dict[str, np.ndarray]:
+    """Class -> uint8 `[h, w, 1 or 3]`."""
+    import skimage.data
+    from sklearn.datasets import load_sample_image
+
+    grey = {name: getattr(skimage.data, name)()[..., None] for name in ("brick", "grass", "gravel")}
+    return {**grey, **{name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}}
+
+
+def jpeg(image: np.ndarray, **options) -> bytes:
+    return tf.io.encode_jpeg(image, **options).numpy()
+
+
+def make(directory, per_class: int = 40, *, height: int = HEIGHT, width: int = WIDTH) -> Path:
+    """Writes `directory/flower_photos/<class>/<i>.jpg` and a licence; returns directory/flower_photos."""
+    random, root = np.random.default_rng(0), Path(directory) / "flower_photos"
+    for name, picture in sources().items():
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            top = random.integers(picture.shape[0] - height + 1)
+            left = random.integers(picture.shape[1] - width + 1)
+            crop = picture[top : top + height, left : left + width]
+            (root / name / f"{i:04d}.jpg").write_bytes(jpeg(np.ascontiguousarray(crop)))
+    (root / "LICENSE.txt").write_text("made of pictures of scikit-image and scikit-learn\n")
+    return root
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory")
+    parser.add_argument("--per_class", type=int, default=40)
+    options = parser.parse_args()
+    print(make(options.directory, options.per_class))

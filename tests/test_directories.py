@@ -1,0 +1,108 @@
+"""Vertex AI's directories as defaults of a run, and a number for its tuning."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, environment
+from ctl.directories import Directories, mounted, read
+from ctl.export import publish
+from ctl.reports.hypertune import HypertuneReport
+
+AIP = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b/job/model/",
+       "AIP_TENSORBOARD_LOG_DIR": "gs://b/job/logs/"}  # fmt: skip
+
+
+def test_the_parent_of_the_checkpoints_is_model_dir():
+    found = read("", AIP)
+    assert (found.model_dir, found.logs, found.model) == ("gs://b/job", "", "gs://b/job/model")
+    assert read("", {}) == Directories()
+    elsewhere = AIP | {"AIP_CHECKPOINT_DIR": "gs://b/ckpt/", "AIP_TENSORBOARD_LOG_DIR": "gs://c/x"}
+    assert read("", elsewhere).model_dir == "gs://b/ckpt"
+    assert read("", elsewhere).logs == "gs://c/x"
+
+
+def test_a_flag_goes_before_the_checkpoints_directory_only():
+    found = read("/runs/a", AIP)
+    assert (found.model_dir, found.logs) == ("/runs/a", "gs://b/job/logs")
+    assert found.model == "gs://b/job/model"
+    assert "AIP_CHECKPOINT_DIR" not in found.sources
+
+
+def test_a_bucket_has_two_names_and_the_one_that_works_is_used(tmp_path):
+    mount = str(tmp_path / "gcs")
+    (tmp_path / "gcs" / "here").mkdir(parents=True)
+    assert mounted("gs://here/run/a", mount) == f"{mount}/here/run/a"
+    assert mounted(f"{mount}/here/run/a", mount) == f"{mount}/here/run/a"
+    assert mounted("gs://there/run", mount) == "gs://there/run"
+    assert mounted(f"{mount}/there/run", mount) == "gs://there/run"
+    for other in ("", "/runs/a", "s3://here/a", "relative/gs", mount):
+        assert mounted(other, mount) == other
+    found = read("", {k: v.replace("//b/", "//here/") for k, v in AIP.items()}, mount)
+    assert found == Directories(f"{mount}/here/job", "", f"{mount}/here/job/model", found.sources)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_tuning_job_reads_the_newest_numbers_as_text(tmp_path):
+    path = tmp_path / "new" / "output.metrics"
+    report = HypertuneReport(
+        "accuracy", {"CLOUD_ML_HP_METRIC_FILE": str(path), "CLOUD_ML_TRIAL_ID": "7"}, lambda: 5.0
+    )
+    report.write(10, {"accuracy": 0.1})  # of the training
+    assert not path.exists()
+    for step in range(150):
+        report.write(step, {"accuracy": step / 200, "loss": 1.0}, "eval")
+    assert len(lines(path)) == 100
+    assert lines(path)[-1] == {
+        "timestamp": 5.0, "trial": "7", "accuracy": "0.745", "global_step": "149",
+        "checkpoint_path": "",
+    }  # fmt: skip
+    with pytest.raises(KeyError, match="an evaluation has loss"):
+        report.write(200, {"loss": 1.0}, "eval")
+
+
+def test_what_makes_a_saved_model_one_is_copied_last(tmp_path, monkeypatch):
+    for name in ("saved_model.pb", "variables/variables.index", "assets/words"):
+        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "from" / name).write_text(name)
+    copied = []
+    import ctl.export
+
+    real = ctl.export._copy
+    monkeypatch.setattr(ctl.export, "_copy", lambda a, b: (copied.append(a.name), real(a, b)))
+    publish(str(tmp_path / "from"), str(tmp_path / "to" / "model"))
+    assert copied[-1] == "saved_model.pb" and len(copied) == 3
+    assert (tmp_path / "to/model/variables/variables.index").read_text() == "variables/variables.index"
+
+
+def mnist(directory, *arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "models.mnist", "--train_steps=4", "--global_batch_size=32", *arguments],
+        env=environment(**environ, CLOUD_ML_HP_METRIC_FILE=str(directory / "metrics")), cwd=ROOT,
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.workers
+def test_a_run_without_model_dir_goes_where_the_platform_says(tmp_path):
+    places = {k: v.replace("gs://b", str(tmp_path)) for k, v in AIP.items()}
+    places["AIP_TENSORBOARD_LOG_DIR"] = str(tmp_path / "board")
+    done = mnist(tmp_path, "--report_hypertune=accuracy", **places)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job/checkpoints/ckpt-4").is_dir()
+    assert (tmp_path / "job/model/saved_model.pb").is_file()
+    assert (tmp_path / "board/eval").is_dir() and not (tmp_path / "job/logs").exists()
+    assert f"--logdir {tmp_path}/board" in done.stdout
+    [row] = lines(tmp_path / "metrics")
+    [evaluated] = [r for r in lines(tmp_path / "job/metrics.jsonl") if r["run"] == "eval"]
+    assert float(row["accuracy"]) == evaluated["accuracy"] and row["global_step"] == "4"
+
+
+@pytest.mark.workers
+def test_a_number_for_tuning_needs_an_evaluation(tmp_path):
+    done = mnist(tmp_path, "--report_hypertune=accuracy", "--mode=train")
+    assert done.returncode == 2 and "evaluates nothing" in done.stderr

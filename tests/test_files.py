@@ -1,0 +1,155 @@
+"""What counts as an object store, and how files change where nothing is renamed."""
+
+import builtins
+import io
+import json
+import os
+from pathlib import Path
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl import files, watching
+from ctl.reports import publishing
+from ctl.reports.jsonl import JsonlReport
+from ctl.reports.protocol import Started
+from ctl.reports.tensorboard_log import TensorBoardLog
+from small_models import Small, every_step
+
+MOUNTS = b"""\
+/dev/vda / ext4 rw 0 0
+bucket /mnt/data\\040of\\040mine fuse.gcsfuse rw 0 0
+/dev/vdb /mnt/data\\040of\\040mine/disk xfs rw 0 0
+mountpoint-s3 /mnt/s3 fuse rw 0 0
+sshfs#host /mnt/ssh fuse rw 0 0
+"""
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A directory that counts as a bucket: renaming anything fails the test."""
+    monkeypatch.setenv(files.STORES, str(tmp_path))
+    for place, name in ((os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")):
+        monkeypatch.setattr(place, name, lambda *_: pytest.fail("renamed"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "renamed"),
+    [
+        ("/gcs/bucket/run", False), ("/gcsx/run", True), ("/mnt/data of mine/run", False),
+        ("/mnt/data of mine/disk/run", True), ("/mnt/data of mine2", True), ("/mnt/s3", False),
+        ("/mnt/ssh/run", True), ("/named/run", False), ("/named2/run", True),
+    ],
+)  # fmt: skip
+def test_an_object_store_is_known_by_its_prefix_its_mount_or_the_variable(monkeypatch, path, renamed):
+    opened = builtins.open
+
+    def mounts(file, *more, **options):
+        return io.BytesIO(MOUNTS) if file == "/proc/self/mounts" else opened(file, *more, **options)
+
+    monkeypatch.setattr(builtins, "open", mounts)
+    monkeypatch.setenv(files.STORES, "/other:/named/")
+    assert files.has_rename(Path(path)) == renamed
+
+
+def test_a_small_file_is_replaced_in_one_piece(store):
+    path = store / "a.json"
+    for text in ("short", "x" * 3000, "y"):
+        files.write_whole(path, json.dumps(text))
+        assert json.loads(path.read_text()) == text
+    assert [p.name for p in store.iterdir()] == ["a.json"]
+
+
+def test_what_is_not_listed_stays_and_what_is_gone_is_no_error(store, monkeypatch):
+    (store / "d" / "inner").mkdir(parents=True)
+    for name in ("old", "new"):
+        (store / "d" / name).touch()
+    listed, (kept, inner) = Path.iterdir, ("old", "inner")
+    monkeypatch.setattr(
+        Path, "iterdir",
+        lambda p: iter([p / kept, p / inner, p / "ghost"]) if p.name == "d" else listed(p),
+    )  # fmt: skip
+    files.remove_tree(store / "d")
+    assert os.listdir(store / "d") == ["new"]
+
+
+def test_lines_beyond_the_step_are_dropped_without_renaming(store):
+    path = store / "metrics.jsonl"
+    lines = [json.dumps({"step": s, "run": "train"}) for s in (1, 2, 3, 4, 2)]
+    path.write_text("\n".join(lines) + '\n{"step": 5, "ru')
+    JsonlReport(path).note(Started(2, None, None))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 2]
+
+
+def test_events_beyond_the_step_are_dropped_without_renaming(store):
+    folder, now = store / "train", [1000.0]
+    for attempt, steps in enumerate(((1, 2, 3, 4), (3, 4), (3,))):
+        now[0] += 1
+        log = TensorBoardLog(store, lambda: now[0])
+        if attempt:
+            log._folder("train").keep_only(lambda event: event.step <= 2)
+        for step in steps:
+            log.scalars(now[0], step, {"loss": float(attempt)}, "train")
+        log.close()
+    found = [
+        (e.step, round(v.simple_value or tf.make_ndarray(v.tensor).item()))
+        for path in sorted(folder.iterdir()) for e in tf.compat.v1.train.summary_iterator(str(path))
+        for v in e.summary.value
+    ]  # fmt: skip
+    assert found == [(1, 0), (2, 0), (3, 2)]
+
+
+def test_a_growing_file_is_synced_now_and_then_in_a_store_only(store, monkeypatch, tmp_path_factory):
+    synced, now = [], [0.0]
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(now[0]))
+    for path in (store / "a", tmp_path_factory.mktemp("disk") / "a"):
+        published = publishing.Publishing(30.0, lambda: now[0])
+        with open(path, "w") as file:
+            for now[0] in range(0, 100, 10):
+                file.write("x")
+                file.flush()
+                published.flushed(file, path)
+        assert synced == [30, 60, 90]
+
+
+def test_the_best_weights_survive_an_interrupted_write(store):
+    path = store / "best.npz"
+    assert watching._loaded(path) is None
+    np.savez(path, np.arange(3))
+    (array,) = watching._loaded(path)
+    assert array.tolist() == [0, 1, 2]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert watching._loaded(path) is None
+
+
+def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
+    class Stops(Small):
+        def build(self):
+            super().build()
+            self.early_stopping = ctl.EarlyStopping("loss", patience=2, restore_best=True)
+
+    options = dict(strategy="default", reports=[], intervals=every_step(evaluate=ctl.Every(steps=1)))
+    trainer = Stops(model_dir=str(store), **options)
+    trainer.train(3)
+    assert watching._loaded(store / "best" / "early_stopping.npz") is not None
+    assert [p.name for p in (store / "best").iterdir()] == ["early_stopping.npz"]
+    again = Stops(model_dir=str(store), **options)
+    again.prepare()
+    assert again._session.watching._best_weights is not None
+
+
+def test_a_run_at_a_url_is_locked_saved_and_exported():
+    model_dir = "ram://files/run"
+    trainer = Small(model_dir=model_dir, strategy="default", intervals=every_step(), reports=[])
+    trainer.train(2, export=("keras", "saved_model"))
+    lock = files.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends where others write anew
+    assert lock.count(b'"state": "training"') >= 1 and lock.rstrip().endswith(b"}")
+    assert json.loads(lock[lock.rindex(b"{") :])["state"] == "ended"
+    loaded = tf.saved_model.load(f"{model_dir}/export/saved_model")
+    assert loaded.serve(tf.zeros([2, 8])).shape == (2, 4)
+    assert files.path(f"{model_dir}/export/model.keras").stat().st_size > 0
+    again = Small(model_dir=model_dir, strategy="default", reports=[])
+    again.prepare()
+    assert again.step == 2

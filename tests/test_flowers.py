@@ -1,0 +1,217 @@
+"""Photos in folders: which files count, the split, what is left out, and the same numbers everywhere."""
+
+import logging
+import os
+import shutil
+import struct
+
+import ctl
+import keras
+import numpy as np
+import photos as sample
+import pytest
+import tensorflow as tf
+from small_models import every_step, losses
+
+from models.flowers import photos
+from models.flowers.model import Flowers
+from models.flowers.reading import Reading
+
+SIZE = 24
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """Five classes of eight photos."""
+    return sample.make(tmp_path_factory.mktemp("photos"), per_class=8, height=60, width=80)
+
+
+@pytest.fixture
+def folder(shipped, tmp_path):
+    """A copy that a test may spoil."""
+    shutil.copytree(shipped, tmp_path / "flower_photos")
+    return tmp_path / "flower_photos"
+
+
+def made(folder, *, strategy="default", reading=Reading(), **options):  # noqa: B008  frozen
+    options = {"global_batch_size": 8, "image_size": SIZE, "intervals": every_step(), **options}
+    options.setdefault("reports", [])
+    return Flowers(str(folder), strategy=strategy, reading=reading, **options)
+
+
+def batches(trainer, count=6, replicas=range(1), num_replicas=1):
+    data = trainer.train_data(8).replica_batches(
+        seed=0, start=0, total=None, replicas=replicas, num_replicas=num_replicas
+    )
+    return list(data.take(count))
+
+
+def test_the_classes_are_the_folders_and_an_archive_within_a_folder_is_found(shipped):
+    for directory in (shipped, shipped.parent):
+        found = photos.find(str(directory))
+        assert found.classes == sample.CLASSES
+        assert len(found.paths) == 40 and found.name(0) == "brick/0000.jpg"
+        assert np.bincount(found.labels).tolist() == [8] * 5
+
+
+def test_the_split_is_that_of_keras_with_the_same_seed(shipped):
+    found = photos.find(str(shipped))
+    for part, subset in (("train", "training"), ("test", "validation")):
+        theirs = keras.utils.image_dataset_from_directory(
+            shipped, validation_split=0.2, subset=subset, seed=123, verbose=False
+        )
+        mine = [str(found.paths[i]) for i in found.split(123)[part]]
+        assert sorted(mine) == sorted(theirs.file_paths)
+
+
+def test_hidden_files_are_left_out_and_names_in_capitals_are_not(folder):
+    (folder / "brick" / ".DS_Store").write_bytes(b"x")
+    (folder / "brick" / "._0000.jpg").write_bytes(b"x")
+    (folder / "grass" / "notes.txt").write_bytes(b"x")
+    (folder / ".cache").mkdir()
+    (folder / "brick" / "0001.jpg").rename(folder / "brick" / "0001.JPG")
+    (folder / "brick" / "0002.jpg").rename(folder / "brick" / "0002.JPEG")
+    assert len(photos.find(str(folder)).paths) == 40
+
+
+def test_links_in_a_circle_are_no_classes(folder):
+    (folder / "again").symlink_to(folder, target_is_directory=True)
+    (folder / "above").symlink_to(folder.parent, target_is_directory=True)
+    (folder / "itself").symlink_to(folder / "itself")
+    (folder / "brick" / "inside").symlink_to(folder / "brick", target_is_directory=True)
+    (folder / "linked").symlink_to(shutil.copytree(folder / "grass", folder.parent / "more"))
+    assert photos.find(str(folder)).classes == (*sample.CLASSES, "linked")
+
+
+def one_class(root):
+    for name in sample.CLASSES[1:]:
+        shutil.rmtree(root / name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shutil.rmtree, "does not exist; expected a directory"),
+        (lambda root: (shutil.rmtree(root), root.write_bytes(b"")), "is a file; expected a directory"),
+        (one_class, "has one class, brick; expected at least two"),
+        (lambda root: (root / "empty").mkdir(), "folders without any .jpg file: empty; expected photos"),
+        (lambda root: [p.unlink() for p in root.rglob("*.jpg")], "no folder with .jpg files"),
+    ],
+    ids=["missing", "a file", "one class", "an empty class", "no photos"],
+)
+def test_what_is_no_folder_of_classes_is_refused(folder, spoil, words):
+    spoil(folder)
+    with pytest.raises(ctl.UsageError, match=words):
+        made(folder)
+
+
+def huge(content):
+    """The same JPEG, but its header says 60,000 x 60,000."""
+    at = content.index(b"\xff\xc0")
+    return content[: at + 5] + struct.pack(">HH", 60_000, 60_000) + content[at + 9 :]
+
+
+def spoiled(folder):
+    """One file of each kind that cannot be used; name -> reason."""
+    brick = folder / "brick"
+    good = (brick / "0000.jpg").read_bytes()
+    picture = tf.io.decode_jpeg(good)
+    contents = {
+        "empty": b"", "text": b"not a picture", "truncated": good[: len(good) // 2],
+        "without its end": good[:-2], "huge": huge(good), "png": tf.io.encode_png(picture).numpy(),
+    }  # fmt: skip
+    for name, content in contents.items():
+        (brick / f"{name}.jpg").write_bytes(content)
+    os.mkfifo(brick / "pipe.jpg")
+    (brick / "nowhere.jpg").symlink_to(folder / "nothing")
+    return {
+        "empty": "empty", "text": "not a JPEG", "truncated": "damaged", "without its end": "damaged",
+        "huge": "3,600,000,000 pixels", "png": "a PNG", "pipe": "not a file",
+        "nowhere": "No such file or directory",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_files_that_cannot_be_used_are_left_out_with_one_warning(folder, caplog, cache):
+    reasons = spoiled(folder)
+    trainer = made(folder, reading=Reading(cache=cache))
+    with caplog.at_level(logging.WARNING, "ctl"):
+        trainer.eval_data(8), trainer.train_data(8)
+    (warning,) = [r.getMessage() for r in caplog.records]
+    assert f"{len(reasons)} of 48 files" in warning
+    for name, reason in reasons.items():
+        assert f"brick/{name}.jpg ({reason})" in warning
+    assert sum(len(rows) for rows in trainer._opened.rows.values()) == 40
+
+
+def test_strict_data_refuses_them_before_training(folder):
+    (folder / "grass" / "bad.jpg").write_bytes(b"")
+    trainer = made(folder, reading=Reading(strict=True))
+    with pytest.raises(ctl.UsageError, match=r"1 of 41 files.*grass/bad.jpg \(empty\).*--strict_data"):
+        trainer.train(1)
+    assert trainer.step == 0
+
+
+def test_a_class_without_any_usable_photo_is_refused(folder):
+    for path in (folder / "china").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ctl.UsageError, match="Nothing is left of china"):
+        made(folder).train(1)
+
+
+def test_grey_and_cmyk_photos_become_rgb(folder):
+    from PIL import Image
+
+    Image.open(folder / "china" / "0000.jpg").convert("CMYK").save(folder / "china" / "0000.jpg")
+    trainer = made(folder)
+    assert [tuple(b["image"].shape) for b in batches(trainer, 1)] == [(8, SIZE, SIZE, 3)]
+    number = photos.find(str(folder)).paths.index(folder / "brick" / "0000.jpg")
+    grey = trainer._opened.get(tf.constant([number]))[0].numpy()
+    assert (grey[..., 0] == grey[..., 2]).all() and grey.std() > 5
+
+
+def test_a_cache_changes_nothing_but_the_time(shipped):
+    memory, none = (batches(made(shipped, reading=Reading(cache=c))) for c in ("memory", "none"))
+    for a, b in zip(memory, none, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+
+
+def test_two_replicas_learn_as_one_and_the_batch_grows_with_them(shipped, two_replicas):
+    curves = []
+    for strategy, options in (
+        ("default", {"global_batch_size": 8}), (two_replicas, {"batch_size_per_replica": 4}),
+    ):  # fmt: skip
+        report = ctl.MemoryReport()
+        trainer = made(shipped, strategy=strategy, reports=[report], **options)
+        assert trainer.global_batch_size == 8
+        trainer.train(6)
+        curves.append(losses(report))
+    np.testing.assert_allclose(*curves, rtol=1e-4)
+
+
+def test_a_run_remembers_its_classes_and_refuses_others(shipped, folder, tmp_path):
+    model_dir = str(tmp_path / "run")
+    made(shipped, model_dir=model_dir).train(1)
+    again = Flowers(model_dir=model_dir, strategy="default", images=str(shipped / "brick"))
+    assert again.classes == sample.CLASSES and again.image_size == SIZE
+    again.prepare()
+    rows = list(again.predict())
+    assert len(rows) == 8 and set(rows[0]["probabilities"]) == set(sample.CLASSES)
+    (folder / "grass").rename(folder / "lawn")
+    with pytest.raises(ctl.UsageError, match="was made of brick, china, flower, grass, gravel"):
+        made(folder, model_dir=model_dir)
+
+
+def test_without_photos_there_is_nothing_to_train_on():
+    with pytest.raises(ctl.UsageError, match="--data_dir is missing"):
+        Flowers(strategy="default", reports=[]).train(1)
+
+
+def test_images_to_predict_are_paths_patterns_or_a_directory(shipped, tmp_path):
+    assert len(photos.matching(str(shipped))) == 40
+    one, pattern = shipped / "brick" / "0003.jpg", shipped / "grass" / "000[12].jpg"
+    assert [p.name for p in photos.matching(f"{one}, {pattern}")] == [
+        "0003.jpg", "0001.jpg", "0002.jpg"]  # fmt: skip
+    for wrong, words in (("", "needs --images"), (str(tmp_path / "x*.jpg"), "nothing is there")):
+        with pytest.raises(ctl.UsageError, match=words):
+            photos.matching(wrong)

@@ -1,0 +1,108 @@
+"""Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
+
+import pytest
+from ctl.cluster import job_of, read
+from ctl.errors import UsageError
+from ctl.platforms.slurm import host_names, tasks_of_hosts
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def step(number=0, hosts="n[9-11]", per_host="1(x3)", count=3, job="4242", **more):
+    """What srun gives one task."""
+    return {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(count), "SLURM_JOB_ID": job,
+            "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_TASKS_PER_NODE": per_host, **more}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("n1", ["n1"]),
+    ("n[9-11]", ["n9", "n10", "n11"]),
+    ("n[08-10,3],gpu-a", ["n08", "n09", "n10", "n3", "gpu-a"]),
+    ("b,a", ["b", "a"]),
+    ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ("n[1,3]-ib.cluster", ["n1-ib.cluster", "n3-ib.cluster"]),
+])  # fmt: skip
+def test_hosts_come_in_the_order_of_the_list(text, names):
+    assert host_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[2-1]", "n[a-b]", "n[]", "", "a,,b"])
+def test_a_list_that_cannot_be_is_refused(text):
+    with pytest.raises(UsageError, match="list of hosts"):
+        host_names(text)
+
+
+@given(st.lists(st.integers(0, 120), min_size=1, unique=True), st.integers(1, 4))
+def test_ranges_and_single_numbers_are_the_same_hosts(numbers, width):
+    text = f"n[{','.join(f'{i:0{width}d}' for i in numbers)}]"
+    assert host_names(text) == [f"n{i:0{width}d}" for i in numbers]
+
+
+@pytest.mark.parametrize(("text", "hosts", "counts"), [
+    ("2(x3),1", 4, [2, 2, 2, 1]), ("4", 1, [4]), ("1,2", 2, [1, 2]),
+])  # fmt: skip
+def test_tasks_per_host(text, hosts, counts):
+    assert tasks_of_hosts(text, hosts) == counts
+
+
+@pytest.mark.parametrize(("text", "hosts"), [("2(x3)", 4), ("two", 1), ("2(x", 1), ("", 1)])
+def test_tasks_that_do_not_fit_the_hosts_are_refused(text, hosts):
+    with pytest.raises(UsageError, match="tasks per host"):
+        tasks_of_hosts(text, hosts)
+
+
+def test_tasks_are_ranks_in_blocks_of_a_host():
+    me = read(step(3, per_host="2,1(x2)", count=4))
+    assert [a.split(":")[0] for a in me.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
+    assert (me.worker_index, me.is_chief, me.platform) == (3, False, "Slurm")
+    first, second = (int(a.split(":")[1]) for a in me.tasks["worker"][:2])
+    assert second == first + 1
+
+
+def test_without_tasks_per_host_they_are_spread_evenly():
+    environ = step(count=5)
+    del environ["SLURM_STEP_TASKS_PER_NODE"]
+    hosts = [a.split(":")[0] for a in read(environ).tasks["worker"]]
+    assert hosts == ["n9", "n9", "n10", "n10", "n11"]
+
+
+def test_tasks_that_were_dealt_out_in_turn_are_refused():
+    placed = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    assert read(step(1, **placed)).worker_index == 1
+    with pytest.raises(UsageError, match="--distribution=block"):
+        read(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
+
+
+@given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 16), st.integers(1, 16))
+def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks, its_tasks):
+    def ports(number, tasks):
+        environ = step(hosts="n1", per_host=str(tasks), count=tasks, job=str(number))
+        found = read(environ).tasks.get("worker", ())
+        return {int(a.split(":")[1]) for a in found}
+
+    mine = ports(job, tasks)
+    assert not mine & ports(job + apart, its_tasks)
+    assert all(15000 <= port < 32768 for port in mine)
+    many = ports(job, 40)
+    assert not many & ports(job + apart, 40) and max(many, default=0) < 32768
+
+
+def test_a_port_can_be_given():
+    assert read(step(CTL_PORT="5000")).address == "n9:5000"
+
+
+def test_the_script_itself_is_one_process_and_is_told_of_srun():
+    script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
+              "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
+    assert read(script).num_workers == 1
+    [note] = job_of(script).notes
+    assert "srun was not used" in note
+    assert read(script | {"SLURM_STEP_ID": "4294967291"}).num_workers == 1
+    assert read(script | {"SLURM_STEP_ID": "0"}).num_workers == 4
+    assert read({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"}).num_workers == 1
+
+
+@pytest.mark.parametrize("environ", [step(3), step(count=2), step("x"), step(count="two")])
+def test_numbers_that_contradict_each_other_are_refused(environ):
+    with pytest.raises(UsageError, match="SLURM_"):
+        read(environ)
