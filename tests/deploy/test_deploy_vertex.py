@@ -181,3 +181,9 @@ def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
         and "exists with other content" in said.err
         and "replicaCount: 1" in path.read_text()
     )
+
+
+@pytest.mark.parametrize("options", [["--output=/dev/null/job.yaml"], ["--output=.", "--force"]])
+def test_what_cannot_be_written_is_one_sentence(capsys, options):
+    code, said = deploy(capsys, IMAGE, OUTPUT, *options, *PROGRAM)
+    assert code == 2 and "cannot be written" in said.err and said.err.count("\n") == 1
