@@ -194,6 +194,9 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
         "ctl.launch.command",
         "ctl.runner.command",
         "ctl.deploy.command",
+        "ctl.deploy.docker.command",
+        "ctl.deploy.vertex.command",
+        "ctl.deploy.kubernetes.command",
         "ctl.runner.function",
         "ctl.checkpoints.commit",
     ]

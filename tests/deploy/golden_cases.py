@@ -51,7 +51,7 @@ CASES = {
         "--model_dir=/data/flowers",
     ],
     "kubernetes_in_a_bucket.json": [
-        "kubernetes", IMAGE, "--workers=2", "--evaluator", "--tensorboard", "--format=json", "--",
+        "kubernetes", IMAGE, "--workers=2", "--evaluator", "--format=json", "--",
         "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
     ],
     "tfjob_workers.yaml": [

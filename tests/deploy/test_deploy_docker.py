@@ -78,6 +78,7 @@ def test_every_variant_passes_the_rules(codelab, capsys, options):
     text = (codelab / "Dockerfile").read_text()
     assert code == 0 and problems(text) == []
     assert ("tensorflow[and-cuda]==2.21.0" in text) == ("--gpu" in options)
+    assert ("tensorflow/include" in text) == ("--slim" in options)
     assert text.count("--constraint /opt/constraints.txt") == text.count("pip install")
 
 

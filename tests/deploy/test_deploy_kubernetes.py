@@ -8,7 +8,7 @@ import yaml
 from ctl import cli, errors
 from golden_cases import CASES, IMAGE, SHARED
 from kubeflow_trainer_api import models
-from regenerate import GOLDEN, manifest
+from regenerate import manifest
 
 NAMES = [n for n in CASES if n.startswith(("kubernetes", "tfjob", "trainjob"))]
 VERSIONS = ["1.31", "1.33", "1.37"]
@@ -16,7 +16,7 @@ TEMPLATE = ("spec", "template", "spec")
 
 
 def documents(name):
-    text = (GOLDEN / name).read_text()
+    text = manifest(CASES[name])
     if name.endswith(".json"):
         return json.loads(text)["items"]
     return list(yaml.safe_load_all(text))
@@ -257,3 +257,9 @@ def test_what_to_type_next_follows_the_flavor(capsys):
         said = capsys.readouterr().err
         assert "  kubectl apply --namespace=ml --filename=job.yaml\n" in said and chief in said
         assert "kubectl port-forward --namespace=ml service/flowers-tensorboard 6006:6006" in said
+
+
+def test_it_is_said_that_deleting_by_file_deletes_the_volume(capsys):
+    for options, is_said in [(["--storage=1Gi"], True), (["--claim=data"], False)]:
+        assert cli.main(["deploy", "kubernetes", IMAGE, *options, *SHARED]) == 0
+        assert ("`kubectl delete job flowers`" in capsys.readouterr().err) == is_said

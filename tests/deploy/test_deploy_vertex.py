@@ -6,7 +6,7 @@ from ctl import cli
 from golden_cases import CASES, IMAGE, OUTPUT, PROGRAM
 from google.cloud.aiplatform_v1 import types
 from google.protobuf import json_format
-from regenerate import GOLDEN
+from regenerate import manifest
 
 
 def deploy(capsys, *words):
@@ -28,12 +28,12 @@ def as_message(document):
 
 @pytest.mark.parametrize("name", [n for n in CASES if n.startswith("vertex")])
 def test_the_api_knows_every_field_and_word(name):
-    message = as_message(yaml.safe_load((GOLDEN / name).read_text()))
+    message = as_message(yaml.safe_load(manifest(CASES[name])))
     assert json_format.ParseDict(json_format.MessageToDict(message), type(message)()) == message
 
 
 def test_the_api_s_messages_see_mistakes():
-    good = yaml.safe_load((GOLDEN / "vertex_workers.yaml").read_text())
+    good = yaml.safe_load(manifest(CASES["vertex_workers.yaml"]))
     for place, value in [
         ("workerPoolSpec", []), ("scheduling", {"restartJobsOnWorkerRestart": True}),
         ("scheduling", {"strategy": "CHEAP"}), ("scheduling", {"timeout": "1d"}),
@@ -181,3 +181,9 @@ def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
         and "exists with other content" in said.err
         and "replicaCount: 1" in path.read_text()
     )
+
+
+@pytest.mark.parametrize("options", [["--output=/dev/null/job.yaml"], ["--output=.", "--force"]])
+def test_what_cannot_be_written_is_one_sentence(capsys, options):
+    code, said = deploy(capsys, IMAGE, OUTPUT, *options, *PROGRAM)
+    assert code == 2 and "cannot be written" in said.err and said.err.count("\n") == 1

@@ -36,8 +36,8 @@ STUDY = ["--metric=accuracy"]
     (["--reduction_server=many"], "has no count"),
     (["--reduction_server=2:a2-highgpu-1g", "--workers=2", "--machine_type=g2-standard-4"], "with GPUs"),
     (["--ps=1"], "expected --workers=2 or more"),
-    (["--disk_gb=99"], "expected 100 to 64000"),
-    (["--disk_gb=64001"], "expected 100 to 64000"),
+    (["--disk_gb=99"], "from 100 to 64000"),
+    (["--disk_gb=64001"], "from 100 to 64000"),
     (["--base_output=/gcs/b/x"], "is no place in Cloud Storage"),
     (["--base_output=gs://B/x"], "is no place in Cloud Storage"),
     (["--timeout=1w"], "is no duration"),
@@ -102,6 +102,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 
 @pytest.mark.parametrize(("words", "message"), [
     ([OUTPUT, *PROGRAM], "--image is missing"),
+    ([IMAGE, "--evaluator", *PROGRAM], "--evaluator needs the checkpoints"),
     ([IMAGE, OUTPUT], "no program came after `--`"),
     ([IMAGE, "python", "-m", "trainer.task"], "write the program after `--`"),
     ([IMAGE, *PROGRAM, "--wandb_api_key=abc"], "wandb_api_key, which looks like a secret"),

@@ -52,11 +52,8 @@ def _main(argv: Sequence[str]) -> None:
 
 
 def _line(asked: Asked, found: project.Project) -> str:
-    """The line with what was found in the directory spelled out."""
-    given = asked.options
-    ctl = [] if given.ctl else [f"--ctl={found.ctl}"]
-    copied = [f"--copy={path}" for path in found.copied if path not in given.copy]
-    return asked.line(*copied, *ctl)
+    """The line, with where ctl was found spelled out."""
+    return asked.line(*([] if asked.options.ctl else [f"--ctl={found.ctl}"]))
 
 
 def _recipe(options: argparse.Namespace) -> dockerfile.Recipe:

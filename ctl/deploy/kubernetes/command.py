@@ -72,6 +72,10 @@ def _notes(asked: Asked, setting: Setting) -> list[str]:
     found = []
     if asked.options.flavor == "job" and setting.roles.has_peers:
         found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
+    if setting.storage.size:
+        end = f"kubectl delete {asked.options.flavor} {setting.name}"
+        found.append(f"`kubectl delete --filename` would delete the volume and all checkpoints; to end "
+                     f"the job alone: `{end}`")  # fmt: skip
     if setting.storage.size and around.claim(setting)[0]["spec"]["accessModes"] == [
         "ReadWriteMany"
     ]:

@@ -145,6 +145,11 @@ def _logdir(asked: Asked) -> str:
     if model_dir is None:
         raise UsageError("--tensorboard needs to know where the curves are; expected --model_dir=PATH "
                          "among the flags of the program")  # fmt: skip
+    if "://" in model_dir:
+        raise UsageError(
+            f"--tensorboard came with --model_dir={model_dir}; ctl writes curves to directories, not to "
+            "URLs. Expected a path on a volume, such as /shared/flowers with --storage=10Gi"
+        )
     return f"{model_dir.rstrip('/')}/logs"
 
 

@@ -92,6 +92,7 @@ def _main(argv: Sequence[str]) -> None:
 def _make(asked: Asked, pools: Pools, region: str) -> Made:
     options = asked.options
     parameters = tuning.parameters(options.tune)
+    rules.check_evaluator(asked)
     rules.check_tuning(asked, [p["parameterId"] for p in parameters])
     args = asked.args
     if parameters and asked.flag("report_hypertune") is None:

@@ -47,7 +47,12 @@ def _add_machines(parser: words.Parser) -> None:
         "TYPE n1-highcpu-16 (default: none)")  # fmt: skip
     add("--side_machine_type", default="n1-standard-4", metavar="TYPE", help="of the evaluator and the "
         "parameter servers (default: n1-standard-4)")  # fmt: skip
-    add("--disk_gb", type=int, metavar="GB", help="boot disk of each, 100 to 64000 (default: 100)")
+    add(
+        "--disk_gb",
+        type=words.whole(100, 64_000),
+        metavar="GB",
+        help="boot disk of each, 100 to 64000 (default: 100)",
+    )
     add("--spot", action="store_true", help="on machines that may be taken away, for less money")
 
 

@@ -16,7 +16,7 @@ _TENSORBOARD = re.compile(r"projects/([\w:.-]+)/locations/([a-z0-9-]+|[A-Z_]+)/t
 _NETWORK = re.compile(r"projects/([0-9]+|[A-Z_]+)/global/networks/[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _EMAIL = re.compile(r"[\w.-]+@[\w.-]+\.[a-z]{2,}")
 _LABEL_KEY, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
-_MOST_NAME, _DISK_GB, _MOST_LABELS = 128, (100, 64_000), 64
+_MOST_NAME, _MOST_LABELS = 128, 64
 
 
 def pools(options: argparse.Namespace) -> Pools:
@@ -24,10 +24,6 @@ def pools(options: argparse.Namespace) -> Pools:
     machine = machines.read("--machine_type", options.machine_type, options.accelerator)
     side = machines.read("--side_machine_type", options.side_machine_type, None)
     reduction = _reduction(options, machine)
-    if options.disk_gb is not None and not _DISK_GB[0] <= options.disk_gb <= _DISK_GB[1]:
-        raise UsageError(
-            f"--disk_gb={options.disk_gb} cannot be; expected {_DISK_GB[0]} to {_DISK_GB[1]}"
-        )
     if options.ps and options.workers < 2:
         raise UsageError(
             f"--ps={options.ps} came with --workers=1, the chief, which does not train then; expected "
@@ -156,6 +152,16 @@ def check_tuning(asked: Asked, tuned: Sequence[str]) -> None:
     if parallel > trials:
         raise UsageError(
             f"--parallel_trials={parallel} is more than --trials={trials}; expected at most as many"
+        )
+
+
+def check_evaluator(asked: Asked) -> None:
+    """UsageError when an evaluator could not see the checkpoints."""
+    options, model_dir = asked.options, asked.flag("model_dir")
+    if options.evaluator and not options.base_output and model_dir is None:
+        raise UsageError(
+            "--evaluator needs the checkpoints; expected --base_output=gs://BUCKET/PATH, or "
+            "--model_dir=/gcs/BUCKET/PATH among the flags of the program"
         )
 
 

@@ -1,0 +1,67 @@
+"""Words that come are the words that are read back, whatever they look like."""
+
+import json
+import re
+import shlex
+
+import yaml
+from ctl import cli
+from ctl.deploy import secret_words, texts, words
+from golden_cases import IMAGE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from regenerate import manifest
+
+WORDS = st.text(min_size=1).filter(str.isprintable)
+NUMBERS = st.from_regex(r"\A[-+]?(0[xob])?[0-9_]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z")
+SWITCHES = st.sampled_from(
+    ["y", "N", "yes", "No", "on", "OFF", "true", "NULL", "~", "", ".inf", "-.NaN"]
+)
+
+
+@given(st.lists(st.one_of(WORDS, NUMBERS, SWITCHES)))
+@settings(max_examples=300, deadline=None)
+def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
+    text = texts.as_yaml([{"words": given_words}])
+    assert yaml.safe_load(text)["words"] == given_words
+    for line in text.splitlines()[1:]:  # other readers know more numbers than PyYAML
+        assert not re.fullmatch(r"\s+- [-+]?\.?[0-9][0-9a-zA-Z_.+-]*", line), line
+    assert json.loads(texts.as_json({"words": given_words}))["words"] == given_words
+
+
+@given(st.lists(WORDS, max_size=5), st.text("abc _=:'\"#$\\", max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
+    asked = words.Asked("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
+    header = texts.header(asked.line())
+    assert header.count("\n") == 1
+    assert shlex.split(header.removeprefix("# "))[3:] == [*asked.words, "--", *asked.program]
+
+
+@given(st.text("abc _=:'\"#$\\{}[]&*!|>%@`,?-", max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_any_value_of_a_variable_comes_through_the_command(value):
+    line = ["vertex", IMAGE, f"--env=A={value}", "--", "python", "-m", "t"]
+    container = yaml.safe_load(manifest(line))["workerPoolSpecs"][0]["containerSpec"]
+    assert container["env"] == [{"name": "A", "value": value}]
+
+
+@given(st.lists(st.text(max_size=12), max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_no_line_ends_in_a_traceback(line):
+    for platform in ("docker", "vertex", "kubernetes"):
+        assert cli.main(["deploy", platform, "--output=/dev/null/x", *line, "--", "--a"]) in (
+            0,
+            2,
+        )
+
+
+def test_names_of_secrets():
+    hidden = ["token", "api_token", "HF_TOKEN", "password", "db-password", "client.secret", "api_key",
+              "apikey", "private_key",
+              "aws_secret_access_key", "GOOGLE_APPLICATION_CREDENTIALS"]  # fmt: skip
+    assert [n for n in hidden if not secret_words.looks_secret(n, of_variable=True)] == []
+    assert secret_words.looks_secret("OPENAI_KEY", of_variable=True)
+    harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
+                "learning_rate", "secret_file", "monkey", "keyboard"]  # fmt: skip
+    assert [n for n in harmless if secret_words.looks_secret(n)] == []
