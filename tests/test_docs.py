@@ -97,7 +97,6 @@ def flags_of(model: str) -> flags.FlagValues:
     return values
 
 
-
 def check_command(words: list[str]) -> None:
     """Fails for a flag that the program does not have, or a value it does not take."""
     if words[:2] == ["ctl", "launch"] or words[:3] == ["python", "-m", "ctl.launch"]:
