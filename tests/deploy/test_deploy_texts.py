@@ -20,7 +20,7 @@ SWITCHES = st.sampled_from(
 
 
 @given(st.lists(st.one_of(WORDS, NUMBERS, SWITCHES)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
     text = texts.as_yaml([{"words": given_words}])
     assert yaml.safe_load(text)["words"] == given_words
