@@ -28,7 +28,7 @@ class Asked:
     Attributes:
       platform: the word after `ctl deploy`.
       options: what the parser made of the options.
-      program: the words after `--`.
+      program: the words after `--`; none, or flags only, for that of the image.
       words: the words before `--`, as they came.
     """
 
@@ -58,7 +58,8 @@ class Asked:
                 skip = 0 if "=" in word else _ELSEWHERE[name]
             else:
                 kept.append(word)
-        return shlex.join(["ctl", "deploy", self.platform, *kept, *more, "--", *self.program])
+        program = ["--", *self.program] if self.program else []
+        return shlex.join(["ctl", "deploy", self.platform, *kept, *more, *program])
 
     def flag(self, name: str) -> str | None:
         """The value of a flag of the program, `--name=value` or `--name value`; None without it."""
@@ -75,6 +76,7 @@ class Parser(argparse.ArgumentParser):
 
     platform = ""
     example = ""
+    needs_program = True
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
@@ -88,6 +90,7 @@ def parser(
     example: str,
     *,
     output: tuple[str, str] = ("FILE", "write it there (default: to stdout)"),
+    needs_program: bool = True,
 ) -> Parser:
     """A parser with the options that every platform has: --output, --force, --help.
 
@@ -96,17 +99,19 @@ def parser(
       description: what it does, one line.
       example: a line that works; shown in the help and in messages.
       output: what --output takes, and its help.
+      needs_program: without one the line is refused; else the image's own program runs.
     """
     made = Parser(
         prog=f"ctl deploy {platform}",
-        usage=f"ctl deploy {platform} [options] -- program [its options]",
+        usage=f"ctl deploy {platform} [options] "
+        + ("-- program [its options]" if needs_program else "[-- program [its options]]"),
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=_wide,
         allow_abbrev=False,
         add_help=False,
     )
-    made.platform, made.example = platform, example
+    made.platform, made.example, made.needs_program = platform, example, needs_program
     group = made.add_argument_group("where it goes")
     group.add_argument("--output", metavar=output[0], help=output[1])
     group.add_argument("--force", action="store_true", help="replace a file that has other content")
@@ -140,7 +145,7 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
         )
         raise UsageError(f"{quoted(unknown[0])} is not an option of `ctl deploy "
                          f"{parser.platform}`; {cure}")  # fmt: skip
-    if not program:
+    if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     secret_words.refuse_in_program(program, parser.platform)
     return Asked(parser.platform, parsed, tuple(program), tuple(options))

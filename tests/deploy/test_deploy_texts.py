@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 
+import pytest
 import yaml
 from ctl import cli
 from ctl.deploy import secret_words, texts, words
@@ -65,3 +66,24 @@ def test_names_of_secrets():
     harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
                 "learning_rate", "secret_file", "monkey", "keyboard"]  # fmt: skip
     assert [n for n in harmless if secret_words.looks_secret(n)] == []
+
+
+@pytest.mark.parametrize("line", [
+    ["vertex", IMAGE, "--workers=2", "--evaluator"],
+    *(["kubernetes", IMAGE, "--workers=2", "--evaluator", f"--flavor={flavor}"]
+      for flavor in ("job", "tfjob", "trainjob")),
+])  # fmt: skip
+def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, capsys):
+    text = manifest(line)
+    assert "command:" not in text and "args:" not in text
+    assert shlex.split(text.splitlines()[0])[3:] == line
+    assert cli.main(["deploy", *line]) == 0
+    assert "the image's own runs" in capsys.readouterr().err
+    flags_only = manifest([*line, "--", "--model_dir=gs://my-bucket/run"])
+    assert "args:" in flags_only and "command:" not in flags_only
+
+
+@pytest.mark.parametrize("platform", ["docker", "slurm"])
+def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys):
+    assert cli.main(["deploy", platform, f"--output={tmp_path / 'out'}"]) == 2
+    assert "no program came after `--`" in capsys.readouterr().err

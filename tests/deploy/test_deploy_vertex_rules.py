@@ -103,7 +103,6 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 @pytest.mark.parametrize(("words", "message"), [
     ([OUTPUT, *PROGRAM], "--image is missing"),
     ([IMAGE, "--evaluator", *PROGRAM], "--evaluator needs the checkpoints"),
-    ([IMAGE, OUTPUT], "no program came after `--`"),
     ([IMAGE, "python", "-m", "trainer.task"], "write the program after `--`"),
     ([IMAGE, *PROGRAM, "--wandb_api_key=abc"], "wandb_api_key, which looks like a secret"),
     ([IMAGE, *PROGRAM, "--password", "abc"], "password, which looks like a secret"),

@@ -12,8 +12,9 @@ FLAVORS = ("job", "tfjob", "trainjob")
 def parser() -> words.Parser:
     """The parser of the options."""
     made = words.parser(
-        "kubernetes", "Writes a Job, a TFJob or a TrainJob, and what stands around it.", EXAMPLE
-    )
+        "kubernetes", "Writes a Job, a TFJob or a TrainJob, and what stands around it.", EXAMPLE,
+        needs_program=False,
+    )  # fmt: skip
     _add_job(made)
     _add_pods(made)
     _add_storage(made)

@@ -155,7 +155,7 @@ def _logdir(asked: Asked) -> str:
 
 def _check_model_dir(asked: Asked, made: Setting) -> None:
     model_dir, storage = asked.flag("model_dir"), made.storage
-    if made.roles.evaluator and model_dir is None:
+    if made.roles.evaluator and model_dir is None and asked.program:
         raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH among the flags "
                          "of the program")  # fmt: skip
     if model_dir is None or "://" in model_dir or asked.options.runtime:
@@ -192,7 +192,9 @@ def warnings(asked: Asked, made: Setting) -> list[str]:
     ):
         found.append(f"the program has --strategy={strategy}, so {made.roles.workers} pods would each "
                      "train alone")  # fmt: skip
-    if model_dir is None:
+    if not asked.program:
+        found.append("no program came after `--`: the image's own runs, with the flags it has there")
+    elif model_dir is None:
         found.append("the program has no --model_dir: nothing is kept, and a restart begins anew")
     elif not made.storage.claim and "://" not in model_dir and not asked.options.runtime:
         found.append(f"--model_dir={model_dir} is inside the pod and is lost with it")

@@ -12,8 +12,9 @@ _MOST = 1000  # machines in one pool: a typing mistake rather than a wish
 def parser() -> words.Parser:
     """The parser of the options."""
     made = words.parser(
-        "vertex", "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.", EXAMPLE
-    )
+        "vertex", "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.", EXAMPLE,
+        needs_program=False,
+    )  # fmt: skip
     _add_machines(made)
     _add_place(made)
     _add_job(made)

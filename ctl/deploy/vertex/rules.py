@@ -158,7 +158,7 @@ def check_tuning(asked: Asked, tuned: Sequence[str]) -> None:
 def check_evaluator(asked: Asked) -> None:
     """UsageError when an evaluator could not see the checkpoints."""
     options, model_dir = asked.options, asked.flag("model_dir")
-    if options.evaluator and not options.base_output and model_dir is None:
+    if options.evaluator and not options.base_output and model_dir is None and asked.program:
         raise UsageError(
             "--evaluator needs the checkpoints; expected --base_output=gs://BUCKET/PATH, or "
             "--model_dir=/gcs/BUCKET/PATH among the flags of the program"
@@ -177,7 +177,9 @@ def warnings(asked: Asked, machine: Machine) -> list[str]:
     if options.workers > 1 and strategy in ("default", "one_device", "mirrored", "central_storage"):
         found.append(f"the program has --strategy={strategy}, so {options.workers} machines would each "
                      "train alone")  # fmt: skip
-    if not options.base_output and model_dir is None:
+    if not asked.program:
+        found.append("no program came after `--`: the image's own runs, with the flags it has there")
+    elif not options.base_output and model_dir is None:
         found.append(
             "nothing says where the model goes: give --base_output, or --model_dir to the program"
         )
