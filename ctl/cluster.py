@@ -18,6 +18,7 @@ _READERS = {
     tf_config.NAME: tf_config.read, vertex.NAME: vertex.read, listed.NAME: listed.read,
     "OMPI_COMM_WORLD_RANK": mpi.read, "SLURM_PROCID": slurm.read, "SM_HOSTS": sagemaker.read,
 }  # fmt: skip
+VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
 
 
 @dataclass(frozen=True)

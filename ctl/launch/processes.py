@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ctl import cluster
 from ctl.cluster import Cluster
 from ctl.launch import ssh
 from ctl.launch.groups import die_with_parent, kill_group, state
@@ -30,7 +31,7 @@ _NOTHING: Mapping[str, str] = {}
 _KILL_ORDER_SECS = 2.0  # for a far process to be killed by its own end of the connection
 _ORDERS = {signal.SIGTERM: b"TERM\n", signal.SIGINT: b"INT\n", signal.SIGKILL: b"KILL\n"}
 NOT_OURS = frozenset({  # what an outer job said to us is not about this one
-    "TF_CONFIG", "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
+    *cluster.VARIABLES, "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
     "CTL_HVD_RENDEZVOUS", "CTL_HVD_WORKER", "CTL_HVD_HOST", "HOROVOD_ELASTIC", "HOROVOD_RANK",
     "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME",

@@ -44,6 +44,13 @@ def test_a_tf_config_of_the_parent_is_replaced_and_that_is_said(job):
     assert json.loads(out)["task"] == {"type": "worker", "index": 0}
 
 
+def test_what_a_platform_said_of_the_launcher_is_not_said_of_its_workers(job):
+    outer = {"CLUSTER_SPEC": "{}", "CTL_WORKERS": "a:1,b:1", "CTL_TASK_INDEX": "1", "SM_HOSTS": "[]",
+             "SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1", "JOB_COMPLETION_INDEX": "1"}  # fmt: skip
+    code, out, _ = job.run(f"print(sorted(set(os.environ) & set({sorted(outer)})))", env=outer)
+    assert (code, out) == (0, b"[]\n")
+
+
 def test_logs_hold_stdout_and_stderr_of_this_start_only(job):
     job.logs.mkdir()
     for i in range(2):
