@@ -151,7 +151,8 @@ def test_a_damaged_checkpoint_in_a_bucket_is_passed_over_and_set_aside(
     done = jobs(model_dir, "--steps=10")
     assert done.code == 0 and done.json["began"] == 6, done.output
     assert checkpoints(model_dir) == [2, 4, 6, 8, 10]
-    assert (model_dir / "checkpoints" / "damaged" / "ckpt-8" / "manifest.json").exists()
+    aside = model_dir / "checkpoints" / "damaged" / "ckpt-8"
+    assert (aside / "manifest.json").exists() and (aside / "state.index").exists()
     assert bucket.refused() == []
 
 
