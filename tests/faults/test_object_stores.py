@@ -124,7 +124,9 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     assert files.has_rename(path) and path.name == "job_0.json"
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
+@pytest.mark.parametrize(
+    "how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("place", ["mid_data", "before_index", "before_manifest", "before_deleting"])
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
     jobs, final, bucket, place, how  # noqa: F811

@@ -118,6 +118,7 @@ def test_several_replicas_leave_one_model_that_is_served(run_program, photos, tm
     assert_same(answer, predicted(model_dir, ",".join(map(str, paths))))
 
 
+@pytest.mark.slow
 def test_workers_that_look_at_a_share_each_leave_out_the_same_files(photos, tmp_path):
     """Each looks at every second file only; the numbers are those of one device that looks at all."""
     for i in (0, 1, 2, 3):
