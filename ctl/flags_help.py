@@ -29,7 +29,7 @@ def help_text(values: flags.FlagValues, program: str) -> str:
         groups["The model"] = mine
     groups |= {title: list(names) for title, names in GROUPS.items()}
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    command = f"python -m {spec.name}" if spec else f"python {program}"
+    command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"
     lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
     for title, names in groups.items():
         lines += ["", f"{title}:"]

@@ -105,6 +105,7 @@ def test_a_growing_file_is_synced_now_and_then_in_a_store_only(store, monkeypatc
     synced, now = [], [0.0]
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(now[0]))
     for path in (store / "a", tmp_path_factory.mktemp("disk") / "a"):
+        now[0] = 0
         published = publishing.Publishing(30.0, lambda: now[0])
         with open(path, "w") as file:
             for now[0] in range(0, 100, 10):

@@ -162,12 +162,17 @@ def test_a_class_without_any_usable_photo_is_refused(folder):
 def test_grey_and_cmyk_photos_become_rgb(folder):
     from PIL import Image
 
-    Image.open(folder / "china" / "0000.jpg").convert("CMYK").save(folder / "china" / "0000.jpg")
+    colours = folder / "flower" / "0000.jpg"
+    before = np.asarray(Image.open(colours).resize((SIZE, SIZE)), np.float32)
+    Image.open(colours).convert("CMYK").save(colours)
     trainer = made(folder)
     assert [tuple(b["image"].shape) for b in batches(trainer, 1)] == [(8, SIZE, SIZE, 3)]
-    number = photos.find(str(folder)).paths.index(folder / "brick" / "0000.jpg")
-    grey = trainer._opened.get(tf.constant([number]))[0].numpy()
+    paths = photos.find(str(folder)).paths
+    numbers = [paths.index(folder / "brick" / "0000.jpg"), paths.index(colours)]
+    grey, cmyk = trainer._opened.get(tf.constant(numbers)).numpy()
     assert (grey[..., 0] == grey[..., 2]).all() and grey.std() > 5
+    assert np.abs(before[..., 0] - before[..., 2]).mean() > 10
+    assert np.abs(cmyk - before).mean() < 8
 
 
 def test_a_cache_changes_nothing_but_the_time(shipped):

@@ -124,7 +124,9 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     assert files.has_rename(path) and path.name == "job_0.json"
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
+@pytest.mark.parametrize(
+    "how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("place", ["mid_data", "before_index", "before_manifest", "before_deleting"])
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
     jobs, final, bucket, place, how  # noqa: F811
@@ -151,7 +153,8 @@ def test_a_damaged_checkpoint_in_a_bucket_is_passed_over_and_set_aside(
     done = jobs(model_dir, "--steps=10")
     assert done.code == 0 and done.json["began"] == 6, done.output
     assert checkpoints(model_dir) == [2, 4, 6, 8, 10]
-    assert (model_dir / "checkpoints" / "damaged" / "ckpt-8" / "manifest.json").exists()
+    aside = model_dir / "checkpoints" / "damaged" / "ckpt-8"
+    assert (aside / "manifest.json").exists() and (aside / "state.index").exists()
     assert bucket.refused() == []
 
 

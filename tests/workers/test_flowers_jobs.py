@@ -72,6 +72,17 @@ def predicted(model_dir, images, *options):
     return [json.loads(line) for line in done.out.splitlines()]
 
 
+def assert_same(answer, found):
+    """What the SavedModel serves is what --mode=predict printed."""
+    assert not answer["ctl"]
+    for row in found:
+        assert row["probability"] == row["probabilities"][row["label"]]
+    assert answer["labels"] == [row["label"] for row in found]
+    assert [sample.CLASSES[i] for i in answer["classes"]] == answer["labels"]
+    expected = [list(row["probabilities"].values()) for row in found]
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Five classes of twelve photos."""
@@ -90,14 +101,7 @@ def test_it_learns_five_classes_at_180_pixels_and_serves_what_it_predicts(run_pr
     found = predicted(model_dir, ",".join(map(str, [*paths, large / "LICENSE.txt"])))
     assert found.pop()["error"] == "not a JPEG"
     assert [row["path"] for row in found] == list(map(str, paths))
-    for row in found:
-        assert row["probability"] == row["probabilities"][row["label"]]
-    answer = served(run_program, model_dir, paths)
-    assert not answer["ctl"]
-    assert answer["labels"] == [row["label"] for row in found]
-    assert [sample.CLASSES[i] for i in answer["classes"]] == answer["labels"]
-    expected = [list(row["probabilities"].values()) for row in found]
-    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
+    assert_same(served(run_program, model_dir, paths), found)
 
 
 @pytest.mark.parametrize("place", [pytest.param("mirrored", marks=pytest.mark.slow), "two workers"])
@@ -111,11 +115,10 @@ def test_several_replicas_leave_one_model_that_is_served(run_program, photos, tm
     assert not list(model_dir.rglob("workertemp*"))
     paths = [photos / "china" / "0003.jpg", photos / "gravel" / "0005.jpg"]
     answer = served(run_program, model_dir, paths)
-    rows_ = predicted(model_dir, ",".join(map(str, paths)))
-    expected = [list(row["probabilities"].values()) for row in rows_]
-    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
+    assert_same(answer, predicted(model_dir, ",".join(map(str, paths))))
 
 
+@pytest.mark.slow
 def test_workers_that_look_at_a_share_each_leave_out_the_same_files(photos, tmp_path):
     """Each looks at every second file only; the numbers are those of one device that looks at all."""
     for i in (0, 1, 2, 3):
