@@ -17,6 +17,7 @@ from ctl.platforms.job import TRAINING_TYPES, Job
 _READERS = {
     tf_config.NAME: tf_config.read, vertex.NAME: vertex.read, listed.NAME: listed.read,
     "OMPI_COMM_WORLD_RANK": mpi.read, "SLURM_PROCID": slurm.read, "SM_HOSTS": sagemaker.read,
+    listed.KUBERNETES_INDEX: listed.read_bare_index,
 }  # fmt: skip
 VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctl import cluster as cluster_lib
-from ctl import directories
+from ctl import directories, files
 from ctl.cluster import Cluster
 from ctl.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from ctl.version import __version__
@@ -60,6 +60,10 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
         "model_dir": where.model_dir, "logs": where.logs or _inside(where.model_dir, "logs"),
         "model": where.model, "sources": list(where.sources),
     }  # fmt: skip
+    if files.is_url(where.logs) or files.is_url(where.model_dir):
+        seen["notes"] = [*seen["notes"], (
+            "TensorBoard's files are not written to a URL; mount the bucket, or give --model_dir a path."
+        )]
     seen["versions"], old = _versions()
     seen["gpus"] = len(glob.glob("/dev/nvidia[0-9]*"))
     seen["problems"] = problems + old
@@ -158,6 +162,8 @@ def text_of(seen: Mapping[str, Any]) -> str:
         rows += _rows_of_task(seen)
     where = seen["directories"]
     rows += [(name, where[name]) for name in ("model_dir", "logs", "model") if where[name]]
+    if where["sources"]:
+        rows.append(("by", ", ".join(where["sources"])))
     rows.append(
         ("versions", ", ".join(f"{k} {v or 'missing'}" for k, v in seen["versions"].items()))
     )

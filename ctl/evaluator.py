@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ctl import session, signals
+from ctl import files, session, signals
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import CtlError, Stopped
@@ -31,7 +31,7 @@ def follow(trainer: Any, prepared: Session) -> dict[str, float]:
 
     Raises Stopped after a signal, PeerLostError if the training died or is not complete.
     """
-    place, watched = Path(trainer.model_dir), prepared.manager
+    place, watched = files.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
         watched, Lease(place / NAME), Evaluated(place / EVALUATED), born=process_started()
@@ -75,6 +75,12 @@ def _reports(trainer: Any) -> ReportGroup:
     from ctl.reports.jsonl import JsonlReport
     from ctl.reports.tensorboard import TensorBoardReport
 
+    if files.is_url(trainer.model_dir):
+        _log.warning(
+            "model_dir is a URL: the numbers of evaluations are told on the console and not kept. Mount "
+            "it (/gcs/...), or give reports=[...] other paths."
+        )
+        return ReportGroup([ConsoleReport()])
     place = Path(trainer.model_dir)
     return ReportGroup(
         [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(log_dir(trainer))]

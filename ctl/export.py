@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 from ctl import files
 from ctl.errors import UsageError
-from ctl.files import AnyPath
 from ctl.optimizers import is_keras3
 from ctl.strategies import Placement
 
@@ -109,30 +108,6 @@ def export(
     finally:
         shutil.rmtree(own, ignore_errors=True)
     return written
-
-
-def publish(source: str, target: str) -> None:
-    """Copies a SavedModel's directory to where a platform serves it from, a path or a URL.
-
-    What makes it one, `saved_model.pb`, is copied last. Raises OSError.
-    """
-    marks = []
-    for path in sorted(Path(source).rglob("*")):
-        if path.is_file():
-            where = files.path(target)
-            for part in path.relative_to(source).parts:
-                where = where / part
-            if path.name == "saved_model.pb":
-                marks.append((path, where))
-            else:
-                _copy(path, where)
-    for path, where in marks:
-        _copy(path, where)
-
-
-def _copy(source: Path, target: AnyPath) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(source.read_bytes())
 
 
 def _write(model: Any, word: str, path: Path, signatures: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 STORES = "CTL_OBJECT_STORES"
 _MOUNTED = "/gcs/"  # where Vertex AI mounts object stores as files: rename copies, and is not atomic
 _TYPES = {
+    "fuse",  # of a program that does not say its name, such as the bucket driver of Google's clusters
     "fuse.gcsfuse", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.goofys", "fuse.geesefs", "fuse.blobfuse",
     "fuse.blobfuse2", "fuse.rclone", "fuse.ossfs", "fuse.cosfs", "fuse.obsfs",
 }  # fmt: skip
@@ -127,11 +128,12 @@ def _mount_type(where: str) -> str:
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         for line in file:
             source, target, kind = os.fsdecode(line).split(" ")[:3]
+            program, sharp, _ = source.partition("#")
             for octal in ("\\040", "\\011", "\\012", "\\134"):
                 target = target.replace(octal, chr(int(octal[1:], 8)))
             inside = f"{where}/".startswith(f"{target.rstrip('/')}/")
             if inside and len(target) >= len(found[0]):
-                found = (target, f"fuse.{source}" if kind == "fuse" else kind)
+                found = (target, f"fuse.{program}" if kind == "fuse" and sharp else kind)
     return found[1]
 
 
@@ -200,7 +202,7 @@ def _remove_listed(where: Path) -> None:
             raise
 
 
-def copy_tree(source: Path, goal: AnyPath, last: str = "") -> None:
+def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
     """Copies a file or a directory to where nothing can be renamed, in place of what is there.
 
     The file called `last`, without which a directory counts for nothing, is deleted first and written
@@ -215,15 +217,14 @@ def copy_tree(source: Path, goal: AnyPath, last: str = "") -> None:
     if goal.exists():
         remove_tree(goal)
     goal.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir(), key=lambda p: (p.name == last, p.name)):
+    inside: list[AnyPath] = [*source.iterdir()]
+    for path in sorted(inside, key=lambda p: (p.name == last, p.name)):
         copy_tree(path, goal / path.name, last)
 
 
-def _copy_file(source: Path, goal: AnyPath) -> None:
-    if isinstance(goal, Path):
-        shutil.copyfile(source, goal)
-        return
-    with _os_errors(goal), _gfile().GFile(goal.url, "wb") as file:
+def _copy_file(source: AnyPath, goal: AnyPath) -> None:
+    opened = goal.open("wb") if isinstance(goal, Path) else _gfile().GFile(goal.url, "wb")
+    with _os_errors(goal), opened as file:
         for block in blocks(source):
             file.write(block)
 

@@ -4,13 +4,14 @@ Which checkpoint comes next, when to wait and when to leave; what to do with one
 The clock is passed in.
 """
 
+import contextlib
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctl import checks, files
@@ -21,6 +22,7 @@ from ctl.lease import ENDED, Holder, Lease
 
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
+BEAT_SECS = 30.0
 _CLOSING_SECS = 3.0  # in which an evaluator closes its reports
 _log = logging.getLogger("ctl")
 
@@ -42,14 +44,20 @@ class Evaluated:
 
     A checkpoint saved again at the same step is another one. A file that cannot be read counts as
     none; one that cannot be written is one warning.
+
+    Attributes:
+      content: the file as it was found; changes with every checkpoint that is done, and every beat.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self._path = Path(path)
+        self._path = files.path(path)
         self._done: dict[str, float] = {}
         self._warned = False
+        self._writing = threading.Lock()
+        self.content = ""
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))["evaluated"]
+            self.content = self._path.read_bytes().decode()
+            content = json.loads(self.content)["evaluated"]
             self._done = {str(step): float(made) for step, made in content.items()}
         except FileNotFoundError:
             pass
@@ -59,14 +67,33 @@ class Evaluated:
     def __contains__(self, manifest: Manifest) -> bool:
         return self._done.get(str(manifest.step)) == manifest.created
 
-    def __len__(self) -> int:
-        return len(self._done)
-
     def add(self, manifest: Manifest) -> None:
         """Notes that a checkpoint is done, also for the next process."""
         self._done[str(manifest.step)] = manifest.created
+        self._write({})
+
+    @contextlib.contextmanager
+    def beating(self, step: int, beat_secs: float = BEAT_SECS) -> Iterator[None]:
+        """While a checkpoint is evaluated, the file says so every few seconds: somebody may wait."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(beat_secs):
+                self._write({"evaluating": step, "beat": time.time()})
+
+        thread = threading.Thread(target=beat, name="ctl-evaluating", daemon=True)
+        thread.start()
         try:
-            files.write_whole(self._path, json.dumps({"evaluated": self._done}) + "\n")
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _write(self, more: dict[str, Any]) -> None:
+        text = json.dumps({"evaluated": self._done, **more}) + "\n"
+        try:
+            with self._writing:
+                files.write_whole(self._path, text)
         except OSError as e:
             if not self._warned:
                 self._warned = True
@@ -82,24 +109,24 @@ def wait_for_evaluator(
 ) -> bool:  # fmt: skip
     """Waits until the newest checkpoint is evaluated by another process, or nothing moves any more.
 
-    For platforms that end all processes with the chief. `path` is the evaluator's list; with nothing
-    new in it for `patience_secs` a warning is all. Returns whether the newest is done.
+    For platforms that end all processes with the chief. `path` is the evaluator's list; when nothing
+    is done and nothing beats for `patience_secs`, a warning is all. Returns whether the newest is done.
     """
     newest = max(watched.committed(), key=lambda m: m.step, default=None)
     if newest is None or newest in Evaluated(path):
         return newest is not None
     _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
-    since, seen = clock(), None
+    since, seen = clock(), ""
     while clock() - since < patience_secs:
         done = Evaluated(path)
         if newest in done:
             sleep(_CLOSING_SECS)
             return True
-        if len(done) != seen:
-            since, seen = clock(), len(done)
+        if done.content != seen:
+            since, seen = clock(), done.content
         sleep(POLL_SECS)
     _log.warning(
-        "The evaluator has not evaluated step %d, and nothing else for %g s; leaving without it.",
+        "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",
         newest.step, patience_secs,
     )  # fmt: skip
     return False
@@ -203,7 +230,8 @@ class Following:
     def _evaluate(self, manifest: Manifest, evaluate: Callable[[Manifest], None]) -> None:
         del self._pending[manifest.step]
         try:
-            evaluate(manifest)
+            with self._evaluated.beating(manifest.step):
+                evaluate(manifest)
         except UnusableCheckpoint as e:
             self._passed_over.add((manifest.step, manifest.created))
             _log.warning("Passing over the checkpoint of step %d: %s.", manifest.step, e)

@@ -9,8 +9,7 @@ from typing import Any
 from ctl import checks, evaluator, files, following
 from ctl.cluster import Cluster
 from ctl.directories import Directories
-from ctl.errors import UsageError
-from ctl.export import publish
+from ctl.errors import CtlError, UsageError
 from ctl.reports.hypertune import HypertuneReport
 
 
@@ -33,9 +32,20 @@ def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> Non
 
 
 def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None:
-    """After an export: a copy of the SavedModel goes where the platform serves it from."""
-    if places.model and "saved_model" in formats and trainer.placement.is_chief:
-        publish(f"{trainer.model_dir}/export/saved_model", places.model)
+    """After an export: a copy of the SavedModel goes where the platform serves it from.
+
+    What is there is replaced; `saved_model.pb` is deleted first and written last. Raises CtlError.
+    """
+    if not places.model or "saved_model" not in formats or not trainer.placement.is_chief:
+        return
+    source = files.path(trainer.model_dir) / "export" / "saved_model"
+    try:
+        files.copy_tree(source, files.path(places.model), last="saved_model.pb")
+    except OSError as e:
+        raise CtlError(
+            f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "
+            f"names: {e}. Copy it there yourself, or write another place into AIP_MODEL_DIR."
+        ) from e
 
 
 def wait_for_evaluator(trainer: Any, me: Cluster) -> None:

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment
 from ctl.directories import Directories, mounted, read
-from ctl.export import publish
+from ctl.errors import CtlError
+from ctl.platform_hooks import hand_over
 from ctl.reports.hypertune import HypertuneReport
 
 AIP = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b/job/model/",
@@ -65,18 +67,24 @@ def test_a_tuning_job_reads_the_newest_numbers_as_text(tmp_path):
         report.write(200, {"loss": 1.0}, "eval")
 
 
-def test_what_makes_a_saved_model_one_is_copied_last(tmp_path, monkeypatch):
-    for name in ("saved_model.pb", "variables/variables.index", "assets/words"):
-        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "from" / name).write_text(name)
-    copied = []
-    import ctl.export
-
-    real = ctl.export._copy
-    monkeypatch.setattr(ctl.export, "_copy", lambda a, b: (copied.append(a.name), real(a, b)))
-    publish(str(tmp_path / "from"), str(tmp_path / "to" / "model"))
-    assert copied[-1] == "saved_model.pb" and len(copied) == 3
-    assert (tmp_path / "to/model/variables/variables.index").read_text() == "variables/variables.index"
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_the_exported_model_takes_the_place_of_an_older_one(tmp_path, scheme):
+    for place, names in (("run/export/saved_model", ("saved_model.pb", "variables/new")),
+                         ("model", ("saved_model.pb", "variables/old"))):  # fmt: skip
+        for name in names:
+            (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / name).write_text(f"{place} {name}")
+    trainer = SimpleNamespace(
+        model_dir=f"{scheme}{tmp_path}/run", placement=SimpleNamespace(is_chief=True)
+    )
+    hand_over(trainer, Directories(model=f"{scheme}{tmp_path}/model"), ("saved_model",))
+    assert {str(p.relative_to(tmp_path / "model")) for p in (tmp_path / "model").rglob("*")} == {
+        "saved_model.pb", "variables", "variables/new",
+    }  # fmt: skip
+    assert (tmp_path / "model/saved_model.pb").read_text().startswith("run/export")
+    (tmp_path / "file").touch()
+    with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it there yourself"):
+        hand_over(trainer, Directories(model=f"{tmp_path}/file/m"), ("saved_model",))
 
 
 def mnist(directory, *arguments, **environ):

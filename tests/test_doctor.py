@@ -39,6 +39,8 @@ def test_vertex_ai_with_its_directories():
         "sources": ["AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"],
     }  # fmt: skip
     text = doctor.text_of(seen)
+    assert any("not written to a URL" in note for note in seen["notes"])
+    assert "by         AIP_CHECKPOINT_DIR, AIP_TENSORBOARD_LOG_DIR, AIP_MODEL_DIR" in text
     for words in ("worker 1, rank 2 of 3", "Vertex AI", "another process evaluates", "gs://b/job/logs"):
         assert words in text
 

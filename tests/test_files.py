@@ -23,6 +23,7 @@ bucket /mnt/data\\040of\\040mine fuse.gcsfuse rw 0 0
 /dev/vdb /mnt/data\\040of\\040mine/disk xfs rw 0 0
 mountpoint-s3 /mnt/s3 fuse rw 0 0
 sshfs#host /mnt/ssh fuse rw 0 0
+my-bucket /mnt/gke fuse rw 0 0
 """
 
 
@@ -40,7 +41,7 @@ def store(tmp_path, monkeypatch):
     [
         ("/gcs/bucket/run", False), ("/gcsx/run", True), ("/mnt/data of mine/run", False),
         ("/mnt/data of mine/disk/run", True), ("/mnt/data of mine2", True), ("/mnt/s3", False),
-        ("/mnt/ssh/run", True), ("/named/run", False), ("/named2/run", True),
+        ("/mnt/ssh/run", True), ("/mnt/gke/run", False), ("/named/run", False), ("/named2/run", True),
     ],
 )  # fmt: skip
 def test_an_object_store_is_known_by_its_prefix_its_mount_or_the_variable(monkeypatch, path, renamed):

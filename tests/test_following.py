@@ -1,6 +1,7 @@
 """An evaluator's way through a training: which checkpoint is next, when to wait, when to leave."""
 
 import json
+import time
 
 import pytest
 from ctl import following
@@ -205,6 +206,31 @@ def test_the_chief_waits_until_the_newest_checkpoint_is_evaluated(tmp_path):
     assert 1045.0 < world.now < 1050.0  # and time for the evaluator to close its reports
     before = world.now
     assert wait(world) and world.now == before
+
+
+def test_the_chief_waits_for_a_long_evaluation_while_it_beats(tmp_path):
+    world = World(tmp_path)
+    world.save(2)
+    path = world.lock.with_name("e.json")
+
+    def beat():
+        path.write_text(json.dumps({"evaluated": {}, "evaluating": 2, "beat": world.now}))
+
+    world.events = {1000.0 + 15 * i: beat for i in range(1, 6)} | {1085.0: lambda: done(world, 2)}
+    assert wait(world) and world.now > 1085.0
+
+
+def test_an_evaluation_beats_in_the_list(tmp_path):
+    world = World(tmp_path)
+    world.save(2)
+    path = world.lock.with_name("e.json")
+    evaluated = Evaluated(path)
+    with evaluated.beating(2, beat_secs=0.01):
+        while not path.exists():
+            time.sleep(0.01)
+        assert json.loads(path.read_text())["evaluating"] == 2
+    done(world, 2)
+    assert json.loads(path.read_text()) == {"evaluated": {"2": 1.0}}
 
 
 def test_the_chief_does_not_wait_for_ever_nor_for_nothing(tmp_path, caplog):

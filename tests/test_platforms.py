@@ -99,6 +99,15 @@ def test_kubeflow_lists_the_evaluator():
     assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Kubeflow TFJob")
     assert "evaluator" not in me.tasks
     assert not read(tf_config({**cluster}, "chief")).ends_with_chief
+    del cluster["chief"]  # then worker 0's end is the job's
+    me = read(tf_config(cluster, "worker", environment="cloud"))
+    assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (True, True, True)
+
+
+def test_kubeflow_lists_kinds_without_replicas():
+    cluster = {"worker": ["a:1", "b:1"], "ps": [], "evaluator": []}
+    me = read(tf_config(cluster, "worker", 1, environment="cloud"))
+    assert (me.num_workers, me.has_evaluator) == (2, False)
 
 
 ADDRESSES = "train-0.train:2222,train-1.train:2222,train-2.train:2222"
@@ -123,6 +132,7 @@ def test_an_indexed_job_without_addresses_is_several_trainings():
     assert read(environ).num_workers == 1
     [note] = job_of(environ).notes
     assert "trains alone" in note and "CTL_WORKERS" in note
+    assert read({**environ, **mpi(1)}).num_workers == 2  # processes within one such pod
 
 
 def test_sagemaker():
@@ -179,6 +189,15 @@ def test_mpi_over_several_machines_needs_their_addresses():
         read(mpi(1, size=3, local=1) | listed)
 
 
+def test_mpich_and_its_kin():
+    environ = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert (read(environ).worker_index, read(environ).num_workers) == (1, 2)
+    step = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
+            "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}  # fmt: skip
+    by_srun = {"PMI_RANK": "1", "PMI_SIZE": "2", **step}
+    assert (read(by_srun).platform, read(by_srun).address[:3]) == ("Slurm", "n2:")
+
+
 def test_horovodrun_on_one_machine():
     environ = {f"HOROVOD_{name}": value for name, value in {
         "RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "GLOO_RENDEZVOUS_PORT": "4711",
@@ -202,6 +221,11 @@ def test_horovodrun_on_one_machine():
     ({"SM_HOSTS": "algo-1"}, "SM_HOSTS is 'algo-1'"),
     ({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "c"}, "SM_CURRENT_HOST is 'c'"),
     ({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "CTL_PORT": "70000"}, "CTL_PORT is 70000"),
+    ({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "CTL_PORT": "0"}, "CTL_PORT is 0"),
+    (mpi(0, CTL_PORT="65535"), "has '127.0.0.1:65536' for task 1"),
+    (spec(["x"]), "the pool ['x']"),
+    (tf_config({}, "worker") | {"TF_CONFIG": '{"sparseCluster": {"worker": {"0": "a:1"}}}'},
+     "Leave enableDynamicWorker out"),
     (mpi(2), "OMPI_COMM_WORLD_RANK is 2, but OMPI_COMM_WORLD_SIZE is 2"),
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence(environ, sentence):

@@ -4,15 +4,15 @@ The time limit is near: Slurm signals the script, every task saves, and the job 
 and on from there. A lost machine does the same; an error that another try would not mend ends the job.
 """
 
+import argparse
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from ctl.deploy import forms, output, texts, words
 from ctl.deploy.output import Advice
 from ctl.deploy.words import Asked
-from ctl.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from ctl.launch.saying import quoted
 
 PLATFORM = "slurm"
@@ -23,6 +23,7 @@ _EXAMPLE = (
 _TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-9]{2}):(?P<s>[0-9]{2})")
 _MEMORY = re.compile(r"[1-9][0-9]{0,6}[KMGT]?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}")
+_NOT_STARTED = (126, 127)  # of a shell: the program cannot be run, or is not there
 _PATH = re.compile(r"[^\s'\"\\$`;&|<>*?]+")
 
 
@@ -45,6 +46,7 @@ def _work(argv: Sequence[str]) -> None:
 
 
 def parser() -> words.Parser:
+    """The options of `ctl deploy slurm`."""
     made = words.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
     size = made.add_argument_group("size")
     size.add_argument(
@@ -52,22 +54,25 @@ def parser() -> words.Parser:
     )
     size.add_argument("--task_per", choices=("node", "gpu"), default="node",
                       help="one process for each machine, with all its GPUs, or for each GPU")  # fmt: skip
-    size.add_argument("--gpus_per_node", type=words.whole(0, 64), default=0, metavar="N")
-    size.add_argument("--cpus_per_task", type=words.whole(1, 1024), metavar="N")
+    size.add_argument("--gpus_per_node", type=words.whole(0, 64), default=0, metavar="N",
+                      help="GPUs of each machine (default: 0)")  # fmt: skip
+    size.add_argument("--cpus_per_task", type=words.whole(1, 1024), metavar="N",
+                      help="CPUs of each task (default: Slurm's, one)")  # fmt: skip
     size.add_argument("--memory", metavar="SIZE", help="of each machine, such as 32G")
     size.add_argument(
         "--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)"
     )
     where = made.add_argument_group("where")
     where.add_argument("--name", default="train", help="of the job (default: train)")
-    where.add_argument("--partition", metavar="NAME")
-    where.add_argument("--account", metavar="NAME")
-    where.add_argument("--constraint", metavar="FEATURE")
+    where.add_argument("--partition", metavar="NAME", help="the queue (default: the cluster's)")
+    where.add_argument("--account", metavar="NAME", help="who pays (default: yours)")
+    where.add_argument("--constraint", metavar="FEATURE", help="a feature that machines must have")
     where.add_argument("--module", action="append", default=[], metavar="NAME",
                        help="`module load` it first; may come several times")  # fmt: skip
     where.add_argument("--venv", metavar="DIR", help="a virtual environment to activate")
     where.add_argument("--image", metavar="FILE", help="an Apptainer image to run the program in")
-    where.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    where.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
+                       help="a variable, no secrets; may come several times")  # fmt: skip
     failing = made.add_argument_group("when things go wrong")
     failing.add_argument("--signal_secs", type=words.whole(10, 3600), default=120, metavar="SECS",
                          help="before the time limit, to save and go back into the queue "
@@ -77,7 +82,7 @@ def parser() -> words.Parser:
     return made
 
 
-def _check(options: Any) -> None:
+def _check(options: argparse.Namespace) -> None:
     """Raises UsageError for what Slurm would refuse, or what would not do what it says."""
     for name in ("name", "partition", "account", "constraint"):
         given = getattr(options, name)
@@ -169,11 +174,13 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
         f"export {k}={shlex.quote(v)}" for k, v in forms.variables(options.env, PLATFORM).items()
     ]
     setup += [f"module load {name}" for name in options.module]
-    setup += [f"source {options.venv}/bin/activate"] if options.venv else []
+    setup += [f"source {options.venv}/bin/activate || exit {EXIT_USAGE}"] if options.venv else []
     return _BODY.format(
         header=texts.header(asked.line(), fill_in).rstrip("\n"), directives="\n".join(lines),
         setup="".join(f"{line}\n" for line in setup), program=shlex.join(program),
-        restarts=options.max_restarts, failed=EXIT_FAILED, usage=EXIT_USAGE,
+        restarts=options.max_restarts, preempted=EXIT_PREEMPTED,
+        for_good="|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
+        cpus=f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
     )  # fmt: skip
 
 
@@ -182,8 +189,7 @@ _BODY = """\
 {header}
 {directives}
 
-set -u
-{setup}
+{setup}set -u
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}}}
 job=${{job:-$SLURM_JOB_ID}}
 export CTL_FOR_GOOD="${{SLURM_SUBMIT_DIR:-$PWD}}/.ctl-for-good-$SLURM_JOB_ID"  # made by a task
@@ -197,27 +203,32 @@ trap 'time_is_up=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 task='trap : TERM
 "$@"
 code=$?
-if [ "$code" = {failed} ] || [ "$code" = {usage} ]; then echo "$code" > "$CTL_FOR_GOOD"; fi
+case "$code" in {for_good}) echo "$code" > "$CTL_FOR_GOOD";; esac
 exit "$code"'
 
+go_back() {{
+  echo "The time limit is near: job $job goes back into the queue."
+  scontrol requeue "$job" && exit 0
+  echo "Slurm refused to put job $job back; submit the same script again to go on." >&2
+  exit {preempted}
+}}
+
 for restart in $(seq 0 {restarts}); do
-  srun --kill-on-bad-exit=1 --distribution=block bash -c "$task" task \\
+  if [ -n "$time_is_up" ]; then go_back; fi
+  srun --kill-on-bad-exit=1 --distribution=block {cpus}bash -c "$task" task \\
     {program} &
   step=$!
   while :; do wait "$step"; code=$?; kill -0 "$step" 2> /dev/null || break; done
   if [ "$code" = 0 ]; then exit 0; fi
-  if [ -n "$time_is_up" ]; then
-    echo "The time limit is near: job $job goes back into the queue."
-    scontrol requeue "$job"
-    exit 0
-  fi
+  if [ -n "$time_is_up" ]; then go_back; fi
   if [ -e "$CTL_FOR_GOOD" ]; then
     code=$(cat "$CTL_FOR_GOOD"); rm -f "$CTL_FOR_GOOD"
     echo "A task ended with $code, which another try would not mend." >&2
     exit "$code"
   fi
   echo "A task was lost (srun: $code), after $restart restarts of {restarts}." >&2
-  sleep $((restart < 5 ? 2 ** restart : 60))
+  sleep $((restart < 5 ? 2 ** restart : 60)) & wait $!
 done
+if [ -n "$time_is_up" ]; then go_back; fi
 exit "$code"
 """

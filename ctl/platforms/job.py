@@ -148,7 +148,9 @@ def port(environ: Mapping[str, str], default: int) -> int:
 def workers(
     platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more
 ) -> Job:
-    """A job of equal workers; of one process, where there is one address."""
+    """A job of equal workers; of one process, where there is one address. Raises UsageError."""
+    for i, address in enumerate(addresses):
+        check_address(address, sources[0], f"task {i}")
     doubled = sorted({a for a in addresses if addresses.count(a) > 1})
     if doubled:
         raise UsageError(

@@ -25,19 +25,10 @@ _SIZES = {
 
 
 def read(environ: Mapping[str, str]) -> Job | None:
-    """What CTL_WORKERS says; None if it is not set. Raises UsageError.
-
-    An Indexed Job without it is taken for one of independent processes, with a note.
-    """
+    """What CTL_WORKERS says; None if it is not set. Raises UsageError."""
     text = environ.get(NAME, "").strip()
     if not text:
-        if not environ.get(KUBERNETES_INDEX):
-            return None
-        return Job("Kubernetes", (KUBERNETES_INDEX,), notes=(
-            "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
-            "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "
-            "`ctl deploy kubernetes` does.",
-        ))  # fmt: skip
+        return None
     addresses = [a.strip() for a in text.split(",")]
     for i, address in enumerate(addresses):
         job.check_address(address, NAME, f"task {i}")
@@ -63,3 +54,14 @@ def read(environ: Mapping[str, str]) -> Job | None:
     has_evaluator = environ.get(EVALUATOR, "") not in ("", "0")
     sources = [NAME, counter, *([EVALUATOR] if has_evaluator else [])]
     return job.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
+
+
+def read_bare_index(environ: Mapping[str, str]) -> Job | None:
+    """An Indexed Job without addresses: taken for independent processes, with a note."""
+    if not environ.get(KUBERNETES_INDEX):
+        return None
+    return Job("Kubernetes", (KUBERNETES_INDEX,), notes=(
+        "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
+        "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "
+        "`ctl deploy kubernetes` does.",
+    ))  # fmt: skip

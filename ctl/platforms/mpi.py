@@ -25,14 +25,15 @@ _LAUNCHERS = {
         "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
         ("HOROVOD_GLOO_RENDEZVOUS_PORT",),
     ),
+    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)),
 }  # fmt: skip
 
 
 def read(environ: Mapping[str, str]) -> Job | None:
-    """What Open MPI or horovodrun says; None without them. Raises UsageError."""
+    """What Open MPI, horovodrun, or MPICH and its kin say; None without them. Raises UsageError."""
     for platform, (rank_name, size_name, *local_names, markers) in _LAUNCHERS.items():
         rank, size = job.number(environ, rank_name), job.number(environ, size_name)
-        if rank is None or size is None:
+        if rank is None or size is None or _is_srun_s(environ, rank_name):
             continue
         if rank >= size:
             raise UsageError(
@@ -49,6 +50,14 @@ def read(environ: Mapping[str, str]) -> Job | None:
             return job.workers(platform, sources, addresses, rank)
         return _over_hosts(environ, platform, rank, size, sources)
     return None
+
+
+def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
+    """srun tells tasks their PMI_RANK as well; its own variables say more."""
+    same = environ.get("PMI_RANK") == environ.get("SLURM_PROCID")
+    return (
+        rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
+    )
 
 
 def _over_hosts(environ, platform: str, rank: int, size: int, sources) -> Job:

@@ -64,7 +64,9 @@ def host_names(text: str) -> list[str]:
     """`n[08-10],m[1,3]x` -> ["n08", "n09", "n10", "m1x", "m3x"], in the order of the list."""
     found = [name for part in _split(text) for name in _expanded(part)]
     if not found or any(not name for name in found):
-        raise UsageError(f"the list of hosts is {text!r}; expected a list such as n[1-3],m1.")
+        raise UsageError(
+            f"Slurm's list of hosts is {text!r}; expected one such as n[1-3],m1 in SLURM_STEP_NODELIST."
+        )
     return found
 
 
@@ -74,11 +76,14 @@ def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
     for part in text.split(","):
         match = _TASKS.fullmatch(part.strip())
         if match is None:
-            raise UsageError(f"tasks per host are {text!r}; expected numbers such as 2(x3),1.")
+            raise UsageError(
+                f"Slurm's tasks per host are {text!r}; expected numbers such as 2(x3),1, as in "
+                "SLURM_STEP_TASKS_PER_NODE."
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) != num_hosts:
         raise UsageError(
-            f"tasks per host are {text!r}, for {len(counts)} hosts, but the list has {num_hosts}."
+            f"Slurm's tasks per host are {text!r}, for {len(counts)} hosts, but its list has {num_hosts}."
         )
     return counts
 
@@ -111,7 +116,7 @@ def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
 def _split(text: str) -> Iterator[str]:
     """At commas that are in no brackets."""
     if text.count("[") != text.count("]"):
-        raise UsageError(f"the list of hosts is {text!r}; a bracket is open.")
+        raise UsageError(f"Slurm's list of hosts is {text!r}; a bracket is open.")
     yield from (part.strip() for part in re.split(r",(?![^\[]*\])", text.strip()))
 
 
@@ -126,7 +131,9 @@ def _range(text: str, part: str) -> list[str]:
     for piece in text.split(","):
         low, dash, high = piece.partition("-")
         if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
-            raise UsageError(f"the list of hosts has {part!r}; expected ranges such as [1-3,7].")
+            raise UsageError(
+                f"Slurm's list of hosts has {part!r}; expected ranges such as [1-3,7]."
+            )
         width = len(low)
         names += [f"{i:0{width}d}" for i in range(int(low), int(high or low) + 1)]
     return names

@@ -31,7 +31,14 @@ def read(environ: Mapping[str, str]) -> Job | None:
         ) from None
     if not isinstance(config, dict):
         raise UsageError(f"TF_CONFIG is {text[:80]!r}; expected an object such as {job.EXAMPLE}.")
+    if "sparseCluster" in config:
+        raise UsageError(
+            "TF_CONFIG has a sparseCluster, of a TFJob whose workers come and go; expected a cluster that "
+            "stays. Leave enableDynamicWorker out of the TFJob."
+        )
     cluster = config.get("cluster") or {}
+    if isinstance(cluster, dict) and any(cluster.values()):
+        cluster = {kind: addresses for kind, addresses in cluster.items() if addresses != []}
     task = config.get("task")
     platform = _platform(environ, config)
     if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
@@ -45,7 +52,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
     return Job(
         platform, (NAME, *beside.sources), tasks, kind, index,
         has_evaluator="evaluator" in tasks or beside.has_evaluator,
-        ends_with_chief=config.get("environment") == "cloud" and "chief" in tasks,
+        ends_with_chief=config.get("environment") == "cloud",
         notes=tuple(notes),
     )  # fmt: skip
 

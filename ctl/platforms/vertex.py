@@ -85,7 +85,7 @@ def _parsed(environ: Mapping[str, str]) -> dict | None:
 
 
 def _pool(name: Any) -> str:
-    if name not in _POOLS:
+    if not isinstance(name, str) or name not in _POOLS:
         raise UsageError(
             f"CLUSTER_SPEC has the pool {name!r}; expected {', '.join(_POOLS)}, as Vertex AI names them."
         )

@@ -36,6 +36,12 @@ def test_a_task_on_each_machine_has_all_its_gpus(capsys):
     assert "no --time" in said and "sbatch train.sbatch" in said
 
 
+def test_a_step_gets_the_cpus_that_the_job_asked_for(capsys):
+    """Since Slurm 22.05 srun does not take them from sbatch."""
+    script, _ = made(capsys, "--cpus_per_task=8", *PROGRAM)
+    assert "\n  srun --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 bash" in script
+
+
 def test_a_task_for_each_gpu(capsys):
     script, _ = made(capsys, "--nodes=2", "--gpus_per_node=4", "--task_per=gpu", *PROGRAM)
     asked = directives(script)
@@ -53,7 +59,7 @@ def test_what_comes_before_the_program(capsys):
     )
     lines = script.splitlines()
     order = ["export A='b c'", "module load cuda/12.4", "module load python",
-             "source /shared/venv/bin/activate"]  # fmt: skip
+             "source /shared/venv/bin/activate || exit 2", "set -u"]  # fmt: skip
     assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
     script, _ = made(capsys, "--gpus_per_node=1", "--image=/shared/a.sif", *PROGRAM)
     assert "apptainer exec --nv /shared/a.sif python -m trainer.task" in script
@@ -151,7 +157,7 @@ def test_a_lost_task_starts_all_again_and_not_for_ever(tmp_path):
     assert cluster.run()[0] == 134 and len(cluster.calls("srun")) == 2
 
 
-@pytest.mark.parametrize("code", [1, 2])
+@pytest.mark.parametrize("code", [1, 2, 127])
 def test_an_error_that_comes_again_is_not_tried_again(tmp_path, code):
     cluster = Cluster(tmp_path, counting(tmp_path, code))
     done, output = cluster.run()
@@ -176,6 +182,30 @@ def test_near_the_time_limit_tasks_save_and_the_job_goes_back(tmp_path, array, j
     assert process.returncode == 0, output
     assert len(list(tmp_path.glob("saved-*"))) == 2
     assert cluster.calls("scontrol") == [["requeue", job]] and len(cluster.calls("srun")) == 1
+
+
+def test_a_job_that_slurm_does_not_take_back_has_not_succeeded(tmp_path):
+    program = ["bash", "-c", f"trap 'exit 143' TERM; touch {tmp_path}/up; while :; do sleep 0.1; done"]
+    process = Cluster(tmp_path, program).start(FAKE_SCONTROL="1")
+    while not (tmp_path / "up").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143 and "submit the same script again" in output
+
+
+def test_a_signal_between_two_steps_is_not_lost(tmp_path):
+    cluster = Cluster(tmp_path, counting(tmp_path, 134, 134, 134, 0))
+    process = cluster.start()
+    while not (tmp_path / "calls").exists() or len(cluster.calls("srun")) < 3:
+        time.sleep(0.05)
+    for line in process.stdout:
+        if "after 2 restarts" in line:
+            break
+    process.send_signal(signal.SIGUSR1)  # within the four seconds until the next step
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and len(cluster.calls("srun")) == 3
+    assert cluster.calls("scontrol") == [["requeue", "77"]]
 
 
 @pytest.mark.workers

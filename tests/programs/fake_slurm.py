@@ -4,6 +4,7 @@ $FAKE_SLURM is a directory: `calls` has a line for each call, `pids` the tasks t
 variables that srun 22.05 was seen to give them.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -41,11 +42,16 @@ def srun(words):
 def scancel(words):
     assert words[0] == "--signal=TERM" and words[1] == os.environ["SLURM_JOB_ID"], words
     for pid in (place / "pids").read_text().split():
-        os.killpg(int(pid), signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # between two steps
+            os.killpg(int(pid), signal.SIGTERM)
     return 0
+
+
+def scontrol(words):
+    return int(os.environ.get("FAKE_SCONTROL", "0"))
 
 
 if __name__ == "__main__":
     name = Path(sys.argv[0]).name
     note([name, *sys.argv[1:]])
-    sys.exit({"srun": srun, "scancel": scancel, "scontrol": lambda _: 0}[name](sys.argv[1:]))
+    sys.exit({"srun": srun, "scancel": scancel, "scontrol": scontrol}[name](sys.argv[1:]))
