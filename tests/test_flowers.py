@@ -67,7 +67,6 @@ def test_the_split_is_that_of_keras_with_the_same_seed(shipped):
 def test_hidden_files_are_left_out_and_names_in_capitals_are_not(folder):
     (folder / "brick" / ".DS_Store").write_bytes(b"x")
     (folder / "brick" / "._0000.jpg").write_bytes(b"x")
-    (folder / "grass" / "notes.txt").write_bytes(b"x")
     (folder / ".cache").mkdir()
     (folder / "brick" / "0001.jpg").rename(folder / "brick" / "0001.JPG")
     (folder / "brick" / "0002.jpg").rename(folder / "brick" / "0002.JPEG")
@@ -134,13 +133,17 @@ def spoiled(folder):
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_files_that_cannot_be_used_are_left_out_with_one_warning(folder, caplog, cache):
     reasons = spoiled(folder)
+    for name in ("china/a.png", "grass/notes.txt"):
+        (folder / name).write_bytes(b"x")
     trainer = made(folder, reading=Reading(cache=cache))
     with caplog.at_level(logging.WARNING, "ctl"):
         trainer.eval_data(8), trainer.train_data(8)
     (warning,) = [r.getMessage() for r in caplog.records]
-    assert f"{len(reasons)} of 48 files" in warning
+    assert f"{len(reasons) + 2} of 50 files" in warning
     for name, reason in reasons.items():
         assert f"brick/{name}.jpg ({reason})" in warning
+    for name in ("china/a.png", "grass/notes.txt"):
+        assert f"{name} (not named .jpg)" in warning
     assert sum(len(rows) for rows in trainer._opened.rows.values()) == 40
 
 
@@ -150,6 +153,13 @@ def test_strict_data_refuses_them_before_training(folder):
     with pytest.raises(ctl.UsageError, match=r"1 of 41 files.*grass/bad.jpg \(empty\).*--strict_data"):
         trainer.train(1)
     assert trainer.step == 0
+
+
+def test_a_bucket_is_a_path(folder):
+    with pytest.raises(ctl.UsageError, match="gs://b/photos is a URL.*/gcs/b/photos"):
+        photos.find("gs://b/photos")
+    with pytest.raises(ctl.UsageError, match="--images=s3://b/a.jpg is a URL.*copy the photos"):
+        photos.matching("s3://b/a.jpg")
 
 
 def test_a_class_without_any_usable_photo_is_refused(folder):

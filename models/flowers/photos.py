@@ -38,12 +38,14 @@ class Photos:
     Attributes:
       directory: that holds the class folders; classes: their names, sorted.
       paths: of the files; labels: int64 `[n]`, places in `classes`.
+      others: files beside them that are named otherwise.
     """
 
     directory: Path
     classes: tuple[str, ...]
     paths: tuple[Path, ...]
     labels: np.ndarray
+    others: tuple[Path, ...] = ()
 
     def split(self, seed: int) -> dict[str, np.ndarray]:
         """Four fifths to train, one to test; those of Keras' `image_dataset_from_directory`."""
@@ -54,7 +56,11 @@ class Photos:
 
     def name(self, number: int) -> str:
         """`roses/12.jpg`."""
-        return str(self.paths[number].relative_to(self.directory))
+        return self.inside(self.paths[number])
+
+    def inside(self, path: Path) -> str:
+        """A path without that of the directory."""
+        return str(path.relative_to(self.directory))
 
     def digest(self) -> int:
         """32 bits that differ where the names differ."""
@@ -66,6 +72,7 @@ def find(data_dir: str) -> Photos:
 
     Raises UsageError for what is no directory with two or more folders of photos.
     """
+    _refuse_url("data_dir", data_dir)
     directory = Path(data_dir).expanduser()
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
@@ -92,18 +99,20 @@ def find(data_dir: str) -> Photos:
         )
     paths = tuple(path for group in found.values() for path in group)
     labels = [label for label, group in enumerate(found.values()) for _ in group]
-    return Photos(directory, tuple(found), paths, np.array(labels, np.int64))
+    others = tuple(path for folder in folders for path in _files_in(folder) if not _is_named(path))
+    return Photos(directory, tuple(found), paths, np.array(labels, np.int64), others)
 
 
 def matching(images: str) -> list[Path]:
     """The files of `--images`: paths and patterns with commas, a directory for all JPEGs below it."""
+    _refuse_url("images", images)
     found: list[Path] = []
     for word in (w.strip() for w in images.split(",")):
         path = Path(word).expanduser()
         if not word:
             continue
         if path.is_dir():
-            below = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            below = sorted(p for p in path.rglob("*") if _is_named(p))
             more = [p for p in below if not p.name.startswith(".")]
         else:
             more = [path] if path.exists() else [Path(p) for p in sorted(glob(str(path)))]
@@ -162,10 +171,24 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _photos_in(folder: Path) -> list[Path]:
-    return sorted(
-        p for p in folder.iterdir()
-        if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and not p.is_dir()
-    )  # fmt: skip
+    return [p for p in _files_in(folder) if _is_named(p)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Sorted, without hidden ones."""
+    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and not p.is_dir())
+
+
+def _is_named(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _refuse_url(flag: str, text: str) -> None:
+    scheme, found, place = text.partition("://")
+    if found:
+        mounted = f"On Vertex AI, and wherever the bucket is mounted, write /gcs/{place}." if (
+            scheme == "gs") else "Mount it, or copy the photos here."  # fmt: skip
+        raise UsageError(f"--{flag}={text} is a URL; expected a path. {mounted}")
 
 
 def _pixels(content: bytes) -> int:

@@ -115,14 +115,14 @@ def _check_same_files(photos: Photos, agreement: ctl.Agreement) -> None:
 
 def _tell(photos: Photos, bad: np.ndarray, faults: dict, *, strict: bool, aloud: bool) -> None:
     """One warning about the files that cannot be used; raises UsageError if nobody may go on."""
-    if not bad.any():
-        return
     names = [
         f"{photos.name(i)} ({faults.get(i) or 'says another worker'})" for i in np.flatnonzero(bad)
     ]
-    text = (
-        f"{bad.sum()} of {len(bad):,} files in {photos.directory} cannot be used: {listed(names)}."
-    )
+    names += [f"{photos.inside(path)} (not named .jpg)" for path in photos.others]
+    if not names:
+        return
+    count = len(bad) + len(photos.others)
+    text = f"{len(names)} of {count:,} files in {photos.directory} cannot be used: {listed(names)}."
     if strict:
         raise ctl.UsageError(f"{text} Mend or remove them, or leave --strict_data out.")
     gone = set(range(len(photos.classes))) - set(photos.labels[~bad])
