@@ -58,6 +58,19 @@ def test_an_evaluator_has_the_numbers_of_an_evaluation_on_the_spot(tmp_path, as_
     assert files(tmp_path / "checkpoints") == before
 
 
+def test_an_evaluator_follows_a_training_at_a_url(tmp_path, as_evaluator, capsys):
+    url = f"file://{tmp_path}/run"
+    inline = train(url, steps=4)
+    as_evaluator()
+    assert follow(url) == sorted(inline.items()) and list(inline) == [2, 4]
+    assert follow(url) == []
+    assert set(json.loads((tmp_path / "run/evaluated.json").read_text())["evaluated"]) == {"2", "4"}
+    (tmp_path / "run/evaluated.json").unlink()
+    Small(model_dir=url, optimizer="adam").train(1)  # with the default reports
+    said = capsys.readouterr().out
+    assert "eval step 4" in said and not (tmp_path / "run/evaluations.jsonl").exists()
+
+
 def test_an_evaluator_started_again_does_only_what_is_new(tmp_path, as_evaluator, monkeypatch):
     train(tmp_path, steps=4)
     as_evaluator()
