@@ -152,6 +152,18 @@ def test_an_evaluator_is_a_job_of_its_own_that_the_workers_know_of():
     assert "nvidia.com/gpu" not in beside["resources"]["limits"]
 
 
+@pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
+def test_a_selector_of_nodes_with_gpus_never_comes_without_their_toleration(flavor):
+    options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--storage=1Gi",
+               *(["--ps=1"] if flavor == "tfjob" else [])]  # fmt: skip
+    pool = "--node_selector=cloud.google.com/gke-accelerator=nvidia-tesla-t4"
+    specs = [t["spec"] for t in pod_templates(made(*options, "--gpus=1", pool))]
+    placed = [("nodeSelector" in s, "tolerations" in s) for s in specs]
+    assert set(placed) == {(True, True), (False, False)}
+    without = [t["spec"] for t in pod_templates(made(*options, "--node_selector=zone=a"))]
+    assert all(s["nodeSelector"] == {"zone": "a"} and "tolerations" not in s for s in without)
+
+
 def test_one_pod_needs_no_service_and_no_peers():
     found = made("--storage=1Gi")
     assert [d["kind"] for d in found] == ["PersistentVolumeClaim", "NetworkPolicy", "Job"]

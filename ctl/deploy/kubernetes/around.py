@@ -59,8 +59,8 @@ def policies(setting: Setting) -> list[Document]:
     closed += ["tensorboard"] if setting.logdir else []
     made = []
     if setting.roles.has_peers:
-        has_gpus = "nvidia.com/gpu" in setting.program.resources.get("limits", {})
-        ports = {} if has_gpus else {"ports": [{"protocol": "TCP", "port": PORT}]}
+        one = {"ports": [{"protocol": "TCP", "port": PORT}]}
+        ports = {} if setting.program.has_gpus else one
         peers = {"podSelector": {"matchLabels": setting.labels("training")}}
         made.append(_policy(setting, "", ["training"], [{"from": [peers], **ports}]))
     else:
@@ -87,12 +87,8 @@ def evaluator(setting: Setting, hosts: list[str]) -> list[Document]:
     if not setting.roles.evaluator:
         return []
     config = {"cluster": {"worker": hosts}, "task": {"type": "evaluator", "index": 0}}
-    container = pods.training_container(setting, "tensorflow", {"TF_CONFIG": json.dumps(config)})
-    without_gpus = {
-        kind: {k: v for k, v in of.items() if k != "nvidia.com/gpu"}
-        for kind, of in container["resources"].items()
-    }
-    container["resources"] = without_gpus
+    told = {"TF_CONFIG": json.dumps(config)}
+    container = pods.training_container(setting, "tensorflow", told, gpus=False)
     labels = setting.labels("evaluator")
     return [
         {

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ctl.deploy import forms
-from ctl.deploy.kubernetes.setting import Care, Program, Roles, Setting, Storage
+from ctl.deploy.kubernetes.setting import GPU, Care, Program, Roles, Setting, Storage
 from ctl.deploy.words import Asked
 from ctl.errors import UsageError
 from ctl.launch.saying import quoted
@@ -69,7 +69,7 @@ def _program(asked: Asked) -> Program:
     requests["memory"] = _quantity("--memory", options.memory, _MEMORY, "4Gi")
     limits = {"memory": options.memory}
     if options.gpus:
-        limits["nvidia.com/gpu"] = str(options.gpus)
+        limits[GPU] = str(options.gpus)
     resources = {"requests": requests, "limits": limits}
     return Program(options.image, asked.command, asked.args, env, hidden, resources)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 PORT = 2222
 LABEL = "app.kubernetes.io/"
+GPU = "nvidia.com/gpu"  # as a resource and as the taint of nodes that have some
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,18 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the pods that train have GPUs."""
+        return GPU in self.resources.get("limits", {})
+
+    def needs(self, *, gpus: bool) -> dict[str, dict[str, str]]:
+        """The resources of a pod, with the GPUs of those that train or without."""
+        return {
+            kind: {name: n for name, n in of.items() if gpus or name != GPU}
+            for kind, of in self.resources.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Care:
       grace_secs: seconds from SIGTERM to SIGKILL.
       timeout_secs: seconds after which the job is ended, or None.
       service_account: of the pods, or "" for the namespace's default.
-      node_selector: labels of the nodes to run on.
+      node_selector: labels of the nodes to run on; with GPUs, of the pods that have some.
     """
 
     max_restarts: int
