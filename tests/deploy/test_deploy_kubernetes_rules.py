@@ -38,7 +38,7 @@ STORED = "--storage=1Gi"
     ([STORED, "--timeout=soon"], "is no duration"),
     ([STORED, "--grace_secs=0"], "from 1 to 3600"),
     ([STORED, "--env=HF_TOKEN=abc"], "write --env_from_secret=NAME=secret:key"),
-    ([STORED, "--env=TF_CONFIG={}"], "is set by the platform"),
+    ([STORED, "--env=TF_CONFIG={}"], "says which process one is"),
     ([STORED, "--env_from_secret=HF_TOKEN=abc"], "expected NAME=SECRET:KEY"),
     ([STORED, "--env_from_secret=CTL_WORKERS=a:b"], "is set elsewhere"),
     ([STORED, "--env=A=1", "--env_from_secret=A=a:b"], "is set elsewhere"),
@@ -85,6 +85,12 @@ def test_what_looks_wrong_is_a_warning(options, flags, warning, capsys):
     assert cli.main(words) == 0
     said = capsys.readouterr().err
     assert (warning in said) if warning else ("warning" not in said)
+
+
+@pytest.mark.parametrize("pair", ["CTL_OBJECT_STORES=/shared", "CTL_PORT=3333"])
+def test_variables_that_are_the_same_in_all_processes_are_let_through(pair, capsys):
+    assert cli.main(["deploy", "kubernetes", IMAGE, STORED, f"--env={pair}", *SHARED]) == 0
+    assert pair.partition("=")[2] in capsys.readouterr().out
 
 
 def test_what_must_be_there_first_stands_in_the_file(capsys):

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 import yaml
-from ctl import cli
-from ctl.deploy import secret_words, texts, words
+from ctl import cli, facts
+from ctl.deploy import texts, words
 from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,11 +61,34 @@ def test_names_of_secrets():
     hidden = ["token", "api_token", "HF_TOKEN", "password", "db-password", "client.secret", "api_key",
               "apikey", "private_key",
               "aws_secret_access_key", "GOOGLE_APPLICATION_CREDENTIALS"]  # fmt: skip
-    assert [n for n in hidden if not secret_words.looks_secret(n, of_variable=True)] == []
-    assert secret_words.looks_secret("OPENAI_KEY", of_variable=True)
+    hidden += ["passphrase", "pwd", "auth", "key", "wandb_key", "openai_key", "db_pass", "token_value",
+               "hf_token_2", "bearer", "TOKEN_V2", "DB_PASS", "AZURE_STORAGE_CONNECTION_STRING"]  # fmt: skip
+    for of_variable in (False, True):
+        assert [n for n in hidden if not facts.looks_secret(n, of_variable=of_variable)] == []
+    assert facts.looks_secret("IMAGE_KEY", of_variable=True)
     harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
-                "learning_rate", "secret_file", "monkey", "keyboard"]  # fmt: skip
-    assert [n for n in harmless if secret_words.looks_secret(n)] == []
+                "learning_rate", "secret_file", "monkey", "keyboard", "key_dim", "primary_key_column", "bypass",
+                "num_keys", "author", "token_dropout", "tokens_per_batch", "tokenizer_v2", "use_auth",
+                "label_key", "sort_key", "forward_pass", "turkey", "compass"]  # fmt: skip
+    assert [n for n in harmless if facts.looks_secret(n)] == []
+
+
+@pytest.mark.parametrize("platform", ["docker", "vertex", "kubernetes", "slurm"])
+@pytest.mark.parametrize(("words", "program"), [
+    (["--label=token=ghp_HUSH"], []), (["--label", "password=HUSH"], []), (["--name=sk-HUSH0123456789abcd"], []),
+    (["--api_key=HUSH"], []), (["--nonsense=HUSH"], []), (["--env=A=HUSH\nB"], []),
+    (["--env=HF_TOKEN=HUSH\nB"], []), ([], ["--wandb_key=HUSH"]), ([], ["--a=xoxb-HUSH-0123456789"]),
+    ([], ["--a=eyJHUSH0123.eyJHUSH0123.HUSH0123"]), ([], ["--bearer", "HUSH"]),
+    (["--env=A=DefaultEndpointsProtocol=https;AccountKey=HUSH"], []), (["--env=TOKEN_V2=HUSH"], []),
+])  # fmt: skip
+def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(
+    platform, words, program, capsys
+):
+    image = [] if platform in ("docker", "slurm") else [IMAGE]
+    line = ["deploy", platform, *image, *words, "--", "python", "-m", "t", *program]
+    assert cli.main(line) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "HUSH" not in said.err
 
 
 @pytest.mark.parametrize("line", [

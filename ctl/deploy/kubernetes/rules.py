@@ -84,7 +84,7 @@ def _secrets(given: Sequence[str], env: Mapping[str, str]) -> dict[str, tuple[st
                 f"--env_from_secret={quoted(name)} cannot be read; expected NAME=SECRET:KEY, where a "
                 "Secret has the key, such as HF_TOKEN=hugging-face:token"
             )
-        if name in found or name in env or name == "TF_CONFIG" or name.startswith("CTL_"):
+        if name in found or name in env or name in forms.WHO_AM_I:
             raise UsageError(f"--env_from_secret={name} is set elsewhere, too; expected one value")
         found[name] = (read[2], read[4])
     return found
