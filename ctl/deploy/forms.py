@@ -84,8 +84,8 @@ def variables(given: Sequence[str], platform: str) -> dict[str, str]:
             raise UsageError(f"--env={name} came twice; expected one value for each variable")
         if name in WHO_AM_I:
             raise UsageError(
-                f"--env={name} says which process one is, and all would get the same value; leave it out, "
-                "since the platform or ctl tells each its own"
+                f"--env={name} says which process one is, and that is set by the platform or by ctl; leave "
+                "it out, or each worker would take itself for the same one"
             )
         secret_words.refuse_variable(name, value, platform)
         found[name] = value

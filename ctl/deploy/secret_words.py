@@ -69,8 +69,8 @@ def refuse_in_value(where: str, value: str, platform: str) -> None:
     """UsageError for a URL with a password in it, and for the well-known forms of keys."""
     if _URL.search(value):
         raise UsageError(
-            f"{where} has a URL with a password or a user in it; expected one without, since the file can be read by "
-            f"others. Instead, {_CURES[platform]}"
+            f"{where} has a URL with a password or a user in it; expected one without, since the file can "
+            f"be read by others. Instead, {_CURES[platform]}"
         )
     if _VALUES.search(value):
         raise UsageError(

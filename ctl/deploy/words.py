@@ -136,8 +136,8 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
     for word in words:
         if not word.isprintable():
             raise UsageError(
-                f"{quoted(word.partition('=')[0])} has a line break or another control character; expected words of "
-                "printable characters. Put longer texts into a file of the image"
+                f"{quoted(word.partition('=')[0])} has a line break or another control character; expected "
+                "words of printable characters. Put longer texts into a file of the image"
             )
     parsed, unknown = parser.parse_known_args(options)
     if unknown:

@@ -71,7 +71,7 @@ def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
 
 @pytest.mark.parametrize(("options", "flags", "warning"), [
     (["--workers=2", STORED], ["--model_dir=/shared/f", "--strategy=mirrored"], "each train alone"),
-    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "--ps=N, --flavor=tfjob"),
+    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "give --ps=N and --flavor=tfjob"),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
      ["--model_dir=/shared/f", "--strategy=auto"], None),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],

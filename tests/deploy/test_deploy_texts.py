@@ -62,20 +62,22 @@ def test_names_of_secrets():
               "apikey", "private_key",
               "aws_secret_access_key", "GOOGLE_APPLICATION_CREDENTIALS"]  # fmt: skip
     hidden += ["passphrase", "pwd", "auth", "key", "wandb_key", "openai_key", "db_pass", "token_value",
-               "hf_token_2", "bearer", "TOKEN_V2", "DB_PASS", "AZURE_STORAGE_CONNECTION_STRING"]  # fmt: skip
+               "hf_token_2", "bearer", "TOKEN_V2", "DB_PASS",
+               "AZURE_STORAGE_CONNECTION_STRING"]  # fmt: skip
     for of_variable in (False, True):
         assert [n for n in hidden if not facts.looks_secret(n, of_variable=of_variable)] == []
     assert facts.looks_secret("IMAGE_KEY", of_variable=True)
     harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
-                "learning_rate", "secret_file", "monkey", "keyboard", "key_dim", "primary_key_column", "bypass",
-                "num_keys", "author", "token_dropout", "tokens_per_batch", "tokenizer_v2", "use_auth",
-                "label_key", "sort_key", "forward_pass", "turkey", "compass"]  # fmt: skip
+                "learning_rate", "secret_file", "monkey", "keyboard", "key_dim", "primary_key_column",
+                "bypass", "num_keys", "author", "token_dropout", "tokens_per_batch", "tokenizer_v2",
+                "use_auth", "label_key", "sort_key", "forward_pass", "turkey", "compass"]  # fmt: skip
     assert [n for n in harmless if facts.looks_secret(n)] == []
 
 
 @pytest.mark.parametrize("platform", ["docker", "vertex", "kubernetes", "slurm"])
 @pytest.mark.parametrize(("words", "program"), [
-    (["--label=token=ghp_HUSH"], []), (["--label", "password=HUSH"], []), (["--name=sk-HUSH0123456789abcd"], []),
+    (["--label=token=ghp_HUSH"], []), (["--label", "password=HUSH"], []),
+    (["--name=sk-HUSH0123456789abcd"], []),
     (["--api_key=HUSH"], []), (["--nonsense=HUSH"], []), (["--env=A=HUSH\nB"], []),
     (["--env=HF_TOKEN=HUSH\nB"], []), ([], ["--wandb_key=HUSH"]), ([], ["--a=xoxb-HUSH-0123456789"]),
     ([], ["--a=eyJHUSH0123.eyJHUSH0123.HUSH0123"]), ([], ["--bearer", "HUSH"]),

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 
-from ctl.deploy import forms
+from ctl.deploy import doubts, forms
 from ctl.deploy.kubernetes.setting import GPU, Care, Program, Roles, Setting, Storage
 from ctl.deploy.words import Asked
 from ctl.errors import UsageError
@@ -176,24 +176,12 @@ def _check_model_dir(asked: Asked, made: Setting) -> None:
 
 def warnings(asked: Asked, made: Setting) -> list[str]:
     """What looks wrong and may still be meant."""
-    strategy, model_dir, found = asked.flag("strategy"), asked.flag("model_dir"), []
-    if made.roles.ps and strategy not in (None, "auto", "parameter_server"):
-        found.append(f"--ps={made.roles.ps} came, but the program has --strategy={strategy}, which has "
-                     "no use for parameter servers")  # fmt: skip
-    if not made.roles.ps and strategy == "parameter_server":
-        found.append(
-            "the program has --strategy=parameter_server, but there are none: --ps=N, --flavor=tfjob"
-        )
-    if made.roles.workers > 1 and strategy in (
-        "default",
-        "one_device",
-        "mirrored",
-        "central_storage",
-    ):
-        found.append(f"the program has --strategy={strategy}, so {made.roles.workers} pods would each "
-                     "train alone")  # fmt: skip
+    model_dir, roles = asked.flag("model_dir"), made.roles
+    found = doubts.strategy(
+        asked, ps=roles.ps, workers=roles.workers, each="pods", cure="give --ps=N and --flavor=tfjob"
+    )
     if not asked.program:
-        found.append("no program came after `--`: the image's own runs, with the flags it has there")
+        found.append(doubts.NO_PROGRAM)
     elif model_dir is None:
         found.append("the program has no --model_dir: nothing is kept, and a restart begins anew")
     elif not made.storage.claim and "://" not in model_dir and not asked.options.runtime:
