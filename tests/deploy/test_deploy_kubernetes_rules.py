@@ -5,6 +5,7 @@ from ctl import cli
 from golden_cases import IMAGE, SHARED
 
 STORED = "--storage=1Gi"
+NAMED = ["--flavor=trainjob", "--runtime=plain"]
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -19,6 +20,10 @@ STORED = "--storage=1Gi"
     ([STORED, "--flavor=pytorchjob"], "invalid choice"),
     ([STORED, "--runtime=plain"], "expected --flavor=trainjob"),
     ([STORED, "--runtime=plain", "--flavor=trainjob"], "that runtime says which volumes there are"),
+    *(([*NAMED, option], "which says what its pods are like") for option in (
+        "--max_restarts=2", "--grace_secs=60", "--node_selector=zone=a", "--service_account=me",
+        "--shm=2Gi", "--mount=/data", "--tensorboard")),
+    ([*NAMED, "--evaluator"], "none of that runtime's volumes"),
     ([STORED, "--cpu=two"], "is no quantity"),
     ([STORED, "--cpu=0"], "is no quantity"),
     ([STORED, "--memory=4"], "expected e.g. 4Gi"),

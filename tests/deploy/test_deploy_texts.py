@@ -12,6 +12,7 @@ from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from regenerate import manifest
+from test_deploy_kubernetes import made, pod_templates
 
 WORDS = st.text(min_size=1).filter(str.isprintable)
 NUMBERS = st.from_regex(r"\A[-+]?(0[xob])?[0-9_]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z")
@@ -45,6 +46,31 @@ def test_any_value_of_a_variable_comes_through_the_command(value):
     line = ["vertex", IMAGE, f"--env=A={value}", "--", "python", "-m", "t"]
     container = yaml.safe_load(manifest(line))["workerPoolSpecs"][0]["containerSpec"]
     assert container["env"] == [{"name": "A", "value": value}]
+
+
+def expanded(text, known):
+    """What Kubernetes makes of a word: `$(NAME)` is a variable's value, `$$` a `$`."""
+    return re.sub(
+        r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or known.get(m[2], m[0]), text
+    )
+
+
+@given(st.text("$()A b", max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_every_word_comes_through_what_kubernetes_makes_of_it(word):
+    options = ["--env=A=1", f"--env=B={word}", "--tensorboard", "--evaluator", "--storage=1Gi"]
+    program = ["--", "sh", f"x{word}", f"--model_dir=/shared/f{word}"]
+    for flavor in ("job", "tfjob", "trainjob"):
+        found = made(f"--flavor={flavor}", *options, program=program)
+        containers = [t["spec"]["containers"][0] for t in pod_templates(found)]
+        containers += [d["spec"]["trainer"] for d in found if d["kind"] == "TrainJob"]
+        arrived = set()
+        for container in containers:
+            known = {e["name"]: e["value"] for e in container.get("env", [])}
+            words = [*container.get("command", []), *container.get("args", []), *known.values()]
+            arrived |= {expanded(w, {**known, "b": "2"}) for w in words}
+        assert {f"x{word}", word, f"--model_dir=/shared/f{word}"} <= arrived
+        assert f"--logdir=/shared/f{word}/logs" in arrived
 
 
 @given(st.lists(st.text(max_size=12), max_size=8))

@@ -93,21 +93,21 @@ def _replica(setting: Setting, kind: str, count: int) -> dict[str, Any]:
     }
 
 
-def trainjob(setting: Setting, runtime: str) -> list[Document]:
+def trainjob(setting: Setting) -> list[Document]:
     """A TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless one is named.
 
     Trainer knows nothing of TF_CONFIG; the pods are named after its JobSet, `NAME-node-0-INDEX`.
     """
-    program, count = setting.program, setting.roles.workers
+    program, count, runtime = setting.program, setting.roles.workers, setting.runtime
     hosts = setting.hosts(f"{setting.name}-node-0")
     told = {"CTL_WORKERS": ",".join(hosts)} if count > 1 or setting.roles.evaluator else {}
     if setting.roles.evaluator:
         told["CTL_EVALUATOR"] = "1"
     trainer: dict[str, Any] = {"image": program.image, "numNodes": count}
     if program.command:
-        trainer["command"] = list(program.command)
+        trainer["command"] = pods.plain(program.command)
     if program.args:
-        trainer["args"] = list(program.args)
+        trainer["args"] = pods.plain(program.args)
     env = pods.environment(setting, told)
     if env:
         trainer["env"] = env

@@ -1,6 +1,6 @@
 """Pods: one container without privileges, as user 1000, on a volume that all see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctl.deploy.kubernetes.setting import GPU, Setting
@@ -52,9 +52,9 @@ def training_container(
     program = setting.program
     made: dict[str, Any] = {"name": name, "image": program.image}
     if program.command:
-        made["command"] = list(program.command)
+        made["command"] = plain(program.command)
     if program.args:
-        made["args"] = list(program.args)
+        made["args"] = plain(program.args)
     env = environment(setting, told)
     if env:
         made["env"] = env
@@ -70,15 +70,23 @@ def training_container(
 
 def environment(setting: Setting, told: Mapping[str, str]) -> list[dict[str, Any]]:
     """Variables: what ctl tells, then those asked for, then those that Secrets hold."""
-    plain = {**told, **setting.program.env}
+    shown = {**told, **setting.program.env}
     hidden = setting.program.secret_env.items()
     return [
-        *({"name": name, "value": value} for name, value in plain.items()),
+        *({"name": n, "value": v} for n, v in zip(shown, plain(shown.values()), strict=True)),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
             for name, (secret, key) in hidden
         ),
     ]
+
+
+def plain(words: Iterable[str]) -> list[str]:
+    """Words of a command, its args or the values of variables, so that they arrive as they are.
+
+    Kubernetes puts a variable's value for `$(NAME)` and `$` for `$$`.
+    """
+    return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
 
 
 def confined() -> dict[str, Any]:

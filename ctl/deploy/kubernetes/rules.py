@@ -11,6 +11,10 @@ from ctl.errors import UsageError
 from ctl.launch.saying import quoted
 
 _MOST_NAME = 40  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
+_OF_A_RUNTIME = (
+    "--max_restarts", "--grace_secs", "--node_selector", "--service_account", "--shm", "--mount",
+    "--tensorboard",
+)  # fmt: skip
 _MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([KMGT]i|[kMGT])")
 _CPU = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]{0,6}m")
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?"
@@ -28,11 +32,11 @@ def setting(asked: Asked) -> Setting:
     namespace = ""
     if options.namespace is not None:
         namespace = forms.label_name("--namespace", options.namespace, 63)
-    roles = _roles(options)
+    roles = _roles(asked)
     storage = _storage(options, name)
     made = Setting(
         name=name, namespace=namespace, roles=roles, program=_program(asked), storage=storage,
-        care=_care(options), logdir=_logdir(asked),
+        care=_care(options), logdir=_logdir(asked), runtime=options.runtime or "",
     )  # fmt: skip
     _check_model_dir(asked, made)
     return made
@@ -43,7 +47,8 @@ def _name_of(image: str) -> str:
     return re.sub("[._]+", "-", last)
 
 
-def _roles(options: argparse.Namespace) -> Roles:
+def _roles(asked: Asked) -> Roles:
+    options = asked.options
     if options.ps and options.flavor != "tfjob":
         raise UsageError(
             f"--ps={options.ps} came with --flavor={options.flavor}; expected --flavor=tfjob, whose "
@@ -58,6 +63,12 @@ def _roles(options: argparse.Namespace) -> Roles:
         raise UsageError(
             f"--runtime came with --flavor={options.flavor}; expected --flavor=trainjob"
         )
+    for option in _OF_A_RUNTIME if options.runtime else ():
+        if any(word.partition("=")[0] == option for word in asked.words):
+            raise UsageError(
+                f"{option} came with --runtime={options.runtime}, which says what its pods are like and "
+                "which volumes there are; leave it out, or leave --runtime out and one is written"
+            )
     return Roles(options.workers, options.ps, options.evaluator)
 
 
@@ -158,7 +169,14 @@ def _check_model_dir(asked: Asked, made: Setting) -> None:
     if made.roles.evaluator and model_dir is None and asked.program:
         raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH among the flags "
                          "of the program")  # fmt: skip
-    if model_dir is None or "://" in model_dir or asked.options.runtime:
+    if model_dir is None or "://" in model_dir:
+        return
+    if made.runtime:
+        if made.roles.evaluator:
+            raise UsageError(
+                f"--evaluator came with --runtime={made.runtime} and --model_dir={model_dir}; its pod has "
+                "none of that runtime's volumes. Expected gs://BUCKET/PATH, or leave --runtime out"
+            )
         return
     is_on_volume = f"{model_dir}/".startswith(f"{storage.mount}/")
     if is_on_volume and not storage.claim:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 PORT = 2222
 LABEL = "app.kubernetes.io/"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
 GPU = "nvidia.com/gpu"  # as a resource and as the taint of nodes that have some
 
 
@@ -101,6 +102,7 @@ class Setting:
       name: of the job, and the beginning of all other names.
       namespace: or "" for that of whoever applies the file.
       logdir: what TensorBoard shows, or "" without one.
+      runtime: a ClusterTrainingRuntime that is there and says what the pods are like, or "".
     """
 
     name: str
@@ -110,6 +112,7 @@ class Setting:
     storage: Storage
     care: Care
     logdir: str
+    runtime: str = ""
 
     def metadata(self, suffix: str = "", **more: object) -> dict:
         """Name, namespace and labels of an object."""
@@ -120,6 +123,10 @@ class Setting:
         """What the objects of this job have in common; of one component's pods, what tells them apart."""
         part = {f"{LABEL}component": component} if component else {}
         return {f"{LABEL}name": "ctl", f"{LABEL}instance": self.name, **part}
+
+    def training_pods(self) -> dict[str, str]:
+        """Labels of the pods that train; those of a runtime that is there have only their JobSet's."""
+        return {JOBSET: self.name} if self.runtime else self.labels("training")
 
     def hosts(self, pod: str) -> list[str]:
         """host:port of all training pods in order; `pod` is their name before the index."""
