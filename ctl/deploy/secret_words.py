@@ -11,7 +11,7 @@ from ctl.errors import UsageError
 
 # a password in any URL; in those of the web also a name alone, since tokens are given as one
 _URL = re.compile(
-    r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@", re.IGNORECASE
+    r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@?#]+@", re.IGNORECASE
 )
 _VALUES = re.compile(
     r"-----BEGIN|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"

@@ -144,6 +144,8 @@ def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
     (["--ctl", "git+https://hush@example.com/ctl@1a2b3c4"], None, "has a URL with a password or a user"),
     (["--ctl=git+https://example.com/ctl"], None, "does not say which commit"),
     (["--ctl=git+https://example.com/ctl@main"], None, "does not say which commit"),
+    (["--ctl=git+ssh://git@example.com/ctl@1a2b3c4"], None, "cannot be used"),
+    (["--ctl=git+https://example.com/$(id)@1a2b3c4"], None, "cannot be used"),
     (["--ctl=https://example.com/$(id).tar.gz"], None, "cannot be used"),
     (["--ctl=."], None, "is not the source tree"),
     (["--copy=/etc"], None, "expected one inside the directory"),

@@ -131,7 +131,7 @@ def _ctl(directory: Path, asked: str | None) -> str:
         return _inside(directory, "--ctl", asked)
     if _FETCHED.fullmatch(asked):
         return asked
-    if asked.startswith("git+"):
+    if asked.startswith("git+https://") and not re.search("@[0-9a-f]{7,40}$", asked):
         raise UsageError(
             f"--ctl={quoted(asked)} does not say which commit; expected "
             "--ctl=git+https://HOST/REPOSITORY@COMMIT with 7 to 40 digits and letters a to f, so that the "

@@ -198,6 +198,10 @@ def warnings(asked: Asked, made: Setting) -> list[str]:
     found = doubts.strategy(
         asked, ps=roles.ps, workers=roles.workers, each="pods", cure="give --ps=N and --flavor=tfjob"
     )
+    gpu_nodes = [k for k in made.care.node_selector if re.search("gpu|accelerator", k)]
+    if gpu_nodes and not made.program.has_gpus:
+        found.append(f"--node_selector={gpu_nodes[0]}=… came without --gpus=N; nodes with GPUs turn away "
+                     "pods without")  # fmt: skip
     if not asked.program:
         found.append(doubts.NO_PROGRAM)
     elif model_dir is None:
