@@ -123,7 +123,8 @@ def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(words, message, c
     "--max_tokens=512", "--tokenizer=bert", "--token_length=8", "--mask_token=[MASK]", "--image_key=image",
     "--key_dim=64", "--num_tokens=3", "--keyboard=1", "--primary_key_column=id",
     "--task=sk-learn-and-others",
-    "--page=https://host/x?to=me@host", "--password_file=/run/secrets/p", "--url=https://host:8080/x", "--monkey=1",
+    "--page=https://host/x?to=me@host", "--password_file=/run/secrets/p", "--url=https://host:8080/x",
+    "--monkey=1",
 ])  # fmt: skip
 def test_what_only_sounds_like_a_secret_is_let_through(flag, capsys):
     assert cli.main(["deploy", "vertex", IMAGE, OUTPUT, *PROGRAM, flag]) == 0
