@@ -6,6 +6,7 @@
 
 import hashlib
 import platform
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -16,7 +17,24 @@ from typing import Any
 from ctl.version import __version__
 
 CODE = "code of "
-_SECRET = ("password", "passwd", "secret", "token", "credential", "api_key", "apikey", "private_key")
+_SECRET = re.compile(
+    r"password|passwd|passphrase|secret|token|credential|apikey|connection_string"
+    r"|(^|_)(pass|pwd|auth|bearer|key)$|(api|access|private|secret|encryption|account|ssh)_?keys?$"
+)
+_SECRET_VARIABLES = re.compile("_keys$")  # and those above
+_HARMLESS = re.compile(  # counts and kinds of tokens, parts of data and of layers, places of secrets
+    r"tokens$|tokeniz(er|ers|ation)|(^|_)tokens_\w|_(file|path|dir|name|id)$"
+    r"|(^|_)token_(length|len|dim|dims|size|count|types?|ids?|index|indices|embeddings?|vocab|level|rate"
+    r"|dropout|drop|mask|masking|budget|limit|merging|mixing|mixer|pooling|prob|shift|weights?|column)(_|$)"
+    r"|(mask|pad|eos|bos|unk|sep|cls|start|end|first|last|special)_token$"
+    r"|(forward|backward|single|one|two|multi|first|second|last|num|n|max|per|low|high|band)_pass$"
+    r"|(use|no|require|enable|with)_auth$"
+)
+_KEYS_OF_DATA = re.compile(  # flags that name a part of an example or of a record
+    r"(^|_)(images?|labels?|features?|targets?|inputs?|outputs?|query|text|audio|video|mask|example|sample"
+    r"|batch|data|dataset|metric|monitor|loss|score|weights?|x|y|primary|foreign|sort|order|group|partition"
+    r"|row|column|cache|join|index|time|dict|map|class|signature|value|id)_key$"
+)
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
 
 
@@ -40,9 +58,18 @@ def shown(name: str, value: Any) -> Any:
     return f"(hidden, digest {hashlib.sha256(str(value).encode()).hexdigest()[:8]})"
 
 
-def looks_secret(name: str) -> bool:
-    """Whether a flag of this name holds what nobody else may read."""
-    return any(word in name.lower() for word in _SECRET)
+def looks_secret(name: str, *, of_variable: bool = False) -> bool:
+    """Whether a flag or a variable of this name holds what nobody else may read.
+
+    `api_key`, `hf-token`, `db.pass`, but not `max_tokens`, `image_key` or `password_file`. Of variables
+    every `…_KEY` does.
+    """
+    plain = re.sub(r"[.-]", "_", name).lower()
+    if _HARMLESS.search(plain):
+        return False
+    if of_variable:
+        return bool(_SECRET.search(plain) or _SECRET_VARIABLES.search(plain))
+    return bool(_SECRET.search(plain)) and not _KEYS_OF_DATA.search(plain)
 
 
 def _own_code() -> dict[str, str]:

@@ -51,7 +51,7 @@ WITHIN = {
     "runner": ["saying", "values", "flags", "options", "config_file", "environment", "builds",
                "streams", "placing", "ranks", "jobs", "static", "wire", "service", "machines",
                "roster", "lookout", "elastic", "elastic_options", "command", "call", "function"],
-    "deploy": ["secret_words", "words", "forms", "texts", "output", "slurm", "docker.project",
+    "deploy": ["secret_words", "words", "doubts", "forms", "texts", "output", "slurm", "docker.project",
                "docker.dockerfile", "docker.command", "vertex.machines", "vertex.tuning", "vertex.job",
                "vertex.rules", "vertex.options", "vertex.submit", "vertex.command",
                "kubernetes.setting", "kubernetes.pods", "kubernetes.around", "kubernetes.flavors",

@@ -23,6 +23,10 @@ _IMAGE = re.compile(
 )
 _BUCKET = re.compile(rf"gs://(?:[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]|{_BLANK})(?:/[^\s?#]*)?")
 _SECS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# what tells one process from another; the same value in all would make them one
+WHO_AM_I = frozenset((
+    "TF_CONFIG", "CLUSTER_SPEC", "CTL_WORKERS", "CTL_TASK_INDEX", "CTL_EVALUATOR", "CTL_HVD_WORKER",
+))  # fmt: skip
 _MOST_VARIABLES = 100  # of Vertex AI's ContainerSpec; a manifest with more is no pleasure anywhere
 
 
@@ -67,7 +71,7 @@ def label_name(option: str, text: str, most: int) -> str:
 
 
 def variables(given: Sequence[str], platform: str) -> dict[str, str]:
-    """NAME=VALUE words as a dictionary; secrets, doubles and what ctl sets itself are refused."""
+    """NAME=VALUE words as a dictionary; secrets, doubles and who a process is are refused."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -78,10 +82,10 @@ def variables(given: Sequence[str], platform: str) -> dict[str, str]:
             )
         if name in found:
             raise UsageError(f"--env={name} came twice; expected one value for each variable")
-        if name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith("CTL_"):
+        if name in WHO_AM_I:
             raise UsageError(
-                f"--env={name} is set by the platform or by ctl; leave it out, or each worker would take "
-                "itself for the same one"
+                f"--env={name} says which process one is, and that is set by the platform or by ctl; leave "
+                "it out, or each worker would take itself for the same one"
             )
         secret_words.refuse_variable(name, value, platform)
         found[name] = value

@@ -77,4 +77,5 @@ def tell(advice: Advice, file: str, *, to_stdout: bool, written: Sequence[str] =
         lines += ["fill in or create first:", *(f"  {what}" for what in advice.fill_in)]
     if advice.commands:
         lines += ["next:", *(f"  {command.replace('{file}', file)}" for command in advice.commands)]
-    print("\n".join(lines), file=sys.stdout if to_stdout else sys.stderr)
+    if lines:
+        print("\n".join(lines), file=sys.stdout if to_stdout else sys.stderr)

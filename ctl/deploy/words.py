@@ -130,11 +130,14 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
     if "-h" in options or "--help" in options:
         print(parser.format_help())
         return None
+    # before any message that repeats a word
+    secret_words.refuse_in_options(options, parser.platform)
+    secret_words.refuse_in_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
             raise UsageError(
-                f"{quoted(word)} has a line break or another control character; expected words of "
-                "printable characters. Put longer texts into a file of the image"
+                f"{quoted(word.partition('=')[0])} has a line break or another control character; expected "
+                "words of printable characters. Put longer texts into a file of the image"
             )
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
@@ -143,11 +146,10 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
             if split == len(words)
             else f"see `ctl deploy {parser.platform} --help`; options of the program go after `--`"
         )
-        raise UsageError(f"{quoted(unknown[0])} is not an option of `ctl deploy "
+        raise UsageError(f"{quoted(unknown[0].partition('=')[0])} is not an option of `ctl deploy "
                          f"{parser.platform}`; {cure}")  # fmt: skip
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
-    secret_words.refuse_in_program(program, parser.platform)
     return Asked(parser.platform, parsed, tuple(program), tuple(options))
 
 

@@ -67,7 +67,8 @@ CASES = {
         "--storage=10Gi", *SHARED,
     ],
     "trainjob_named_runtime.yaml": [
-        "kubernetes", IMAGE, "--flavor=trainjob", "--runtime=plain", "--workers=2", "--namespace=vision",
+        "kubernetes", IMAGE, "--flavor=trainjob", "--runtime=plain", "--workers=2", "--evaluator",
+        "--namespace=vision",
         "--", "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
     ],
     "slurm_machines.sbatch": [

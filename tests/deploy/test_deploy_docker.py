@@ -69,7 +69,7 @@ def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
 @pytest.mark.parametrize("options", [
     [], ["--gpu"], ["--python=3.13"], ["--base=python:3.11-slim@sha256:" + "0" * 64],
     ["--ctl=git+https://example.com/ctl@1a2b3c4"], ["--ctl=https://example.com/ctl-0.1.0.tar.gz"],
-    ["--ctl=none"], ["--slim"],
+    ["--ctl=https://example.com/ctl-0.1.0-py3-none-any.whl"], ["--ctl=none"], ["--slim"],
 ], ids=lambda o: o[0] if o else "plain")  # fmt: skip
 def test_every_variant_passes_the_rules(codelab, capsys, options):
     (codelab / "requirements.txt").write_text("pillow==12.0.0\n")
@@ -138,14 +138,31 @@ def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
     (["--image=Not An Image"], None, "is no image"),
     (["--ctl=ctl"], None, "belongs to another project"),
     (["--ctl=ctl==0.1.0"], None, "belongs to another project"),
-    (["--ctl=git+https://user:pw@example.com/ctl@1"], None, "cannot be used"),
+    (["--ctl=git+https://user:hush@example.com/ctl@1a2b3c4"], None, "has a URL with a password or a user"),
+    (["--ctl=git+https://hush@example.com/org/ctl"], None, "has a URL with a password or a user"),
+    (["--ctl=https://user:hush@example.com/ctl.tar.gz"], None, "has a URL with a password or a user"),
+    (["--ctl", "git+https://hush@example.com/ctl@1a2b3c4"], None, "has a URL with a password or a user"),
+    (["--ctl=git+https://example.com/ctl"], None, "does not say which commit"),
+    (["--ctl=git+https://example.com/ctl@main"], None, "does not say which commit"),
+    (["--ctl=git+ssh://git@example.com/ctl@1a2b3c4"], None, "cannot be used"),
+    (["--ctl=git+https://example.com/$(id)@1a2b3c4"], None, "cannot be used"),
+    (["--ctl=https://example.com/$(id).tar.gz"], None, "cannot be used"),
     (["--ctl=."], None, "is not the source tree"),
     (["--copy=/etc"], None, "expected one inside the directory"),
     (["--gppu"], None, "is not an option"),
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_writes_nothing(codelab, capsys, options, program, message):
     program = program or ["python", "-m", "trainer.task"]
-    assert message in refused(capsys, codelab, *options, program=program)
+    said = refused(capsys, codelab, *options, program=program)
+    assert message in said and "hush" not in said
+
+
+def test_a_wheel_at_a_url_is_fetched_by_pip_and_not_copied(codelab, capsys):
+    url = "https://example.com/ctl-0.1.0-py3-none-any.whl"
+    assert run(capsys, codelab, f"--ctl={url}")[0] == 0
+    text = (codelab / "Dockerfile").read_text()
+    assert f'pip install --no-cache-dir "{url}"' in text and f"COPY {url}" not in text
+    assert url not in (codelab / ".dockerignore").read_text().split("\n", 1)[1]
 
 
 def test_without_a_wheel_of_ctl_the_package_of_another_project_is_not_taken(codelab, capsys):

@@ -1,6 +1,7 @@
 """`ctl deploy kubernetes`: objects that Kubernetes' own schemas take, and that fit together."""
 
 import json
+import re
 
 import kubernetes_validate
 import pytest
@@ -43,6 +44,24 @@ def pod_templates(found):
             yield job["template"]["spec"]["template"]
 
 
+def labels_of_pods(found):
+    """The labels of every pod there will be; those of a runtime that is there are its JobSet's."""
+    yield from (t["metadata"]["labels"] for t in pod_templates(found))
+    for d in found:
+        if d["kind"] == "TrainJob" and d["spec"]["runtimeRef"]["kind"] == "ClusterTrainingRuntime":
+            yield {
+                "jobset.sigs.k8s.io/jobset-name": d["metadata"]["name"],
+                "jobset.sigs.k8s.io/replicatedjob-name": "node",
+            }
+
+
+def chooses(selector, labels):
+    asked = [(e["key"], e["values"]) for e in selector.get("matchExpressions", [])]
+    return selector["matchLabels"].items() <= labels.items() and all(
+        labels.get(key) in values for key, values in asked
+    )
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_kubernetes_schemas_take_every_object(name, version):
@@ -78,6 +97,7 @@ def test_the_schemas_see_mistakes():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_container_is_confined_and_nothing_is_open_to_the_outside(name):
     found = documents(name)
+    assert list(pod_templates(found))
     for template in pod_templates(found):
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -94,19 +114,20 @@ def test_every_container_is_confined_and_nothing_is_open_to_the_outside(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pod_is_under_a_policy_and_every_selector_finds_pods(name):
     found = documents(name)
-    components = {
-        t["metadata"]["labels"]["app.kubernetes.io/component"] for t in pod_templates(found)
-    }
+    pods = list(labels_of_pods(found))
     policies = [d["spec"] for d in found if d["kind"] == "NetworkPolicy"]
-    chosen = [c for p in policies for c in p["podSelector"]["matchExpressions"][0]["values"]]
-    assert sorted(chosen) == sorted(set(chosen)) and components <= set(chosen)
+    assert pods and policies
+    for labels in pods:
+        assert sum(chooses(p["podSelector"], labels) for p in policies) == 1
     for policy in policies:
+        assert any(chooses(policy["podSelector"], labels) for labels in pods)
         for rule in policy["ingress"]:
-            assert rule["from"] and all("podSelector" in peer for peer in rule["from"])
+            assert rule["from"]
+            for peer in rule["from"]:
+                assert any(chooses(peer["podSelector"], labels) for labels in pods)
     for service in (d for d in found if d["kind"] == "Service"):
         assert any(
-            service["spec"]["selector"].items() <= t["metadata"]["labels"].items()
-            for t in pod_templates(found)
+            service["spec"]["selector"].items() <= labels.items() for labels in pods
         )
 
 
@@ -150,6 +171,18 @@ def test_an_evaluator_is_a_job_of_its_own_that_the_workers_know_of():
     }
     assert workers["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert "nvidia.com/gpu" not in beside["resources"]["limits"]
+
+
+@pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
+def test_a_selector_of_nodes_with_gpus_never_comes_without_their_toleration(flavor):
+    options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--storage=1Gi",
+               *(["--ps=1"] if flavor == "tfjob" else [])]  # fmt: skip
+    pool = "--node_selector=cloud.google.com/gke-accelerator=nvidia-tesla-t4"
+    specs = [t["spec"] for t in pod_templates(made(*options, "--gpus=1", pool))]
+    placed = [("nodeSelector" in s, "tolerations" in s) for s in specs]
+    assert set(placed) == {(True, True), (False, False)}
+    without = [t["spec"] for t in pod_templates(made(*options, "--node_selector=zone=a"))]
+    assert all(s["nodeSelector"] == {"zone": "a"} and "tolerations" not in s for s in without)
 
 
 def test_one_pod_needs_no_service_and_no_peers():
@@ -262,4 +295,28 @@ def test_what_to_type_next_follows_the_flavor(capsys):
 def test_it_is_said_that_deleting_by_file_deletes_the_volume(capsys):
     for options, is_said in [(["--storage=1Gi"], True), (["--claim=data"], False)]:
         assert cli.main(["deploy", "kubernetes", IMAGE, *options, *SHARED]) == 0
-        assert ("`kubectl delete job flowers`" in capsys.readouterr().err) == is_said
+        assert ("would delete the volume" in capsys.readouterr().err) == is_said
+
+
+@pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
+def test_the_command_that_ends_all_names_every_kind_but_the_volume(flavor, capsys):
+    options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--namespace=ml"]
+    assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--storage=1Gi", *SHARED]) == 0
+    said = capsys.readouterr()
+    [words] = re.findall("note: to end all of it: `(.*)`", said.err)
+    kinds, *more = words.removeprefix("kubectl delete ").split()
+    found = list(yaml.safe_load_all(said.out))
+    assert set(kinds.split(",")) == {d["kind"].lower() for d in found} - {"persistentvolumeclaim"}
+    assert more == ["--namespace=ml", "--selector=app.kubernetes.io/instance=flowers"]
+    assert all(d["metadata"]["labels"]["app.kubernetes.io/instance"] == "flowers" for d in found)
+
+
+def test_with_a_runtime_that_is_there_its_pods_are_found_by_their_jobset(capsys):
+    options = ["--flavor=trainjob", "--runtime=plain", "--workers=2"]
+    program = ["--", "python", "-m", "t", "--model_dir=gs://b/f"]
+    assert cli.main(["deploy", "kubernetes", IMAGE, *options, *program]) == 0
+    said = capsys.readouterr()
+    [pod] = labels_of_pods(list(yaml.safe_load_all(said.out)))
+    pod["batch.kubernetes.io/job-completion-index"] = "0"
+    for selector in re.findall("kubectl (?:get|logs).* --selector=([^ ]+)", said.err):
+        assert dict(pair.split("=") for pair in selector.split(",")).items() <= pod.items()

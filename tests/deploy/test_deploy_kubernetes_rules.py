@@ -5,6 +5,7 @@ from ctl import cli
 from golden_cases import IMAGE, SHARED
 
 STORED = "--storage=1Gi"
+NAMED = ["--flavor=trainjob", "--runtime=plain"]
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -19,6 +20,10 @@ STORED = "--storage=1Gi"
     ([STORED, "--flavor=pytorchjob"], "invalid choice"),
     ([STORED, "--runtime=plain"], "expected --flavor=trainjob"),
     ([STORED, "--runtime=plain", "--flavor=trainjob"], "that runtime says which volumes there are"),
+    *(([*NAMED, option], "which says what its pods are like") for option in (
+        "--max_restarts=2", "--grace_secs=60", "--node_selector=zone=a", "--service_account=me",
+        "--shm=2Gi", "--mount=/data", "--tensorboard")),
+    ([*NAMED, "--evaluator"], "none of that runtime's volumes"),
     ([STORED, "--cpu=two"], "is no quantity"),
     ([STORED, "--cpu=0"], "is no quantity"),
     ([STORED, "--memory=4"], "expected e.g. 4Gi"),
@@ -38,7 +43,7 @@ STORED = "--storage=1Gi"
     ([STORED, "--timeout=soon"], "is no duration"),
     ([STORED, "--grace_secs=0"], "from 1 to 3600"),
     ([STORED, "--env=HF_TOKEN=abc"], "write --env_from_secret=NAME=secret:key"),
-    ([STORED, "--env=TF_CONFIG={}"], "is set by the platform"),
+    ([STORED, "--env=TF_CONFIG={}"], "says which process one is"),
     ([STORED, "--env_from_secret=HF_TOKEN=abc"], "expected NAME=SECRET:KEY"),
     ([STORED, "--env_from_secret=CTL_WORKERS=a:b"], "is set elsewhere"),
     ([STORED, "--env=A=1", "--env_from_secret=A=a:b"], "is set elsewhere"),
@@ -71,11 +76,14 @@ def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
 
 @pytest.mark.parametrize(("options", "flags", "warning"), [
     (["--workers=2", STORED], ["--model_dir=/shared/f", "--strategy=mirrored"], "each train alone"),
-    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "--ps=N, --flavor=tfjob"),
+    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "give --ps=N and --flavor=tfjob"),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
      ["--model_dir=/shared/f", "--strategy=auto"], None),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
      ["--model_dir=/shared/f", "--strategy=multi_worker"], "no use for parameter servers"),
+    (["--node_selector=cloud.google.com/gke-accelerator=nvidia-l4"], ["--model_dir=gs://b/f"],
+     "turn away pods without"),
+    (["--node_selector=zone=a"], ["--model_dir=gs://b/f"], None),
     ([], ["--model_dir=/tmp/f"], "is lost with it"),
     ([], [], "has no --model_dir"),
     (["--workers=2"], ["--model_dir=gs://b/f"], None),
@@ -85,6 +93,12 @@ def test_what_looks_wrong_is_a_warning(options, flags, warning, capsys):
     assert cli.main(words) == 0
     said = capsys.readouterr().err
     assert (warning in said) if warning else ("warning" not in said)
+
+
+@pytest.mark.parametrize("pair", ["CTL_OBJECT_STORES=/shared", "CTL_PORT=3333"])
+def test_variables_that_are_the_same_in_all_processes_are_let_through(pair, capsys):
+    assert cli.main(["deploy", "kubernetes", IMAGE, STORED, f"--env={pair}", *SHARED]) == 0
+    assert pair.partition("=")[2] in capsys.readouterr().out
 
 
 def test_what_must_be_there_first_stands_in_the_file(capsys):

@@ -117,6 +117,20 @@ def test_a_refusal_of_the_service_is_one_sentence_and_exit_code_1(service, clien
     )
 
 
+def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(
+    service, client, capsys, tmp_path
+):
+    path, alone = tmp_path / "job.yaml", ["--workers=2", "--accelerator=NVIDIA_TESLA_P100:1"]
+    _, written = deploy(capsys, *alone)
+    code, said = deploy(capsys, *alone, "--submit", f"--output={path}")
+    assert code == 0 and len(service.came) == 1 and path.read_text() == written.out
+    assert "warning: P100 GPUs" in said.err and f"wrote {path}" in said.err
+    assert "next:" not in said.err and said.out.startswith("submitted ")
+    path.write_text("mine")
+    code, said = deploy(capsys, *alone, "--submit", f"--output={path}")
+    assert code == 2 and len(service.came) == 1 and path.read_text() == "mine"
+
+
 def test_nothing_is_sent_with_blanks_in_it(service, client, capsys):
     code, said = deploy(capsys, "--project=PROJECT", "--submit")
     assert code == 2 and "PROJECT must be filled in" in said.err and service.came == []

@@ -6,12 +6,13 @@ import shlex
 
 import pytest
 import yaml
-from ctl import cli
-from ctl.deploy import secret_words, texts, words
+from ctl import cli, facts
+from ctl.deploy import texts, words
 from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from regenerate import manifest
+from test_deploy_kubernetes import made, pod_templates
 
 WORDS = st.text(min_size=1).filter(str.isprintable)
 NUMBERS = st.from_regex(r"\A[-+]?(0[xob])?[0-9_]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z")
@@ -47,6 +48,31 @@ def test_any_value_of_a_variable_comes_through_the_command(value):
     assert container["env"] == [{"name": "A", "value": value}]
 
 
+def expanded(text, known):
+    """What Kubernetes makes of a word: `$(NAME)` is a variable's value, `$$` a `$`."""
+    return re.sub(
+        r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or known.get(m[2], m[0]), text
+    )
+
+
+@given(st.text("$()A b", max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_every_word_comes_through_what_kubernetes_makes_of_it(word):
+    options = ["--env=A=1", f"--env=B={word}", "--tensorboard", "--evaluator", "--storage=1Gi"]
+    program = ["--", "sh", f"x{word}", f"--model_dir=/shared/f{word}"]
+    for flavor in ("job", "tfjob", "trainjob"):
+        found = made(f"--flavor={flavor}", *options, program=program)
+        containers = [t["spec"]["containers"][0] for t in pod_templates(found)]
+        containers += [d["spec"]["trainer"] for d in found if d["kind"] == "TrainJob"]
+        arrived = set()
+        for container in containers:
+            known = {e["name"]: e["value"] for e in container.get("env", [])}
+            words = [*container.get("command", []), *container.get("args", []), *known.values()]
+            arrived |= {expanded(w, {**known, "b": "2"}) for w in words}
+        assert {f"x{word}", word, f"--model_dir=/shared/f{word}"} <= arrived
+        assert f"--logdir=/shared/f{word}/logs" in arrived
+
+
 @given(st.lists(st.text(max_size=12), max_size=8))
 @settings(max_examples=200, deadline=None)
 def test_no_line_ends_in_a_traceback(line):
@@ -61,11 +87,36 @@ def test_names_of_secrets():
     hidden = ["token", "api_token", "HF_TOKEN", "password", "db-password", "client.secret", "api_key",
               "apikey", "private_key",
               "aws_secret_access_key", "GOOGLE_APPLICATION_CREDENTIALS"]  # fmt: skip
-    assert [n for n in hidden if not secret_words.looks_secret(n, of_variable=True)] == []
-    assert secret_words.looks_secret("OPENAI_KEY", of_variable=True)
+    hidden += ["passphrase", "pwd", "auth", "key", "wandb_key", "openai_key", "db_pass", "token_value",
+               "hf_token_2", "bearer", "TOKEN_V2", "DB_PASS",
+               "AZURE_STORAGE_CONNECTION_STRING"]  # fmt: skip
+    for of_variable in (False, True):
+        assert [n for n in hidden if not facts.looks_secret(n, of_variable=of_variable)] == []
+    assert facts.looks_secret("IMAGE_KEY", of_variable=True)
     harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
-                "learning_rate", "secret_file", "monkey", "keyboard"]  # fmt: skip
-    assert [n for n in harmless if secret_words.looks_secret(n)] == []
+                "learning_rate", "secret_file", "monkey", "keyboard", "key_dim", "primary_key_column",
+                "bypass", "num_keys", "author", "token_dropout", "tokens_per_batch", "tokenizer_v2",
+                "use_auth", "label_key", "sort_key", "forward_pass", "turkey", "compass"]  # fmt: skip
+    assert [n for n in harmless if facts.looks_secret(n)] == []
+
+
+@pytest.mark.parametrize("platform", ["docker", "vertex", "kubernetes", "slurm"])
+@pytest.mark.parametrize(("words", "program"), [
+    (["--label=token=ghp_HUSH"], []), (["--label", "password=HUSH"], []),
+    (["--name=sk-HUSH0123456789abcd"], []),
+    (["--api_key=HUSH"], []), (["--nonsense=HUSH"], []), (["--env=A=HUSH\nB"], []),
+    (["--env=HF_TOKEN=HUSH\nB"], []), ([], ["--wandb_key=HUSH"]), ([], ["--a=xoxb-HUSH-0123456789"]),
+    ([], ["--a=eyJHUSH0123.eyJHUSH0123.HUSH0123"]), ([], ["--bearer", "HUSH"]),
+    (["--env=A=DefaultEndpointsProtocol=https;AccountKey=HUSH"], []), (["--env=TOKEN_V2=HUSH"], []),
+])  # fmt: skip
+def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(
+    platform, words, program, capsys
+):
+    image = [] if platform in ("docker", "slurm") else [IMAGE]
+    line = ["deploy", platform, *image, *words, "--", "python", "-m", "t", *program]
+    assert cli.main(line) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "HUSH" not in said.err
 
 
 @pytest.mark.parametrize("line", [

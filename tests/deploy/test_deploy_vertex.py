@@ -1,5 +1,7 @@
 """`ctl deploy vertex`: the pools, what the API's own messages say to them, and what a person is told."""
 
+import shlex
+
 import pytest
 import yaml
 from ctl import cli
@@ -106,10 +108,10 @@ def test_a_study_varies_flags_and_the_program_reports_the_metric(capsys):
     container = job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     assert container["args"][-1] == "--report_hypertune=accuracy"
     assert "gcloud ai hp-tuning-jobs create" in said and "--root" in said
-    given = [*PROGRAM, "--report_hypertune=other"]
+    given = [*PROGRAM, "--report_hypertune=accuracy"]
     job, _ = made(capsys, "--tune=units:32..512", "--metric=accuracy", program=given)
     args = job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
-    assert [a for a in args if "hypertune" in a] == ["--report_hypertune=other"]
+    assert [a for a in args if "hypertune" in a] == ["--report_hypertune=accuracy"]
 
 
 def test_words_that_look_like_numbers_stay_words(capsys):
@@ -158,10 +160,20 @@ def test_what_is_to_be_filled_in_stands_in_the_file(capsys):
     ([], ["--strategy=parameter_server"], "give --ps=N"),
     (["--workers=2"], ["--strategy=mirrored"], "would each train alone"),
     ([], ["--model_dir=/tmp/x"], "is on the machine itself"),
+    ([], ["--model_dir=/mnt/lustre/x"], None),
     (["--tune=a:1..2", "--metric=m"], ["--model_dir=/gcs/b/x"], "all trials would train in the same"),
 ])  # fmt: skip
 def test_what_looks_wrong_is_a_warning(capsys, options, flags, warning):
-    assert warning in made(capsys, *options, program=[*PROGRAM, *flags])[1]
+    said = made(capsys, *options, program=[*PROGRAM, *flags])[1]
+    assert (warning in said) if warning else ("warning" not in said)
+
+
+def test_the_line_of_a_json_file_is_told_since_the_file_has_no_place_for_it(capsys):
+    _, said = made(capsys, "--format=json")
+    [note] = [line for line in said.splitlines() if line.startswith("note: JSON has no place")]
+    line = note.partition("keep it: ")[2]
+    assert line == shlex.join(["ctl", "deploy", "vertex", IMAGE, OUTPUT, "--format=json", *PROGRAM])
+    assert "JSON" not in made(capsys)[1]
 
 
 def test_without_any_place_for_the_model_there_is_a_warning(capsys):

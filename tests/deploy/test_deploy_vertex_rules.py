@@ -57,8 +57,8 @@ STUDY = ["--metric=accuracy"]
     (["--region=us"], "is no region"),
     (["--env=A"], "is no variable"),
     (["--env=A=1", "--env=A=2"], "came twice"),
-    (["--env=TF_CONFIG={}"], "is set by the platform"),
-    (["--env=CTL_WORKERS=a:1"], "is set by the platform"),
+    (["--env=TF_CONFIG={}"], "says which process one is"),
+    (["--env=CTL_WORKERS=a:1"], "says which process one is"),
     (["--env=HF_TOKEN=abc"], "HF_TOKEN, which looks like a secret"),
     (["--env=API_KEY=abc"], "Secret Manager"),
     (["--env=URL=https://me:pw@host/x"], "has a URL with a password"),
@@ -103,6 +103,10 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 @pytest.mark.parametrize(("words", "message"), [
     ([OUTPUT, *PROGRAM], "--image is missing"),
     ([IMAGE, "--evaluator", *PROGRAM], "--evaluator needs the checkpoints"),
+    ([IMAGE, OUTPUT, "--evaluator", *PROGRAM, "--model_dir=/tmp/x"], "is on the machine itself"),
+    ([IMAGE, OUTPUT, "--tune=lr:1..2", "--metric=m"], "--tune came without a program"),
+    ([IMAGE, OUTPUT, "--tune=lr:1..2", "--metric=accuracy", *PROGRAM, "--report_hypertune=loss"],
+     "so no trial would report accuracy"),
     ([IMAGE, "python", "-m", "trainer.task"], "write the program after `--`"),
     ([IMAGE, *PROGRAM, "--wandb_api_key=abc"], "wandb_api_key, which looks like a secret"),
     ([IMAGE, *PROGRAM, "--password", "abc"], "password, which looks like a secret"),
@@ -117,7 +121,10 @@ def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(words, message, c
 
 @pytest.mark.parametrize("flag", [
     "--max_tokens=512", "--tokenizer=bert", "--token_length=8", "--mask_token=[MASK]", "--image_key=image",
-    "--key_dim=64", "--password_file=/run/secrets/p", "--url=https://host:8080/x", "--monkey=1",
+    "--key_dim=64", "--num_tokens=3", "--keyboard=1", "--primary_key_column=id",
+    "--task=sk-learn-and-others",
+    "--page=https://host/x?to=me@host", "--password_file=/run/secrets/p", "--url=https://host:8080/x",
+    "--monkey=1",
 ])  # fmt: skip
 def test_what_only_sounds_like_a_secret_is_let_through(flag, capsys):
     assert cli.main(["deploy", "vertex", IMAGE, OUTPUT, *PROGRAM, flag]) == 0

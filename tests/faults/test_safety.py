@@ -37,11 +37,11 @@ def test_an_example_that_is_shown_stays_within_the_logs(name, tmp_path):
     assert not outside and {p.name for p in tmp_path.iterdir()} <= {"logs"}
 
 
-@pytest.mark.parametrize("name", ["api_key", "hf_token", "PASSWORD", "client_secret"])
+@pytest.mark.parametrize("name", ["api_key", "hf_token", "PASSWORD", "client_secret", "wandb_key"])
 def test_a_secret_is_shown_as_one(name):
     shown = str(facts.shown(name, "hunter2"))
     assert "hunter2" not in shown and "hidden" in shown
-    assert facts.shown("learning_rate", 0.1) == 0.1
+    assert facts.shown("learning_rate", 0.1) == 0.1 and facts.shown("max_tokens", 512) == 512
 
 
 @pytest.mark.workers

@@ -94,7 +94,7 @@ def _packages(recipe: Recipe, project: Project) -> list[str]:
         blocks.append(
             f"COPY {' '.join(files)} /opt/ctl/\nCOPY {folder} /opt/ctl/{folder}\n{pip} /opt/ctl"
         )
-    elif is_wheel(project.ctl) and "://" not in project.ctl:
+    elif is_wheel(project.ctl):
         name = project.ctl.rpartition("/")[2]
         blocks.append(f"COPY {project.ctl} /opt/{name}\n{pip} /opt/{name}")
     elif project.ctl != "none":

@@ -12,6 +12,10 @@ from pathlib import Path
 from ctl.errors import UsageError
 from ctl.launch.saying import quoted
 
+# no user in the URL, and no character that a shell would read
+_FETCHED = re.compile(
+    r"git\+https://[\w.:-]+/[\w.~%+/-]+@[0-9a-f]{7,40}|https://[\w.:-]+/[\w.~%+/-]+\.(whl|tar\.gz)"
+)
 SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # what building ctl itself reads
 _NOT_OURS = (
     "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
@@ -67,8 +71,8 @@ def look(
 
 
 def is_wheel(text: str) -> bool:
-    """Whether `--ctl` names a wheel in the directory."""
-    return text.endswith(".whl")
+    """Whether `--ctl` names a wheel in the directory, and not one that pip fetches."""
+    return text.endswith(".whl") and "://" not in text
 
 
 def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
@@ -125,8 +129,14 @@ def _ctl(directory: Path, asked: str | None) -> str:
         return asked
     if is_wheel(asked):
         return _inside(directory, "--ctl", asked)
-    if re.fullmatch(r"git\+https://[^\s@]+@[\w./-]+|https://\S+\.(whl|tar\.gz)", asked):
+    if _FETCHED.fullmatch(asked):
         return asked
+    if asked.startswith("git+https://") and not re.search("@[0-9a-f]{7,40}$", asked):
+        raise UsageError(
+            f"--ctl={quoted(asked)} does not say which commit; expected "
+            "--ctl=git+https://HOST/REPOSITORY@COMMIT with 7 to 40 digits and letters a to f, so that the "
+            "same file makes the same image"
+        )
     raise UsageError(f"--ctl={quoted(asked)} cannot be used; {_NOT_OURS}")
 
 

@@ -58,24 +58,31 @@ def policies(setting: Setting) -> list[Document]:
     closed = ["evaluator"] if setting.roles.evaluator else []
     closed += ["tensorboard"] if setting.logdir else []
     made = []
+    peers = {"podSelector": {"matchLabels": setting.training_pods()}}
+    training = peers["podSelector"] if setting.runtime else _of(setting, ["training"])
     if setting.roles.has_peers:
-        has_gpus = "nvidia.com/gpu" in setting.program.resources.get("limits", {})
-        ports = {} if has_gpus else {"ports": [{"protocol": "TCP", "port": PORT}]}
-        peers = {"podSelector": {"matchLabels": setting.labels("training")}}
-        made.append(_policy(setting, "", ["training"], [{"from": [peers], **ports}]))
+        one = {"ports": [{"protocol": "TCP", "port": PORT}]}
+        ports = {} if setting.program.has_gpus else one
+        made.append(_policy(setting, "", training, [{"from": [peers], **ports}]))
+    elif setting.runtime:
+        made.append(_policy(setting, "", training, []))
     else:
         closed.insert(0, "training")
-    return [*made, *([_policy(setting, "-closed", closed, [])] if closed else [])]
+    return [*made, *([_policy(setting, "-closed", _of(setting, closed), [])] if closed else [])]
 
 
-def _policy(setting: Setting, suffix: str, components: list[str], ingress: list) -> Document:
+def _of(setting: Setting, components: list[str]) -> Document:
     which = {"key": f"{LABEL}component", "operator": "In", "values": components}
+    return {"matchLabels": setting.labels(), "matchExpressions": [which]}
+
+
+def _policy(setting: Setting, suffix: str, chosen: Document, ingress: list) -> Document:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": setting.metadata(suffix),
         "spec": {
-            "podSelector": {"matchLabels": setting.labels(), "matchExpressions": [which]},
+            "podSelector": chosen,
             "policyTypes": ["Ingress"],
             "ingress": ingress,
         },
@@ -87,12 +94,8 @@ def evaluator(setting: Setting, hosts: list[str]) -> list[Document]:
     if not setting.roles.evaluator:
         return []
     config = {"cluster": {"worker": hosts}, "task": {"type": "evaluator", "index": 0}}
-    container = pods.training_container(setting, "tensorflow", {"TF_CONFIG": json.dumps(config)})
-    without_gpus = {
-        kind: {k: v for k, v in of.items() if k != "nvidia.com/gpu"}
-        for kind, of in container["resources"].items()
-    }
-    container["resources"] = without_gpus
+    told = {"TF_CONFIG": json.dumps(config)}
+    container = pods.training_container(setting, "tensorflow", told, gpus=False)
     labels = setting.labels("evaluator")
     return [
         {
@@ -127,7 +130,9 @@ def tensorboard(setting: Setting) -> list[Document]:
         "name": "tensorboard",
         "image": setting.program.image,
         "command": ["tensorboard"],
-        "args": [f"--logdir={setting.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"],
+        "args": pods.plain(
+            [f"--logdir={setting.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]
+        ),
         "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "resources": _TENSORBOARD_RESOURCES,
         "securityContext": pods.confined(),

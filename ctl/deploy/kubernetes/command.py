@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from ctl.deploy import forms, output, texts, words
 from ctl.deploy.kubernetes import around, flavors, rules
 from ctl.deploy.kubernetes import options as kubernetes_options
-from ctl.deploy.kubernetes.setting import LABEL, Setting
+from ctl.deploy.kubernetes.setting import JOBSET, LABEL, Setting
 from ctl.deploy.output import Advice
 from ctl.deploy.words import Asked
 from ctl.errors import UsageError
+
+LINE = "ctl/command-line"  # an annotation
+_JOBS = ("Job", "TFJob", "TrainJob")
+_KEPT = ("PersistentVolumeClaim",)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,14 +32,16 @@ def _main(argv: Sequence[str]) -> None:
         )
     forms.image(asked.options.image)
     setting = rules.setting(asked)
-    documents = made(setting, asked.options.flavor, asked.options.runtime or "")
+    documents = made(setting, asked.options.flavor)
+    end = _end(setting, documents)
     advice = Advice(
         fill_in=_fill_in(asked, setting),
         warnings=rules.warnings(asked, setting),
-        notes=_notes(asked, setting),
+        notes=_notes(asked, setting, end),
         commands=_commands(asked, setting),
     )
     if asked.options.format == "json":
+        _keep_line(setting, documents, asked.line())
         text = texts.as_json({"apiVersion": "v1", "kind": "List", "items": documents})
     else:
         text = texts.as_yaml(documents, texts.header(asked.line(), advice.fill_in))
@@ -43,17 +49,32 @@ def _main(argv: Sequence[str]) -> None:
                    default=f"job.{asked.options.format}")  # fmt: skip
 
 
-def made(setting: Setting, flavor: str, runtime: str = "") -> list[texts.Document]:
+def made(setting: Setting, flavor: str) -> list[texts.Document]:
     """All objects, in the order in which they are wanted: storage, who may reach whom, the job."""
     if flavor == "job":
         job = flavors.job(setting)
     elif flavor == "tfjob":
         job = flavors.tfjob(setting)
     else:
-        job = flavors.trainjob(setting, runtime)
+        job = flavors.trainjob(setting)
     return [
         *around.claim(setting), *around.policies(setting), *job, *around.tensorboard(setting),
     ]  # fmt: skip
+
+
+def _keep_line(setting: Setting, documents: list[texts.Document], line: str) -> None:
+    """JSON has no comments: the line that writes the file again becomes an annotation of the job."""
+    for document in documents:
+        if document["kind"] in _JOBS and document["metadata"]["name"] == setting.name:
+            document["metadata"]["annotations"] = {LINE: line}
+
+
+def _end(setting: Setting, documents: list[texts.Document]) -> str:
+    """The command that ends all, and spares a volume."""
+    kinds = dict.fromkeys(d["kind"].lower() for d in documents if d["kind"] not in _KEPT)
+    place = [f"--namespace={setting.namespace}"] if setting.namespace else []
+    mine = f"--selector={LABEL}instance={setting.name}"
+    return shlex.join(["kubectl", "delete", ",".join(kinds), *place, mine])
 
 
 def _fill_in(asked: Asked, setting: Setting) -> list[str]:
@@ -68,14 +89,14 @@ def _fill_in(asked: Asked, setting: Setting) -> list[str]:
     return found
 
 
-def _notes(asked: Asked, setting: Setting) -> list[str]:
-    found = []
+def _notes(asked: Asked, setting: Setting, end: str) -> list[str]:
+    found = [f"to end all of it: `{end}`"]
     if asked.options.flavor == "job" and setting.roles.has_peers:
         found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
     if setting.storage.size:
-        end = f"kubectl delete {asked.options.flavor} {setting.name}"
-        found.append(f"`kubectl delete --filename` would delete the volume and all checkpoints; to end "
-                     f"the job alone: `{end}`")  # fmt: skip
+        found.append(
+            "`kubectl delete --filename` would delete the volume and all checkpoints as well"
+        )
     if setting.storage.size and around.claim(setting)[0]["spec"]["accessModes"] == [
         "ReadWriteMany"
     ]:
@@ -91,9 +112,12 @@ def _commands(asked: Asked, setting: Setting) -> list[str]:
         "tfjob": "training.kubeflow.org/replica-type=chief",
         "trainjob": f"{LABEL}component=training,batch.kubernetes.io/job-completion-index=0",
     }[asked.options.flavor]
+    mine = f"{LABEL}instance={setting.name}"
     if asked.options.flavor == "job" and not (setting.roles.workers > 1 or setting.roles.evaluator):
         chief = f"{LABEL}component=training"
-    mine = f"{LABEL}instance={setting.name}"
+    if setting.runtime:
+        mine = f"{JOBSET}={setting.name}"
+        chief = "jobset.sigs.k8s.io/replicatedjob-name=node,batch.kubernetes.io/job-completion-index=0"
     commands = [
         f"{shlex.join(['kubectl', 'apply', *place])} --filename={{file}}",
         shlex.join(["kubectl", "get", "pods", *place, f"--selector={mine}", "--watch"]),

@@ -25,7 +25,7 @@ def job(setting: Setting) -> list[Document]:
     subdomain = {"subdomain": setting.name} if is_indexed else {}
     template = {
         "metadata": {"labels": setting.labels("training")},
-        "spec": pods.pod(setting, container, restartPolicy="Never", **subdomain),
+        "spec": pods.pod(setting, container, gpus=True, restartPolicy="Never", **subdomain),
     }
     spec = {
         **(_indexed(setting) if is_indexed else {"backoffLimit": setting.care.max_restarts}),
@@ -77,12 +77,8 @@ def tfjob(setting: Setting) -> list[Document]:
 def _replica(setting: Setting, kind: str, count: int) -> dict[str, Any]:
     # the operator looks for a container and a port of these names
     ports = [{"name": "tfjob-port", "containerPort": PORT}]
-    container = pods.training_container(setting, "tensorflow", {}, ports=ports)
-    if kind in ("Evaluator", "PS"):
-        container["resources"] = {
-            k: {n: v for n, v in of.items() if n != "nvidia.com/gpu"}
-            for k, of in container["resources"].items()
-        }
+    gpus = kind in ("Chief", "Worker")
+    container = pods.training_container(setting, "tensorflow", {}, ports=ports, gpus=gpus)
     component = "evaluator" if kind == "Evaluator" else "training"
     return {
         "replicas": count,
@@ -92,30 +88,30 @@ def _replica(setting: Setting, kind: str, count: int) -> dict[str, Any]:
                 "annotations": {"sidecar.istio.io/inject": "false"},
                 "labels": setting.labels(component),
             },
-            "spec": pods.pod(setting, container),
+            "spec": pods.pod(setting, container, gpus=gpus),
         },
     }
 
 
-def trainjob(setting: Setting, runtime: str) -> list[Document]:
+def trainjob(setting: Setting) -> list[Document]:
     """A TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless one is named.
 
     Trainer knows nothing of TF_CONFIG; the pods are named after its JobSet, `NAME-node-0-INDEX`.
     """
-    program, count = setting.program, setting.roles.workers
+    program, count, runtime = setting.program, setting.roles.workers, setting.runtime
     hosts = setting.hosts(f"{setting.name}-node-0")
     told = {"CTL_WORKERS": ",".join(hosts)} if count > 1 or setting.roles.evaluator else {}
     if setting.roles.evaluator:
         told["CTL_EVALUATOR"] = "1"
     trainer: dict[str, Any] = {"image": program.image, "numNodes": count}
     if program.command:
-        trainer["command"] = list(program.command)
+        trainer["command"] = pods.plain(program.command)
     if program.args:
-        trainer["args"] = list(program.args)
+        trainer["args"] = pods.plain(program.args)
     env = pods.environment(setting, told)
     if env:
         trainer["env"] = env
-    trainer["resourcesPerNode"] = {kind: dict(of) for kind, of in program.resources.items()}
+    trainer["resourcesPerNode"] = program.needs(gpus=True)
     kind = "ClusterTrainingRuntime" if runtime else "TrainingRuntime"
     made = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -138,18 +134,12 @@ def _runtime(setting: Setting) -> Document:
         "name": "node", "image": setting.program.image, "securityContext": pods.confined(),
         "volumeMounts": pods.mounts(setting),
     }  # fmt: skip
-    needs_gpus = "nvidia.com/gpu" in setting.program.resources.get("limits", {})
-    more = {
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    }
     job = {
         "backoffLimit": setting.roles.workers * setting.care.max_restarts,
         "podFailurePolicy": pods.failure_policy("node"),
         "template": {
             "metadata": {"labels": setting.labels("training")},
-            "spec": pods.pod(
-                setting, container, restartPolicy="Never", **(more if needs_gpus else {})
-            ),
+            "spec": pods.pod(setting, container, gpus=True, restartPolicy="Never"),
         },
     }
     ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

@@ -74,7 +74,7 @@ def _add_pods(parser: words.Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a label that the node has; repeatable",
+        help="a label that the node has, with --gpus that of a pod with GPUs; repeatable",
     )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; repeatable")
     add(

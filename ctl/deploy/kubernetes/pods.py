@@ -1,24 +1,31 @@
 """Pods: one container without privileges, as user 1000, on a volume that all see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ctl.deploy.kubernetes.setting import Setting
+from ctl.deploy.kubernetes.setting import GPU, Setting
 from ctl.errors import EXIT_FAILED, EXIT_USAGE
 
 _USER = 1000  # that of `ctl deploy docker`
-_GPU = "nvidia.com/gpu"
+_GPU_NODES = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
 
 
-def pod(setting: Setting, container: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A PodSpec around one container; `more` are fields of its own."""
+def pod(
+    setting: Setting, container: dict[str, Any], *, gpus: bool = False, **more: Any
+) -> dict[str, Any]:
+    """A PodSpec around one container; `more` are fields of its own.
+
+    Nodes with GPUs turn away who does not tolerate them, and `--node_selector` names such nodes when
+    there are GPUs: so both are for the pods with GPUs alone.
+    """
     care, made = setting.care, dict(more)
     if care.service_account:
         made["serviceAccountName"] = care.service_account
-    if care.node_selector:
+    has_gpus = gpus and setting.program.has_gpus
+    if care.node_selector and has_gpus == setting.program.has_gpus:
         made["nodeSelector"] = dict(care.node_selector)
-    if _GPU in container.get("resources", {}).get("limits", {}):
-        made["tolerations"] = [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    if has_gpus:
+        made["tolerations"] = [dict(_GPU_NODES)]
     return {
         **made,
         "automountServiceAccountToken": False,
@@ -34,15 +41,20 @@ def pod(setting: Setting, container: dict[str, Any], **more: Any) -> dict[str, A
 
 
 def training_container(
-    setting: Setting, name: str, told: Mapping[str, str], *, ports: Sequence[dict] = ()
+    setting: Setting,
+    name: str,
+    told: Mapping[str, str],
+    *,
+    ports: Sequence[dict] = (),
+    gpus: bool = True,
 ) -> dict[str, Any]:
     """The container of a process that trains or evaluates; `told`: what ctl tells it."""
     program = setting.program
     made: dict[str, Any] = {"name": name, "image": program.image}
     if program.command:
-        made["command"] = list(program.command)
+        made["command"] = plain(program.command)
     if program.args:
-        made["args"] = list(program.args)
+        made["args"] = plain(program.args)
     env = environment(setting, told)
     if env:
         made["env"] = env
@@ -50,7 +62,7 @@ def training_container(
         made["ports"] = list(ports)
     return {
         **made,
-        "resources": {kind: dict(of) for kind, of in program.resources.items()},
+        "resources": program.needs(gpus=gpus),
         "securityContext": confined(),
         "volumeMounts": mounts(setting),
     }
@@ -58,15 +70,23 @@ def training_container(
 
 def environment(setting: Setting, told: Mapping[str, str]) -> list[dict[str, Any]]:
     """Variables: what ctl tells, then those asked for, then those that Secrets hold."""
-    plain = {**told, **setting.program.env}
+    shown = {**told, **setting.program.env}
     hidden = setting.program.secret_env.items()
     return [
-        *({"name": name, "value": value} for name, value in plain.items()),
+        *({"name": n, "value": v} for n, v in zip(shown, plain(shown.values()), strict=True)),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
             for name, (secret, key) in hidden
         ),
     ]
+
+
+def plain(words: Iterable[str]) -> list[str]:
+    """Words of a command, its args or the values of variables, so that they arrive as they are.
+
+    Kubernetes puts a variable's value for `$(NAME)` and `$` for `$$`.
+    """
+    return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
 
 
 def confined() -> dict[str, Any]:

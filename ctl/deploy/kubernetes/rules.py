@@ -4,13 +4,17 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 
-from ctl.deploy import forms
-from ctl.deploy.kubernetes.setting import Care, Program, Roles, Setting, Storage
+from ctl.deploy import doubts, forms
+from ctl.deploy.kubernetes.setting import GPU, Care, Program, Roles, Setting, Storage
 from ctl.deploy.words import Asked
 from ctl.errors import UsageError
 from ctl.launch.saying import quoted
 
 _MOST_NAME = 40  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
+_OF_A_RUNTIME = (
+    "--max_restarts", "--grace_secs", "--node_selector", "--service_account", "--shm", "--mount",
+    "--tensorboard",
+)  # fmt: skip
 _MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([KMGT]i|[kMGT])")
 _CPU = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]{0,6}m")
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?"
@@ -28,11 +32,11 @@ def setting(asked: Asked) -> Setting:
     namespace = ""
     if options.namespace is not None:
         namespace = forms.label_name("--namespace", options.namespace, 63)
-    roles = _roles(options)
+    roles = _roles(asked)
     storage = _storage(options, name)
     made = Setting(
         name=name, namespace=namespace, roles=roles, program=_program(asked), storage=storage,
-        care=_care(options), logdir=_logdir(asked),
+        care=_care(options), logdir=_logdir(asked), runtime=options.runtime or "",
     )  # fmt: skip
     _check_model_dir(asked, made)
     return made
@@ -43,7 +47,8 @@ def _name_of(image: str) -> str:
     return re.sub("[._]+", "-", last)
 
 
-def _roles(options: argparse.Namespace) -> Roles:
+def _roles(asked: Asked) -> Roles:
+    options = asked.options
     if options.ps and options.flavor != "tfjob":
         raise UsageError(
             f"--ps={options.ps} came with --flavor={options.flavor}; expected --flavor=tfjob, whose "
@@ -58,6 +63,12 @@ def _roles(options: argparse.Namespace) -> Roles:
         raise UsageError(
             f"--runtime came with --flavor={options.flavor}; expected --flavor=trainjob"
         )
+    for option in _OF_A_RUNTIME if options.runtime else ():
+        if any(word.partition("=")[0] == option for word in asked.words):
+            raise UsageError(
+                f"{option} came with --runtime={options.runtime}, which says what its pods are like and "
+                "which volumes there are; leave it out, or leave --runtime out and one is written"
+            )
     return Roles(options.workers, options.ps, options.evaluator)
 
 
@@ -69,7 +80,7 @@ def _program(asked: Asked) -> Program:
     requests["memory"] = _quantity("--memory", options.memory, _MEMORY, "4Gi")
     limits = {"memory": options.memory}
     if options.gpus:
-        limits["nvidia.com/gpu"] = str(options.gpus)
+        limits[GPU] = str(options.gpus)
     resources = {"requests": requests, "limits": limits}
     return Program(options.image, asked.command, asked.args, env, hidden, resources)
 
@@ -84,7 +95,7 @@ def _secrets(given: Sequence[str], env: Mapping[str, str]) -> dict[str, tuple[st
                 f"--env_from_secret={quoted(name)} cannot be read; expected NAME=SECRET:KEY, where a "
                 "Secret has the key, such as HF_TOKEN=hugging-face:token"
             )
-        if name in found or name in env or name == "TF_CONFIG" or name.startswith("CTL_"):
+        if name in found or name in env or name in forms.WHO_AM_I:
             raise UsageError(f"--env_from_secret={name} is set elsewhere, too; expected one value")
         found[name] = (read[2], read[4])
     return found
@@ -158,7 +169,14 @@ def _check_model_dir(asked: Asked, made: Setting) -> None:
     if made.roles.evaluator and model_dir is None and asked.program:
         raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH among the flags "
                          "of the program")  # fmt: skip
-    if model_dir is None or "://" in model_dir or asked.options.runtime:
+    if model_dir is None or "://" in model_dir:
+        return
+    if made.runtime:
+        if made.roles.evaluator:
+            raise UsageError(
+                f"--evaluator came with --runtime={made.runtime} and --model_dir={model_dir}; its pod has "
+                "none of that runtime's volumes. Expected gs://BUCKET/PATH, or leave --runtime out"
+            )
         return
     is_on_volume = f"{model_dir}/".startswith(f"{storage.mount}/")
     if is_on_volume and not storage.claim:
@@ -176,24 +194,16 @@ def _check_model_dir(asked: Asked, made: Setting) -> None:
 
 def warnings(asked: Asked, made: Setting) -> list[str]:
     """What looks wrong and may still be meant."""
-    strategy, model_dir, found = asked.flag("strategy"), asked.flag("model_dir"), []
-    if made.roles.ps and strategy not in (None, "auto", "parameter_server"):
-        found.append(f"--ps={made.roles.ps} came, but the program has --strategy={strategy}, which has "
-                     "no use for parameter servers")  # fmt: skip
-    if not made.roles.ps and strategy == "parameter_server":
-        found.append(
-            "the program has --strategy=parameter_server, but there are none: --ps=N, --flavor=tfjob"
-        )
-    if made.roles.workers > 1 and strategy in (
-        "default",
-        "one_device",
-        "mirrored",
-        "central_storage",
-    ):
-        found.append(f"the program has --strategy={strategy}, so {made.roles.workers} pods would each "
-                     "train alone")  # fmt: skip
+    model_dir, roles = asked.flag("model_dir"), made.roles
+    found = doubts.strategy(
+        asked, ps=roles.ps, workers=roles.workers, each="pods", cure="give --ps=N and --flavor=tfjob"
+    )
+    gpu_nodes = [k for k in made.care.node_selector if re.search("gpu|accelerator", k)]
+    if gpu_nodes and not made.program.has_gpus:
+        found.append(f"--node_selector={gpu_nodes[0]}=… came without --gpus=N; nodes with GPUs turn away "
+                     "pods without")  # fmt: skip
     if not asked.program:
-        found.append("no program came after `--`: the image's own runs, with the flags it has there")
+        found.append(doubts.NO_PROGRAM)
     elif model_dir is None:
         found.append("the program has no --model_dir: nothing is kept, and a restart begins anew")
     elif not made.storage.claim and "://" not in model_dir and not asked.options.runtime:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 PORT = 2222
 LABEL = "app.kubernetes.io/"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+GPU = "nvidia.com/gpu"  # as a resource and as the taint of nodes that have some
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,18 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the pods that train have GPUs."""
+        return GPU in self.resources.get("limits", {})
+
+    def needs(self, *, gpus: bool) -> dict[str, dict[str, str]]:
+        """The resources of a pod, with the GPUs of those that train or without."""
+        return {
+            kind: {name: n for name, n in of.items() if gpus or name != GPU}
+            for kind, of in self.resources.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Care:
       grace_secs: seconds from SIGTERM to SIGKILL.
       timeout_secs: seconds after which the job is ended, or None.
       service_account: of the pods, or "" for the namespace's default.
-      node_selector: labels of the nodes to run on.
+      node_selector: labels of the nodes to run on; with GPUs, of the pods that have some.
     """
 
     max_restarts: int
@@ -88,6 +102,7 @@ class Setting:
       name: of the job, and the beginning of all other names.
       namespace: or "" for that of whoever applies the file.
       logdir: what TensorBoard shows, or "" without one.
+      runtime: a ClusterTrainingRuntime that is there and says what the pods are like, or "".
     """
 
     name: str
@@ -97,6 +112,7 @@ class Setting:
     storage: Storage
     care: Care
     logdir: str
+    runtime: str = ""
 
     def metadata(self, suffix: str = "", **more: object) -> dict:
         """Name, namespace and labels of an object."""
@@ -107,6 +123,10 @@ class Setting:
         """What the objects of this job have in common; of one component's pods, what tells them apart."""
         part = {f"{LABEL}component": component} if component else {}
         return {f"{LABEL}name": "ctl", f"{LABEL}instance": self.name, **part}
+
+    def training_pods(self) -> dict[str, str]:
+        """Labels of the pods that train; those of a runtime that is there have only their JobSet's."""
+        return {JOBSET: self.name} if self.runtime else self.labels("training")
 
     def hosts(self, pod: str) -> list[str]:
         """host:port of all training pods in order; `pod` is their name before the index."""

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ctl.deploy import forms, output, texts, words
@@ -72,21 +73,28 @@ def _main(argv: Sequence[str]) -> None:
     project, region = _place(asked.options)
     pools = rules.pools(asked.options)
     made = _make(asked, pools, region)
-    if asked.options.submit:
-        _submit(made, project, region)
-        return
-    advice = Advice(
-        fill_in=forms.blanks([*_texts(made.spec), project, region]),
-        warnings=rules.warnings(asked, pools.machine),
-        notes=_notes(asked, made),
-        commands=_commands(asked, made, project, region),
-    )
-    if asked.options.format == "json":
+    options = asked.options
+    blanks = forms.blanks([*_texts(made.spec), project, region])
+    if options.submit and blanks:
+        raise UsageError(
+            f"--submit came, but {', '.join(blanks)} must be filled in first; write the real names"
+        )
+    if options.format == "json":
         text = texts.as_json(made.spec)
     else:
-        text = texts.as_yaml([made.spec], texts.header(asked.line(), advice.fill_in))
-    output.deliver(text, asked.options.output, advice, force=asked.options.force,
-                   default=f"job.{asked.options.format}")  # fmt: skip
+        text = texts.as_yaml([made.spec], texts.header(asked.line(), blanks))
+    advice = Advice(
+        fill_in=blanks,
+        warnings=rules.warnings(asked, pools.machine),
+        notes=_notes(asked, made),
+        commands=[] if options.submit else _commands(asked, made, project, region),
+    )
+    if options.submit:
+        _write(text, options, advice)
+        _submit(made, project, region)
+        return
+    output.deliver(text, options.output, advice, force=options.force,
+                   default=f"job.{options.format}")  # fmt: skip
 
 
 def _make(asked: Asked, pools: Pools, region: str) -> Made:
@@ -137,14 +145,17 @@ def _place(options: argparse.Namespace) -> tuple[str, str]:
     return project, region
 
 
+def _write(text: str, options: argparse.Namespace, advice: Advice) -> None:
+    """Before a job is sent: its file, if one is wanted, and the advice, on stderr."""
+    path = options.output
+    if path is not None:
+        output.write({Path(path): text}, force=options.force)
+    output.tell(advice, path or "", to_stdout=False, written=[path] if path else [])
+
+
 def _submit(made: Made, project: str, region: str) -> None:
     from ctl.deploy.vertex import submit
 
-    blanks = forms.blanks([*_texts(made.spec), project, region])
-    if blanks:
-        raise UsageError(
-            f"--submit came, but {', '.join(blanks)} must be filled in first; write the real names"
-        )
     name = submit.submit(made.as_sent(), project, region)
     kind = "training" if not made.is_study else "hyperparameter-tuning"
     last = name.rpartition("/")[2]
@@ -168,13 +179,16 @@ def _commands(asked: Asked, made: Made, project: str, region: str) -> list[str]:
 
 
 def _notes(asked: Asked, made: Made) -> list[str]:
-    if made.has_a_gap:
-        return ["gcloud refuses a file with an unused pool between others ({}), so this job is sent with "
-                "--submit"]  # fmt: skip
-    if not made.is_study:
-        return []
-    return ["in the containers of Vertex AI only root may write what a trial reports: build the image "
-            "with `ctl deploy docker --root`"]  # fmt: skip
+    options, found = asked.options, []
+    if options.format == "json" and (options.output or not options.submit):
+        found.append(f"JSON has no place for the line that writes it again; keep it: {asked.line()}")
+    if made.has_a_gap and not options.submit:
+        found.append("gcloud refuses a file with an unused pool between others ({}), so this job is sent "
+                     "with --submit")  # fmt: skip
+    if made.is_study:
+        found.append("in the containers of Vertex AI only root may write what a trial reports: build the "
+                     "image with `ctl deploy docker --root`")  # fmt: skip
+    return found
 
 
 def _texts(value: Any) -> list[str]:

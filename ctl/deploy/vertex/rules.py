@@ -4,8 +4,8 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from ctl.deploy import forms
-from ctl.deploy.vertex import machines
+from ctl.deploy import doubts, forms
+from ctl.deploy.vertex import machines, tuning
 from ctl.deploy.vertex.job import Pools, Surroundings
 from ctl.deploy.vertex.machines import Machine
 from ctl.deploy.words import Asked
@@ -17,6 +17,7 @@ _NETWORK = re.compile(r"projects/([0-9]+|[A-Z_]+)/global/networks/[a-z]([-a-z0-9
 _EMAIL = re.compile(r"[\w.-]+@[\w.-]+\.[a-z]{2,}")
 _LABEL_KEY, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
 _MOST_NAME, _MOST_LABELS = 128, 64
+_SHARED = ("/gcs/", "gs://", "/mnt/nfs/", "/mnt/lustre/")  # what all machines of a job see
 
 
 def pools(options: argparse.Namespace) -> Pools:
@@ -141,8 +142,19 @@ def check_tuning(asked: Asked, tuned: Sequence[str]) -> None:
                 raise UsageError(f"--{option} came without --tune; say what to vary, such as "
                                  "--tune=learning_rate:1e-4..1e-1:log")  # fmt: skip
         return
+    if not asked.program:
+        raise UsageError(
+            "--tune came without a program, and its flags would take the place of those that the image "
+            "has; expected e.g. `-- python -m trainer.task`"
+        )
     if options.metric is None:
         raise UsageError("--tune needs --metric=NAME, a number of the evaluation, such as accuracy")
+    reported, metric = asked.flag("report_hypertune"), tuning.metric(options.metric)["metricId"]
+    if reported not in (None, metric):
+        raise UsageError(
+            f"--metric={metric} came, but the program has --report_hypertune={reported}, so no trial would "
+            f"report {metric}; leave --report_hypertune out, or write --metric={reported}"
+        )
     for flag in tuned:
         if asked.flag(flag) is not None:
             raise UsageError(
@@ -163,27 +175,31 @@ def check_evaluator(asked: Asked) -> None:
             "--evaluator needs the checkpoints; expected --base_output=gs://BUCKET/PATH, or "
             "--model_dir=/gcs/BUCKET/PATH among the flags of the program"
         )
+    if options.evaluator and model_dir and _is_lost(model_dir):
+        raise UsageError(
+            f"--evaluator came with --model_dir={model_dir}, which is on the machine itself, and the "
+            "evaluator's does not see it; expected /gcs/BUCKET/PATH, or a place in /mnt/nfs or /mnt/lustre"
+        )
+
+
+def _is_lost(model_dir: str) -> bool:
+    """Whether a directory is on one machine alone."""
+    return not model_dir.startswith(_SHARED)
 
 
 def warnings(asked: Asked, machine: Machine) -> list[str]:
     """What looks wrong and may still be meant."""
-    options, found = asked.options, []
-    strategy, model_dir = asked.flag("strategy"), asked.flag("model_dir")
-    if options.ps and strategy not in (None, "auto", "parameter_server"):
-        found.append(f"--ps={options.ps} came, but the program has --strategy={strategy}, which has no "
-                     "use for parameter servers")  # fmt: skip
-    if not options.ps and strategy == "parameter_server":
-        found.append("the program has --strategy=parameter_server, but there are none: give --ps=N")
-    if options.workers > 1 and strategy in ("default", "one_device", "mirrored", "central_storage"):
-        found.append(f"the program has --strategy={strategy}, so {options.workers} machines would each "
-                     "train alone")  # fmt: skip
+    options, model_dir = asked.options, asked.flag("model_dir")
+    found = doubts.strategy(
+        asked, ps=options.ps, workers=options.workers, each="machines", cure="give --ps=N"
+    )
     if not asked.program:
-        found.append("no program came after `--`: the image's own runs, with the flags it has there")
+        found.append(doubts.NO_PROGRAM)
     elif not options.base_output and model_dir is None:
         found.append(
             "nothing says where the model goes: give --base_output, or --model_dir to the program"
         )
-    if model_dir and not model_dir.startswith(("/gcs/", "gs://", "/mnt/nfs/")):
+    if model_dir and _is_lost(model_dir):
         found.append(f"--model_dir={model_dir} is on the machine itself and is lost with it; a bucket is "
                      "/gcs/BUCKET/PATH")  # fmt: skip
     if model_dir and options.tune:
