@@ -63,7 +63,7 @@ def test_what_a_page_says_is_refused_is_refused(page, options, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", ["docker", "vertex", "kubernetes"])  # Slurm's leaves out --name
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_names_every_option(page, capsys):
     assert cli.main(["deploy", page, "--help"]) == 0
     known = set(re.findall(r"^  (--[a-z_]+)", capsys.readouterr().out, re.MULTILINE))
