@@ -86,6 +86,17 @@ def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
         )
 
 
+def reported_is_known(reports: Sequence[Any], means: Mapping[str, float]) -> None:
+    """Raises UsageError if a tuning job is to hear of a metric that the evaluation has not."""
+    for report in reports:
+        metric = getattr(report, "metric", None)
+        if metric is not None and metric not in means:
+            raise UsageError(
+                f"--report_hypertune={metric}, but eval_step returns {', '.join(sorted(means))}. Write one "
+                "of these: the tuning job hears nothing else."
+            )
+
+
 def mask(trainer: Any, recorder: Any) -> None:
     """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
     if recorder.parts > 1:

@@ -13,6 +13,7 @@ import platform
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ctl import cluster as cluster_lib
@@ -36,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--no_network", action="store_true", help="resolve no names, try no ports")
     options = parser.parse_args(list(argv))
     seen = look(os.environ, network=not options.no_network)
-    print(json.dumps(seen, indent=1) if options.json else text_of(seen))
+    try:
+        print(json.dumps(seen, indent=1) if options.json else text_of(seen), flush=True)
+    except BrokenPipeError:  # `ctl doctor | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_USAGE if seen["problems"] else EXIT_DONE
 
 
@@ -56,6 +60,7 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     except UsageError as e:
         problems.append(str(e))
     where = directories.read("", environ)
+    problems += _unwritable(where.model_dir) + _unwritable(where.model)
     seen["directories"] = {
         "model_dir": where.model_dir, "logs": where.logs or _inside(where.model_dir, "logs"),
         "model": where.model, "sources": list(where.sources),
@@ -120,6 +125,18 @@ def _taken(me: Cluster) -> list[str]:
                 f"port {port} of this task's address {me.address} cannot be used: {e.strerror}."
             ]
     return []
+
+
+def _unwritable(directory: str) -> list[str]:
+    """A directory that cannot be made, or written to."""
+    if not directory or files.is_url(directory):
+        return []
+    there = Path(directory).absolute()
+    while not there.exists():
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK):
+        return []
+    return [f"nothing can be written to {directory}: {there} is no directory that this user may write to."]
 
 
 def _versions() -> tuple[dict[str, str | None], list[str]]:

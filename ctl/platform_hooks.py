@@ -3,7 +3,9 @@
 Also what it takes: where all processes end with the chief, the evaluator has to finish first.
 """
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ctl import checks, evaluator, files, following
@@ -16,8 +18,10 @@ from ctl.reports.hypertune import HypertuneReport
 def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> None:
     """Before anything is built; `hypertune` is a metric of the evaluation, or empty.
 
-    Raises UsageError where nothing is evaluated.
+    Raises UsageError where nothing is evaluated, or no model can be copied to the platform's place.
     """
+    if places.model and mode in ("train", "train_and_eval"):
+        _check_model_directory(trainer, places.model)
     if places.logs and not files.is_url(places.logs):
         trainer.log_dir = places.logs
     if not hypertune:
@@ -29,6 +33,26 @@ def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> Non
             "--mode out."
         )
     trainer.also_report = (*trainer.also_report, HypertuneReport(hypertune))
+
+
+def _check_model_directory(trainer: Any, model: str) -> None:
+    """A model that cannot be served is found now, not after hours."""
+    if trainer.model_dir is None:
+        raise UsageError(
+            f"AIP_MODEL_DIR names {model} for the model, and there is no model_dir to export it from. Give "
+            "--model_dir, or set AIP_CHECKPOINT_DIR."
+        )
+    if files.is_url(model) or not trainer.placement.is_chief:
+        return
+    try:
+        Path(model).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=model):
+            pass
+    except OSError as e:
+        raise UsageError(
+            f"AIP_MODEL_DIR names {model} for the model, and nothing can be written there ({e.strerror}). "
+            "Name another directory, or unset it."
+        ) from None
 
 
 def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None:

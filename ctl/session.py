@@ -268,6 +268,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
         means = loop.totals.means(packed.reshape(-1, 2))
         means |= metrics.results(loop.totals.metrics)
     checks.best_is_known(session.manager, means)
+    checks.reported_is_known(trainer.also_report, means)
     if session.running is not None:
         session.running.write(session.step, means, "eval")
     return means

@@ -63,8 +63,6 @@ def test_a_tuning_job_reads_the_newest_numbers_as_text(tmp_path):
         "timestamp": 5.0, "trial": "7", "accuracy": "0.745", "global_step": "149",
         "checkpoint_path": "",
     }  # fmt: skip
-    with pytest.raises(KeyError, match="an evaluation has loss"):
-        report.write(200, {"loss": 1.0}, "eval")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -111,6 +109,19 @@ def test_a_run_without_model_dir_goes_where_the_platform_says(tmp_path):
 
 
 @pytest.mark.workers
-def test_a_number_for_tuning_needs_an_evaluation(tmp_path):
+def test_a_number_for_tuning_must_be_one_of_an_evaluation(tmp_path):
     done = mnist(tmp_path, "--report_hypertune=accuracy", "--mode=train")
     assert done.returncode == 2 and "evaluates nothing" in done.stderr
+    done = mnist(tmp_path, "--report_hypertune=acuracy", "--eval_every_steps=2")
+    assert done.returncode == 2 and "eval_step returns accuracy, loss" in done.stderr
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize(("model", "words"), [
+    ("run/model", "there is no model_dir"), ("file/model", "nothing can be written there"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_served_is_found_before_training(tmp_path, model, words):
+    (tmp_path / "file").touch()
+    given = [] if model.startswith("run") else [f"--model_dir={tmp_path}/m"]
+    done = mnist(tmp_path, *given, AIP_MODEL_DIR=f"{tmp_path}/{model}")
+    assert done.returncode == 2 and words in done.stderr and "step 4" not in done.stdout

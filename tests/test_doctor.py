@@ -77,6 +77,13 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
     assert f"this task's address {mine} cannot be used" in problem
 
 
+def test_a_directory_that_cannot_be_written_to_is_a_mistake(tmp_path):
+    (tmp_path / "file").touch()
+    seen = look(AIP_CHECKPOINT_DIR=f"{tmp_path}/file/checkpoints/", AIP_MODEL_DIR=f"{tmp_path}/new")
+    assert len(seen["problems"]) == 1 and "nothing can be written to" in seen["problems"][0]
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(("installed", "words"), [
     ({"tensorflow": "2.15.1"}, "TensorFlow is 2.15.1"), ({}, "TensorFlow is not installed"),
 ])  # fmt: skip

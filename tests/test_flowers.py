@@ -64,6 +64,13 @@ def test_the_split_is_that_of_keras_with_the_same_seed(shipped):
         assert sorted(mine) == sorted(theirs.file_paths)
 
 
+def test_a_photo_beside_the_folders_of_an_archive_hides_no_class(shipped, tmp_path):
+    inner = tmp_path / "data" / "flower_photos"
+    shutil.copytree(shipped, inner)
+    shutil.copy(next((inner / "brick").iterdir()), inner / "stray.jpg")
+    assert photos.find(str(tmp_path / "data")).classes == sample.CLASSES
+
+
 def test_hidden_files_are_left_out_and_names_in_capitals_are_not(folder):
     (folder / "brick" / ".DS_Store").write_bytes(b"x")
     (folder / "brick" / "._0000.jpg").write_bytes(b"x")
@@ -215,6 +222,16 @@ def test_a_run_remembers_its_classes_and_refuses_others(shipped, folder, tmp_pat
     (folder / "grass").rename(folder / "lawn")
     with pytest.raises(ctl.UsageError, match="was made of brick, china, flower, grass, gravel"):
         made(folder, model_dir=model_dir)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"image_size": 16}, "--image_size is 16; the run in .* was made with 24"),
+    ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* was made with 123"),
+])  # fmt: skip
+def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options, words):
+    made(shipped, model_dir=str(tmp_path)).train(1)
+    with pytest.raises(ctl.UsageError, match=words):
+        made(shipped, model_dir=str(tmp_path), **options)
 
 
 def test_without_photos_there_is_nothing_to_train_on():

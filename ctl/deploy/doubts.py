@@ -7,6 +7,7 @@ doubts.strategy(asked, ps=0, workers=2, each="pods", cure="--ps=N")
 from ctl.deploy.words import Asked
 
 NO_PROGRAM = "no program came after `--`: the image's own runs, with the flags it has there"
+GPU_IMAGE = "the image needs the CUDA libraries: `ctl deploy docker --gpu` puts them in"
 _ALONE = ("default", "one_device", "mirrored", "central_storage")
 
 

@@ -20,30 +20,29 @@ _MOST_LINES = 100
 
 
 class HypertuneReport:
-    """Writes `metric` of each evaluation; the tag is the metric's name."""
+    """Writes `metric` of each evaluation; the tag is the metric's name.
+
+    Attributes:
+      metric: the name; a trainer refuses one that its evaluation does not return.
+    """
 
     def __init__(
         self, metric: str, environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ):  # fmt: skip
-        self._metric = metric
+        self.metric = metric
         self._path = Path(environ.get(FILE) or _DEFAULT)
         self._trial = environ.get(TRIAL) or "0"
         self._clock = clock
         self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Raises KeyError if an evaluation has no such metric."""
+        """Writes the newest lines; numbers of the training are left out."""
         if run != "eval":
             return
-        if self._metric not in values:
-            raise KeyError(
-                f"--report_hypertune={self._metric}: an evaluation has {', '.join(values)}. The tuning "
-                "job hears nothing."
-            )
         self._lines.append(json.dumps({
             "timestamp": self._clock(), "trial": self._trial,
-            self._metric: str(float(values[self._metric])),
+            self.metric: str(float(values[self.metric])),
             "global_step": str(int(step)), "checkpoint_path": "",
         }))  # fmt: skip
         self._path.parent.mkdir(parents=True, exist_ok=True)

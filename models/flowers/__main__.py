@@ -21,6 +21,7 @@ BATCH_SIZE_PER_REPLICA = flags.DEFINE_integer(
 IMAGE_SIZE = flags.DEFINE_integer(
     "image_size", None, "Height and width that photos are resized to, pixels. Left out: that of the run "
     "in model_dir, or 180.", lower_bound=8)  # fmt: skip
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam.", lower_bound=0.0)
 CACHE = flags.DEFINE_enum(
     "cache", "memory", ["memory", "none"], "memory: keep all photos decoded; none: decode each one "
     "every time.")  # fmt: skip
@@ -53,4 +54,4 @@ def flowers(**options):
 
 
 if __name__ == "__main__":
-    ctl.run(flowers, data_dir=DATA_DIR, image_size=IMAGE_SIZE, images=IMAGES)
+    ctl.run(flowers, data_dir=DATA_DIR, image_size=IMAGE_SIZE, images=IMAGES, learning_rate=LEARNING_RATE)

@@ -20,7 +20,7 @@ class Flowers(ctl.Trainer):
 
     def __init__(
         self, data_dir="", *, image_size=None, batch_size_per_replica=None, images="",
-        reading=None, **options,
+        learning_rate=1e-3, reading=None, **options,
     ):  # fmt: skip
         super().__init__(**options)
         if batch_size_per_replica:
@@ -28,6 +28,9 @@ class Flowers(ctl.Trainer):
         self.photos = photos.find(data_dir) if data_dir else None
         self.images, self.reading, self._opened = images, reading or Reading(), None
         before = self._configuration()
+        self.learning_rate = learning_rate
+        self._need_same("image_size", image_size, before)
+        self._need_same("split_seed", self.reading.split_seed, before)
         self.image_size = image_size or before.get("image_size", IMAGE_SIZE)
         classes = tuple(json.loads(before.get("classes", "[]")))
         self.classes = self.photos.classes if self.photos else classes
@@ -36,7 +39,10 @@ class Flowers(ctl.Trainer):
                 f"--data_dir={data_dir} has the classes {', '.join(self.classes)}; the run in "
                 f"{self.model_dir} was made of {', '.join(classes)}. Give another --model_dir."
             )
-        self.hparams = {"classes": json.dumps(self.classes), "image_size": self.image_size}
+        self.hparams = {
+            "classes": json.dumps(self.classes), "image_size": self.image_size,
+            "split_seed": self.reading.split_seed,
+        }  # fmt: skip
 
     def build(self):
         self._need(self.classes)
@@ -53,7 +59,7 @@ class Flowers(ctl.Trainer):
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(len(self.classes)),
         ])  # fmt: skip
-        self.optimizer = keras.optimizers.Adam()
+        self.optimizer = keras.optimizers.Adam(self.learning_rate)
         encoded = tf.TensorSpec([None], tf.string, name="image_bytes")
         self._served = tf.function(self.classify, input_signature=[encoded])
 
@@ -123,6 +129,14 @@ class Flowers(ctl.Trainer):
         if not what:
             raise ctl.UsageError(
                 "--data_dir is missing; expected a directory with a folder of JPEGs per class."
+            )
+
+    def _need_same(self, flag, given, before):
+        """A photo that was held out must not be trained on, and weights have one size."""
+        if self.photos and given is not None and before.get(flag, given) != given:
+            raise ctl.UsageError(
+                f"--{flag} is {given}; the run in {self.model_dir} was made with {before[flag]}. Give "
+                "that, or another --model_dir."
             )
 
     def _configuration(self):

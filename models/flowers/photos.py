@@ -81,7 +81,7 @@ def find(data_dir: str) -> Photos:
             "an extracted flower_photos.tgz."
         )
     folders = _folders(directory)
-    if len(folders) == 1 and not _photos_in(folders[0]) and _folders(folders[0]):
+    if len(folders) == 1 and _folders(folders[0]):
         directory = folders[0]  # flower_photos/flower_photos, as Keras extracts archives
         folders = _folders(directory)
     found = {folder.name: _photos_in(folder) for folder in folders}

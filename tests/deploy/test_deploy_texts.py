@@ -134,6 +134,18 @@ def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, caps
     assert "args:" in flags_only and "command:" not in flags_only
 
 
+@pytest.mark.parametrize("line", [
+    ["vertex", IMAGE, "--accelerator=NVIDIA_TESLA_V100:1"], ["kubernetes", IMAGE, "--gpus=1"],
+    ["vertex", IMAGE, "--machine_type=a2-highgpu-1g"],
+])  # fmt: skip
+def test_a_job_with_gpus_says_what_the_image_needs(line, capsys):
+    program = ["--", "python", "-m", "trainer.task"]
+    assert cli.main(["deploy", *line, *program]) == 0
+    assert "ctl deploy docker --gpu" in capsys.readouterr().err
+    assert cli.main(["deploy", *line[:2], *program]) == 0
+    assert "ctl deploy docker --gpu" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("platform", ["docker", "slurm"])
 def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys):
     assert cli.main(["deploy", platform, f"--output={tmp_path / 'out'}"]) == 2

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from ctl.deploy import forms, output, texts, words
+from ctl.deploy import doubts, forms, output, texts, words
 from ctl.deploy.kubernetes import around, flavors, rules
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.kubernetes.setting import JOBSET, LABEL, Setting
@@ -93,6 +93,8 @@ def _notes(asked: Asked, setting: Setting, end: str) -> list[str]:
     found = [f"to end all of it: `{end}`"]
     if asked.options.flavor == "job" and setting.roles.has_peers:
         found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
+    if setting.program.has_gpus:
+        found.append(doubts.GPU_IMAGE)
     if setting.storage.size:
         found.append(
             "`kubectl delete --filename` would delete the volume and all checkpoints as well"

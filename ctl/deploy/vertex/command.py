@@ -1,6 +1,7 @@
 """The `ctl deploy vertex` command: a file for `gcloud ai custom-jobs create`, or the job itself."""
 
 import argparse
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctl.deploy import forms, output, texts, words
+from ctl.deploy import doubts, forms, output, texts, words
 from ctl.deploy.output import Advice
 from ctl.deploy.vertex import options as vertex_options
 from ctl.deploy.vertex import rules, tuning
@@ -44,6 +45,11 @@ class Made:
     spec: dict[str, Any]
     is_study: bool
     labels: dict[str, str]
+
+    @property
+    def has_gpus(self) -> bool:
+        """True if a pool has accelerators."""
+        return "acceleratorType" in json.dumps(self.spec)
 
     @property
     def has_a_gap(self) -> bool:
@@ -185,6 +191,8 @@ def _notes(asked: Asked, made: Made) -> list[str]:
     if made.has_a_gap and not options.submit:
         found.append("gcloud refuses a file with an unused pool between others ({}), so this job is sent "
                      "with --submit")  # fmt: skip
+    if made.has_gpus:
+        found.append(doubts.GPU_IMAGE)
     if made.is_study:
         found.append("in the containers of Vertex AI only root may write what a trial reports: build the "
                      "image with `ctl deploy docker --root`")  # fmt: skip
