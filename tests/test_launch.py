@@ -300,7 +300,7 @@ def test_the_ctl_command_lists_its_subcommands_and_its_version(capsys):
 @pytest.mark.parametrize("line", [[], ["lanch"], ["--lunch"]])
 def test_an_unknown_subcommand_is_exit_code_2_and_a_list(line, capsys):
     assert cli.main(line) == 2
-    assert "expected one of: inspect, launch" in capsys.readouterr().err
+    assert "expected one of: deploy, doctor, inspect, launch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

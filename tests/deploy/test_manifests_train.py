@@ -12,6 +12,7 @@ from platforms import ALL, ENDS_WITH_CHIEF, on_loopback
 
 pytestmark = pytest.mark.workers
 STEPS = 20
+RARER = ("vertex_by_cluster_spec", "trainjob")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,9 @@ def ended(running, platform):
     return codes
 
 
-@pytest.mark.parametrize("platform", ALL)
+@pytest.mark.parametrize("platform", [
+    pytest.param(name, marks=[pytest.mark.slow] if name in RARER else []) for name in ALL
+])  # fmt: skip
 def test_chief_worker_and_evaluator_train_flowers(platform, folder, tmp_path):
     processes = ALL[platform]([
         "python", "-m", "models.flowers", f"--data_dir={folder}", f"--train_steps={STEPS}",

@@ -29,7 +29,7 @@ def attempts(model_dir):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbroken):
     step = random.randint(3, STEPS - 2)
     done = run(
@@ -66,6 +66,7 @@ def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbr
     assert_bit_identical(tmp_path / "run", unbroken(2))
 
 
+@pytest.mark.slow
 def test_a_crash_at_the_same_step_again_and_again_stops_early(tmp_path):
     done = run(
         tmp_path / "run", workers=2, launcher=(*SOON, "--max_restarts=20"), faults="kill@7:1!"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.workers
 SLOWLY = {"PAUSE_SECS": "0.1"}
 
 
-@pytest.mark.parametrize("whom", ["the launcher", "one worker", "all"])
+@pytest.mark.parametrize("whom", ["the launcher", "one worker", pytest.param("all", marks=pytest.mark.slow)])
 def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(
     whom, tmp_path, unbroken
 ):
@@ -69,7 +69,7 @@ def test_ctrl_c_in_a_single_process_is_one_line_and_a_checkpoint(tmp_path, unbro
     assert_bit_identical(tmp_path / "run", unbroken(0))
 
 
-@pytest.mark.parametrize("step", [5, 19, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 39))])
+@pytest.mark.parametrize("step", [5, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 19, 39))])
 def test_a_stop_at_any_step_leaves_no_trace_in_the_numbers(step, tmp_path, unbroken):
     assert run(tmp_path / "run", faults=f"term@{step}").code == 143
     assert saved(tmp_path / "run")[-1] == step
@@ -77,7 +77,7 @@ def test_a_stop_at_any_step_leaves_no_trace_in_the_numbers(step, tmp_path, unbro
     assert_bit_identical(tmp_path / "run", unbroken(0))
 
 
-@pytest.mark.parametrize("workers", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_job_of_two_workers_goes_on_with_another_number(workers, tmp_path, unbroken):
     """No example is repeated or skipped, and the losses stay within 1e-5."""
     whole = unbroken(2, "--dropout=0")

@@ -100,6 +100,7 @@ def test_a_second_job_in_one_model_dir_is_refused_and_loses_nothing(tmp_path):
         assert first.wait(TIMEOUT_SECS) == 0, output_of(tmp_path / "run").read_text()[-2000:]
 
 
+@pytest.mark.slow
 def test_a_second_launcher_leaves_the_logs_of_the_first_alone(tmp_path):
     with started(tmp_path / "run", workers=2, PAUSE_SECS="0.2") as first:
         wait_until(lambda: len(trace(tmp_path / "run")) >= 3, first)

@@ -62,7 +62,7 @@ def test_a_hook_that_hangs_is_shown_and_ends_retryable(tmp_path):
     assert saved(tmp_path / "run")[-1] == 5
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_exception_in_the_hook_names_hook_and_step_and_its_step_is_saved(
     workers, tmp_path, unbroken
 ):

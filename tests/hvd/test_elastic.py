@@ -31,7 +31,9 @@ def pids(facts: list[dict]) -> list[int]:
     return [f["pid"] for f in facts]
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["rank 0", "the last rank"])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["rank 0", "the last rank"]
+)
 def test_survivors_of_a_killed_rank_go_on_at_once_and_a_new_process_joins_them(start, victim):
     job = start("127.0.0.1:3", "-np", "3", "--min-np", "2", done=9)
     before = job.wait_for_step(3, size=3)

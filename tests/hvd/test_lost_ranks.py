@@ -42,6 +42,7 @@ def test_a_stalled_rank_is_named_and_waited_for():
     assert "missing rank 2" in err and "ranks 0, 1 wait since" in err
 
 
+@pytest.mark.slow
 def test_a_stall_can_be_made_an_error():
     found = survivors(
         "late", SMALL, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3"

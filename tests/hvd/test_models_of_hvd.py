@@ -15,7 +15,7 @@ RUNS = {
 }  # fmt: skip
 
 
-THREE = [pytest.param(m, 3, marks=[pytest.mark.slow] if m != "mnist_tape" else []) for m in RUNS]
+THREE = [pytest.param(m, 3, marks=pytest.mark.slow) for m in RUNS]
 
 
 @pytest.mark.parametrize(("model", "ranks"), [*[(model, 2) for model in RUNS], *THREE])

@@ -49,6 +49,7 @@ def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
         assert "is shuffled without a seed" in result.output
 
 
+@pytest.mark.slow
 def test_parameter_servers_train_a_compiled_model_and_count_every_example(tmp_path):
     program = str(ROOT / "tests/programs/fit_served.py")
     done = subprocess.run(

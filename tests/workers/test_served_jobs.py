@@ -99,6 +99,7 @@ def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(s
     assert (tmp_path / "job0" / "run" / "checkpoints" / "ckpt-300" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(serve):
     job = serve(["tests/programs/asynchronous_data.py"])
     chief = job.result("chief0")
