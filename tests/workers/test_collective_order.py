@@ -7,7 +7,9 @@ pytestmark = pytest.mark.workers
 PROGRAM = PROGRAMS / "order.py"
 
 
-@pytest.mark.parametrize("how", ["metric", "variable", *(pytest.param(h, marks=pytest.mark.slow) for h in ("evaluate", "reduce"))])
+@pytest.mark.parametrize("how", [
+    "metric", "variable", *(pytest.param(h, marks=pytest.mark.slow) for h in ("evaluate", "reduce")),
+])  # fmt: skip
 def test_a_collective_on_the_chief_alone_is_named_on_both_workers(run_program, how):
     lines = PROGRAM.read_text().splitlines()
     number = next(i for i, line in enumerate(lines, 1) if f"LINE {how}" in line)
