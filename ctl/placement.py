@@ -7,6 +7,7 @@ from typing import Any
 
 from ctl import cluster
 from ctl.errors import UsageError
+from ctl.platforms import job
 
 _COUNTS = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
@@ -70,20 +71,11 @@ def read(environ: Mapping[str, str] = os.environ) -> Placement:
         )
     place = among(addresses, found.worker_index) if len(addresses) > 1 else Placement()
     for name, mine in (("RANK", place.rank), ("SIZE", place.size)):
-        came = _count(environ, f"HOROVOD_{name}")
+        came = job.number(environ, f"HOROVOD_{name}")
         if came is not None and came != mine:
             raise UsageError(
                 f"HOROVOD_{name} is {came}, but TF_CONFIG says {mine}; ctl.hvd finds its peers by "
                 "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
-    given: dict[str, Any] = {name.lower(): _count(environ, f"HOROVOD_{name}") for name in _COUNTS}
+    given: dict[str, Any] = {name.lower(): job.number(environ, f"HOROVOD_{name}") for name in _COUNTS}
     return replace(place, **{name: count for name, count in given.items() if count is not None})
-
-
-def _count(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "").strip()
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{name} is {text!r}; expected a whole number.")
-    return int(text)
