@@ -4,10 +4,10 @@ A block that starts with ```python is run, all of one page in order, in one proc
 that cannot run alone starts with ```python no-run; such blocks are few.
 """
 
-import copy
-import importlib
+import functools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -87,13 +87,15 @@ def words_of(line: str) -> list[str]:
 
 
 def flags_of(model: str) -> flags.FlagValues:
-    """The flags of models.mnist or models.flowers, with those of ctl."""
-    module = {"models.flowers": "models.flowers.__main__"}.get(model, model)
-    importlib.import_module(module)  # defines them
+    """The flags of models.mnist or models.flowers, with those of ctl; some names are in both models."""
     values = flags.FlagValues()
     define_flags(values)
-    for flag in flags.FLAGS.get_flags_for_module(module):
-        values[flag.name] = copy.deepcopy(flag)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in dir(flags) if n.startswith("DEFINE_")]:
+            define = functools.partial(getattr(flags, name), flag_values=values)
+            patch.setattr(flags, name, define)
+        module = {"models.flowers": "models.flowers.__main__"}.get(model, model)
+        runpy.run_module(module, run_name="read for its flags")
     return values
 
 
