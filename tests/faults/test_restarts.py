@@ -76,6 +76,7 @@ def test_a_crash_at_the_same_step_again_and_again_stops_early(tmp_path):
     assert len(attempts(tmp_path / "run")) == 3
 
 
+@pytest.mark.slow
 def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
     """2, then 1, then 3 workers, found by a script: the numbers of 2, no example twice or never."""
     whole = unbroken(2, "--dropout=0")

@@ -48,7 +48,9 @@ def finish(process):
             process.kill()
 
 
-@pytest.mark.parametrize("place", list(PLACES))
+@pytest.mark.parametrize("place", [
+    pytest.param(p, marks=pytest.mark.slow) if p == "two_replicas" else p for p in PLACES
+])  # fmt: skip
 def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with (tmp_path / "log").open("w+b") as log:

@@ -50,6 +50,7 @@ def logged(model_dir):
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tmp_path):
     model_dir = tmp_path / "run"
     every = {"log": 100, "evaluate": 500, "save": 400}
