@@ -12,7 +12,7 @@ from platforms import ALL, ENDS_WITH_CHIEF, on_loopback
 
 pytestmark = pytest.mark.workers
 STEPS = 20
-RARER = ("vertex_by_cluster_spec", "trainjob")
+RARER = ("vertex_by_cluster_spec", "trainjob", "tfjob")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ def test_a_worker_that_is_stopped_is_a_hang_that_ends(worker, tmp_path, unbroken
     assert attempts(tmp_path / "run")[0]["failed"]["task"] == f"worker {worker}"
 
 
+@pytest.mark.slow
 def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbroken):
     done = run(
         tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=SOON, faults="hang@8:1"

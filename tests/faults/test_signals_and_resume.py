@@ -25,7 +25,7 @@ SLOWLY = {"PAUSE_SECS": "0.1"}
 
 
 @pytest.mark.parametrize(
-    "whom", ["the launcher", "one worker", pytest.param("all", marks=pytest.mark.slow)]
+    "whom", ["the launcher", *(pytest.param(w, marks=pytest.mark.slow) for w in ("one worker", "all"))]
 )
 def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(
     whom, tmp_path, unbroken

@@ -59,6 +59,7 @@ def test_a_chief_that_is_missing_is_named_too(tmp_path):
     assert code == 134 and f"worker 0 ({places[0]})" in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_tensorflow_waiting_for_a_peer_that_just_left_is_ended_too(tmp_path):
     """Python does not run while it waits: another process looks after it."""
     words = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1"]

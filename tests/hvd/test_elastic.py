@@ -93,6 +93,7 @@ def test_processes_of_a_host_that_is_named_no_more_leave_and_the_others_go_on(st
     assert exact(f for f in job.facts if "step" in f)
 
 
+@pytest.mark.slow
 def test_all_hosts_can_be_replaced_by_others_and_the_state_moves(start):
     job = start("127.0.0.1:1", "-np", "1", "--min-np", "1", done=6)
     before = job.wait_for_step(3, size=1)

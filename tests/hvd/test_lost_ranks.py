@@ -25,11 +25,13 @@ def test_all_others_are_told_which_rank_is_gone(how):
             assert secs < 30  # a hang ends with the test's timeout only
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_between_two_bytes_does_not_leave_others_waiting():
     for said, _ in survivors("kill_in_the_middle", LARGE):
         assert said[0][0] == "LostRankError" and "rank 2" in said[0][1]
 
 
+@pytest.mark.slow
 def test_who_was_shut_down_is_missed_at_once():
     for said, _ in survivors("shutdown", SMALL, ranks=2, HOROVOD_STALL_CHECK_TIME_SECONDS="0"):
         assert {kind for kind, _, _ in said} == {"LostRankError"}

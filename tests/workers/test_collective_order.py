@@ -8,7 +8,8 @@ PROGRAM = PROGRAMS / "order.py"
 
 
 @pytest.mark.parametrize("how", [
-    "metric", "variable", *(pytest.param(h, marks=pytest.mark.slow) for h in ("evaluate", "reduce")),
+    "metric",
+    *(pytest.param(h, marks=pytest.mark.slow) for h in ("variable", "evaluate", "reduce")),
 ])  # fmt: skip
 def test_a_collective_on_the_chief_alone_is_named_on_both_workers(run_program, how):
     lines = PROGRAM.read_text().splitlines()
