@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ctl import cluster as cluster_lib
-from ctl import directories, files
+from ctl import directories, files, own_port
 from ctl.cluster import Cluster
 from ctl.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from ctl.version import __version__
@@ -56,7 +56,7 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
         if network:
             me = cluster_lib.read(environ)
             seen["notes"] = [*seen["notes"], *_nameless(me)]
-            problems += _taken(me)
+            own_port.check(me)
     except UsageError as e:
         problems.append(str(e))
     where = directories.read("", environ)
@@ -111,22 +111,6 @@ def _nameless(me: Cluster) -> list[str]:
     return found
 
 
-def _taken(me: Cluster) -> list[str]:
-    """The port of this task, if it cannot be used."""
-    if me.num_workers < 2 or me.address is None:
-        return []
-    port = int(me.address.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as e:
-            return [
-                f"port {port} of this task's address {me.address} cannot be used: {e.strerror}."
-            ]
-    return []
-
-
 def _unwritable(directory: str) -> list[str]:
     """A directory that cannot be made, or written to."""
     if not directory or files.is_url(directory):
@@ -141,14 +125,10 @@ def _unwritable(directory: str) -> list[str]:
 
 def _versions() -> tuple[dict[str, str | None], list[str]]:
     found: dict[str, str | None] = {"ctl": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+    found |= {name: _version(name) for name in _PACKAGES}
     problems = []
     came = found["tensorflow"]
-    if came is None and not any(_installed(n) for n in ("tensorflow-cpu", "tf-nightly")):
+    if came is None and not any(map(_version, ("tensorflow-cpu", "tf-nightly"))):
         problems.append(
             "TensorFlow is not installed; expected 2.16 or newer: pip install tensorflow."
         )
@@ -157,11 +137,11 @@ def _versions() -> tuple[dict[str, str | None], list[str]]:
     return found, problems
 
 
-def _installed(name: str) -> bool:
+def _version(name: str) -> str | None:
     try:
-        return bool(importlib.metadata.version(name))
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def _inside(directory: str, name: str) -> str:

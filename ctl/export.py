@@ -20,7 +20,7 @@ from ctl.strategies import Placement
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}
 FORMATS = tuple(_FILES)
-_LAST = "saved_model.pb"
+MARK = "saved_model.pb"  # what makes a directory a SavedModel; written last
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
@@ -99,7 +99,7 @@ def export(
                 continue
             final = goal / path.name
             if not renamed:
-                files.copy_tree(path, final, last=_LAST)
+                files.copy_tree(path, final, last=MARK)
             else:
                 if final.is_dir():
                     files.remove_tree(final)

@@ -1,16 +1,14 @@
 """One function for each kind of strategy; `strategies.make` chooses between them."""
 
-import errno
 import glob
 import itertools
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
-from ctl import communication, devices, endings, facts, heartbeat, preflight
+from ctl import communication, devices, endings, facts, heartbeat, own_port, preflight
 from ctl.errors import UsageError
 
 
@@ -83,7 +81,7 @@ def multi_worker(
     endings.install()
     heartbeat.here.start()
     cluster_lib.normalise(cluster)
-    check_own_port(cluster)
+    own_port.check(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
         tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
@@ -117,22 +115,3 @@ def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
             f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
             "Is the TPU running, and is this TensorFlow built for TPUs?"
         ) from e
-
-
-def check_own_port(cluster: cluster_lib.Cluster) -> None:
-    """A port in use makes TensorFlow fail without naming it, and the peers wait for ever."""
-    if cluster.num_workers < 2 or cluster.address is None:
-        return
-    port = int(cluster.address.rpartition(":")[2])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as e:
-            if e.errno != errno.EADDRINUSE:
-                return
-            raise UsageError(
-                f"Port {port} of this task's address {cluster.address} is in use. Could not start "
-                "gRPC server: end the other process, or write another port into TF_CONFIG of "
-                "every worker."
-            ) from None

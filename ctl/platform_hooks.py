@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctl import checks, evaluator, files, following
+from ctl import checks, evaluator, export, files, following
 from ctl.cluster import Cluster
 from ctl.directories import Directories
 from ctl.errors import CtlError, UsageError
@@ -64,7 +64,7 @@ def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None
         return
     source = files.path(trainer.model_dir) / "export" / "saved_model"
     try:
-        files.copy_tree(source, files.path(places.model), last="saved_model.pb")
+        files.copy_tree(source, files.path(places.model), last=export.MARK)
     except OSError as e:
         raise CtlError(
             f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "

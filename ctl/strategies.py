@@ -21,7 +21,7 @@ import tensorflow as tf
 from ctl import cluster as cluster_lib
 from ctl import communication as communication_lib
 from ctl import devices as devices_lib
-from ctl import making, parameter_servers, quiet
+from ctl import making, own_port, parameter_servers, quiet
 from ctl.errors import UsageError
 
 WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker", parameter_servers.WORD,
@@ -70,7 +70,7 @@ def make(
     )  # fmt: skip
     if word == parameter_servers.WORD:
         parameter_servers.check(whole, devices)
-        making.check_own_port(whole)
+        own_port.check(whole)
         return parameter_servers.make(whole, variable_partitioner)
     _check_cluster(word, cluster, servers="ps" in whole.tasks)
     if word == "multi_worker":

@@ -16,7 +16,7 @@ LEVELS = {
     "every": 2, "signals": 2, "cluster": 2, "optimizers": 2, "keras_losses": 2, "shares": 2,
     "watchers": 2, "lease": 2, "files": 0, "collective_order": 2,
     "update_lock": 2, "communication": 2, "devices": 2, "heartbeat": 2, "facts": 2, "positions": 2,
-    "endings": 2, "placement": 3, "directories": 2, "doctor": 3,
+    "endings": 2, "placement": 3, "directories": 2, "doctor": 4, "own_port": 3,
     "finiteness": 2, "gradients": 3, "spikes": 3,
     "preflight": 3,
     "making": 4, "parameter_servers": 3, "metrics": 3,  "arrays": 3,
@@ -71,7 +71,8 @@ WITHIN = {
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
-PURE = ("deploy", "launch", "runner", "cli", "cluster", "platforms", "directories", "doctor", "errors",
+PURE = ("deploy", "launch", "runner", "cli", "cluster", "platforms", "directories", "doctor", "own_port",
+        "errors",
         "every", "quiet", "version", "signals",
         "lease", "placement", "files", "inspect_command", "heartbeat", "facts", "preflight",
         "endings")  # fmt: skip

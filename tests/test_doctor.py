@@ -74,7 +74,7 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
         seen = doctor.look(tf_config(cluster, "worker"), network=True)
     assert any("'nobody.invalid' has no address here yet" in note for note in seen["notes"])
     [problem] = seen["problems"]
-    assert f"this task's address {mine} cannot be used" in problem
+    assert f"this task's address {mine} is in use" in problem
 
 
 def test_a_directory_that_cannot_be_written_to_is_a_mistake(tmp_path):

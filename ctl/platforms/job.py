@@ -1,5 +1,6 @@
 """What one platform says of a job, and the checks that all of them share."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +124,22 @@ def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -
             else f"{variable}'s task is {kind} {index}, but its cluster lists no {kind!r}."
         )
     return kind, index
+
+
+def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any] | None:
+    """The JSON object in a variable; None if it is not set or empty. Raises UsageError."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise UsageError(
+            f"{name} is not JSON ({e}). It came as {text[:80]!r}; expected e.g. {example}."
+        ) from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{name} is {text[:80]!r}; expected an object such as {example}.")
+    return found
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:

@@ -65,11 +65,9 @@ def _over_hosts(environ, platform: str, rank: int, size: int, sources) -> Job:
     per_host = environ.get("SLURM_TASKS_PER_NODE", "").strip()
     if listed and per_host:
         hosts = slurm.host_names(listed)
-        counts = slurm.tasks_of_hosts(per_host, len(hosts))
-        placed = [(host, i) for host, many in zip(hosts, counts, strict=True) for i in range(many)]
+        placed = slurm.placed_in_blocks(hosts, slurm.tasks_of_hosts(per_host, len(hosts)))
         if len(placed) == size:
-            first = job.port(environ, slurm.first_port(environ, max(counts)))
-            addresses = [f"{host}:{first + i}" for host, i in placed]
+            addresses = slurm.addresses(environ, placed)
             used = *sources, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"
             return job.workers(platform, used, addresses, rank)
     raise UsageError(

@@ -6,7 +6,7 @@ order of the tasks, and tasks per host as `2(x3),1` (Slurm, "sbatch", output env
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ctl.errors import UsageError
 from ctl.platforms import job
@@ -46,7 +46,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
         counts = tasks_of_hosts(environ[per_host], len(names))
     else:
         counts = [-(-((count or len(names)) - i) // len(names)) for i in range(len(names))]
-    placed = [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
+    placed = placed_in_blocks(names, counts)
     if (count is not None and count != len(placed)) or number >= len(placed):
         raise UsageError(
             f"SLURM_PROCID is {number} of {count} tasks, but {listed}={environ[listed]} with "
@@ -54,10 +54,9 @@ def read(environ: Mapping[str, str]) -> Job | None:
             "environment of one srun?"
         )
     _check_blocks(environ, placed, number, names)
-    first = job.port(environ, first_port(environ, max(counts)))
-    addresses = [f"{host}:{first + i}" for host, i in placed]
     settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
-    return job.workers(PLATFORM, sources, addresses, number, settings=settings)
+    listed_addresses = addresses(environ, placed)
+    return job.workers(PLATFORM, sources, listed_addresses, number, settings=settings)
 
 
 def host_names(text: str) -> list[str]:
@@ -96,6 +95,18 @@ def first_port(environ: Mapping[str, str], tasks_of_a_host: int) -> int:
         room *= 2
     jobs = max(1, _JOBS * _PORTS_OF_A_JOB // room)
     return _FIRST_PORT + job_id % jobs * room
+
+
+def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Host, and number on that host, of each task; one host after the other."""
+    return [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
+
+
+def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]]) -> list[str]:
+    """ "host:port" of each task, on ports that are this job's."""
+    most = 1 + max(i for _, i in placed)
+    first = job.port(environ, first_port(environ, most))
+    return [f"{host}:{first + i}" for host, i in placed]
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:

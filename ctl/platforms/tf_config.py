@@ -4,7 +4,6 @@ Vertex AI never lists the evaluator among the cluster, Kubeflow's TFJob does; ol
 chief `master`; both say `"environment": "cloud"`.
 """
 
-import json
 from collections.abc import Mapping
 
 from ctl.errors import UsageError
@@ -20,17 +19,9 @@ def read(environ: Mapping[str, str]) -> Job | None:
     CLUSTER_SPEC beside it (Vertex AI) tells whether there is an evaluator, and whether what looks
     like parameter servers is the Reduction Server.
     """
-    text = environ.get(NAME, "").strip()
-    if not text:
+    config = job.parsed(environ, NAME, job.EXAMPLE)
+    if config is None:
         return None
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise UsageError(
-            f"TF_CONFIG is not JSON ({e}). It came as {text[:80]!r}; expected e.g. {job.EXAMPLE}."
-        ) from None
-    if not isinstance(config, dict):
-        raise UsageError(f"TF_CONFIG is {text[:80]!r}; expected an object such as {job.EXAMPLE}.")
     if "sparseCluster" in config:
         raise UsageError(
             "TF_CONFIG has a sparseCluster, of a TFJob whose workers come and go; expected a cluster that "

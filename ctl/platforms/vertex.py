@@ -18,6 +18,10 @@ PLATFORM = "Vertex AI"
 _POOLS = {
     "workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator",
 }  # fmt: skip
+_EXAMPLE = (
+    '{"cluster": {"workerpool0": ["host1:2222"], "workerpool1": ["host2:2222"]}, '
+    '"task": {"type": "workerpool0", "index": 0}}'
+)
 _REDUCTION_SERVER = "reductionserver"  # in the name of its image
 
 
@@ -32,7 +36,7 @@ class Beside:
 
 def read(environ: Mapping[str, str]) -> Job | None:
     """What CLUSTER_SPEC says; None if it is not set or empty. Raises UsageError."""
-    spec = _parsed(environ)
+    spec = job.parsed(environ, NAME, _EXAMPLE)
     if spec is None:
         return None
     cluster = spec.get("cluster") or {}
@@ -58,7 +62,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     """What CLUSTER_SPEC, or the job in TF_CONFIG, tells of pools that TF_CONFIG does not list."""
     try:
-        spec = _parsed(environ) or {}
+        spec = job.parsed(environ, NAME, _EXAMPLE) or {}
     except UsageError:
         spec = {}
     cluster = spec.get("cluster")
@@ -67,21 +71,6 @@ def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     has_evaluator = bool(pools.get("workerpool3")) or (len(specs) > 3 and bool(specs[3]))
     reduces = _has_reduction_server(spec) or _has_reduction_server(tf_config)
     return Beside((NAME,) if spec else (), has_evaluator, reduces)
-
-
-def _parsed(environ: Mapping[str, str]) -> dict | None:
-    text = environ.get(NAME, "").strip()
-    if not text:
-        return None
-    try:
-        spec = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise UsageError(f"CLUSTER_SPEC is not JSON ({e}). It came as {text[:80]!r}.") from None
-    if not isinstance(spec, dict):
-        raise UsageError(
-            f"CLUSTER_SPEC is {text[:80]!r}; expected an object with cluster and task."
-        )
-    return spec
 
 
 def _pool(name: Any) -> str:
