@@ -13,14 +13,14 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import cluster, directories, facts, files, quiet
+from ctl import cluster, directories, facts, files, heartbeat, quiet, signals
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
+from ctl.io import exit_hook
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
@@ -49,8 +49,9 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
      "leaves it to TensorFlow."),
     ("real", "startup_timeout_secs", 0.0, "Seconds that multi_worker waits for workers that do not come. "
      "0 leaves it to the launcher, or ten minutes."),
-    ("real", "step_timeout_secs", 0.0, "Seconds without any progress after which all stacks are printed "
-     "and the process ends with 134. 0 turns it off."),
+    ("real", "step_timeout_secs", 0.0, "Seconds without a step after which all stacks are printed "
+     "and the process ends with 134; compiling, evaluating and saving have longer limits. 0 turns it "
+     "off."),
     ("text", "tpu", "", "Name or address of the TPU for --strategy=tpu. Empty: the one of this "
      "environment."),
     ("text", "variable_partitioner", "", "How parameter servers share large variables: min_size:256K, "
@@ -113,11 +114,20 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
       settings: arguments of the subclass; absl flag holders are replaced by their values. Shown as
         hyperparameters.
     """
-    try:
-        define_flags()
-    except flags.DuplicateFlagError as e:
-        _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
-    app.run(lambda _: _main(trainer, settings), flags_parser=parse)
+    exit_hook.install()
+    heartbeat.here.start()
+    code: Any = 0
+    with signals.starting():
+        try:
+            define_flags()
+            app.run(lambda _: _main(trainer, settings), flags_parser=parse)
+        except flags.DuplicateFlagError as e:
+            _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
+        except SystemExit as e:
+            code = e.code or 0
+    if not isinstance(code, int):
+        raise SystemExit(code)
+    raise exit_hook.Exit(code)  # a new one: that of absl is part of a reference cycle
 
 
 def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
@@ -159,8 +169,7 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
 def _fail(error: CtlError) -> None:
     print(f"{'error: ' if error.exit_code < 3 else ''}{error}", file=sys.stderr, flush=True)
     if error.exit_code == EXIT_RETRY:
-        sys.stdout.flush()
-        os._exit(EXIT_RETRY)  # TensorFlow's teardown waits for the peer that is gone
+        exit_hook.end(EXIT_RETRY)
     sys.exit(error.exit_code)
 
 
@@ -197,6 +206,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
         platform_hooks.wait_for_evaluator(trainer, me)
+        _leave(trainer, me)
         return
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
@@ -210,6 +220,15 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         for path in trainer.export(*formats):
             print(path)
         platform_hooks.hand_over(trainer, places, formats)
+    _leave(trainer, me)
+
+
+def _leave(trainer: Any, me: cluster.Cluster) -> None:
+    """The last barrier of the workers: nothing comes after it but the end of the process."""
+    if me.num_workers > 1 and not trainer.placement.evaluates:
+        from ctl.session import leave_together
+
+        leave_together(trainer._session)
 
 
 def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:

@@ -93,6 +93,10 @@ class ArrayData:
         )
         for function in (batch, *(_of_shares(f) if counted else f for f in self._functions)):
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        if not self._functions:  # rows are gathered: there is nothing to tune
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            dataset = dataset.with_options(options)
         return dataset
 
     @property

@@ -76,7 +76,7 @@ def count_everywhere(mask):
 
 
 _EXACT_IN_FLOAT32 = 2**24
-_ROWS = ""  # the row that counts examples; no value of a step has this name
+ROWS = ""  # the row that counts examples; no value of a step has this name
 
 
 class Totals:
@@ -109,7 +109,7 @@ class Totals:
         self.metrics.update(found)
         names = tuple(sorted(n for n in scores if n not in found))
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
-        names, pairs = (*names, _ROWS), [*pairs, (0.0, num_examples)]
+        names, pairs = (*names, ROWS), [*pairs, (0.0, num_examples)]
         if empty is not None:
             pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
         extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
@@ -133,7 +133,7 @@ class Totals:
         Adds the row that says so, SKIPPED.
         """
         names = self._tracing.names
-        rows = tf.constant([[n == _ROWS] * 2 for n in names])
+        rows = tf.constant([[n == ROWS] * 2 for n in names])
         kept = tf.where(good | rows, packed, tf.zeros_like(packed))
         self.names = self._tracing.names = (*names, SKIPPED)
         skipped = tf.stack([1.0 - tf.cast(good, tf.float64), 1.0])
@@ -150,11 +150,11 @@ class Totals:
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.float32(sums / counts)
         known = zip(self.names, means, strict=True)
-        return {name: float(mean) for name, mean in known if name != _ROWS}
+        return {name: float(mean) for name, mean in known if name != ROWS}
 
     def num_rows(self, packed: np.ndarray) -> float:
         """Examples that a summed matrix was made of."""
-        return float(packed[self.names.index(_ROWS), 1]) if _ROWS in self.names else 0.0
+        return float(packed[self.names.index(ROWS), 1]) if ROWS in self.names else 0.0
 
     def full(self, packed) -> np.ndarray:
         """The matrix at its full length; a start that nothing was added to becomes zeros."""

@@ -1,11 +1,29 @@
-"""An open source of replica batches, and the cheapest iterator that feeds `strategy.run`."""
+"""An open source of replica batches, and the cheapest iterator that feeds `strategy.run`.
 
+An iterator is not simply dropped: its destructor can wait for as long as the pipeline has run, up to a
+minute, for tf.data's autotuning thread (see `ctl.io.exit_hook`). A thread drops it, and what is still
+open when the process ends is never destroyed.
+"""
+
+import itertools
+import queue
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.io import exit_hook
 from ctl.strategies import Placement, word_of
+
+_DROP_SECS = 0.2  # between two looks
+_open: dict[int, Any] = {}  # iterators that nobody has dropped yet
+_keys = itertools.count()
+_dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
+_dropper: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +41,7 @@ class Batches:
       cut: (element, which replica of this process) -> its share, where elements are global batches: a
         saved iterator does not depend on the number of replicas. None: elements are shares.
       certain: every example is in the totals of the loop; not where workers may be lost.
+      per_worker: each worker reads data of its own, so a position holds for one number of workers.
       counted: an element is (share, number of its real rows), as a share may be without any.
     """
 
@@ -35,7 +54,37 @@ class Batches:
     examples: int | None = None
     counted: bool = False
     certain: bool = True
+    per_worker: bool = False
     cut: Callable[[Any, int], Any] | None = None
+
+    def __post_init__(self):
+        key = next(_keys)
+        _open[key] = self.iterator
+        weakref.finalize(self, _dropped.put, key).atexit = False
+        _start_dropping()
+
+
+def _start_dropping() -> None:
+    global _dropper  # noqa: PLW0603
+    if _dropper is None:
+        exit_hook.keep(lambda: list(_open.values()))
+        _dropper = threading.Thread(target=_drop, name="ctl-drop-iterators", daemon=True)
+        _dropper.start()
+
+
+def _drop() -> None:
+    """Waits for iterators that nobody uses any more; a destructor does not hold the interpreter's lock."""
+    waiting: list[int] = []  # that somebody still holds
+    while True:
+        if not waiting:
+            waiting.append(_dropped.get())
+        time.sleep(_DROP_SECS)
+        while not _dropped.empty():
+            waiting.append(_dropped.get())
+        for key in waiting[:]:
+            if sys.getrefcount(_open[key]) <= 2:  # the table's, and that of the call
+                del _open[key]
+                waiting.remove(key)
 
 
 def from_replica_batches(replica_batches, strategy, place: Placement):

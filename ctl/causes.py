@@ -9,6 +9,7 @@ from ctl.strategies import Placement
 
 PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
                 tf.errors.CancelledError)  # fmt: skip
+_OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
 
 
@@ -47,10 +48,21 @@ def explained(
             f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
             "--jit_compile out, or write the step without that operation."
         )
-    if several and isinstance(error, PEER_ERRORS):
+    return _of_a_peer(error, text, step) if several else error
+
+
+def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
+    """PeerLostError where another task is the cause; else the same error."""
+    if isinstance(error, PEER_ERRORS):
         return PeerLostError(
             f"Step {step}: another task is gone or cannot be reached "
             f"({_first_line(text, _PEER_WORDS)}). Its own log tells why."
+        )
+    words = text.lower()
+    if isinstance(error, _OF_NCCL) and "nccl" in words and "invalid" not in words:
+        return PeerLostError(
+            f"Step {step}: NCCL failed ({_first_line(text, ('NCCL', 'nccl'))}). Most often another task "
+            "is gone or a network failed; NCCL_DEBUG=INFO and the other logs tell more."
         )
     return error
 

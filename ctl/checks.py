@@ -1,7 +1,6 @@
 """What is wrong with a trainer, said before any work starts."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,20 +14,22 @@ from ctl.every import Every
 from ctl.reports.protocol import Report
 from ctl.watchers import Watcher
 
+_PROBE_BYTES = 1 << 16
 _REQUIRED = {
     "train": ("build", "train_data", "train_step"),
     "evaluate": ("build", "eval_data", "eval_step"),
 }
 
 
-def whole(name: str, value: Any, least: int) -> None:
-    """Raises UsageError unless `value` is a whole number >= `least`."""
+def whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises UsageError unless `value` is a whole number >= `least`, and <= `most` if that is given."""
     try:
         good = not isinstance(value, bool) and int(value) == value and value >= least
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         good = False
-    if not good:
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}.")
+    if not good or (most is not None and value > most):
+        limit = "" if most is None else f" and <= {most}"
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
 
 
 def is_written(trainer: Any, method: str) -> bool:
@@ -84,6 +85,29 @@ def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
             f"the best checkpoint by {best!r} is to be kept, but eval_step returns "
             f"{', '.join(sorted(means))}. Write one of these."
         )
+
+
+def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
+    """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
+    means = dict.fromkeys(names, 0.0)
+    best_is_known(manager, means)
+    reported_is_known(trainer.also_report, means)
+    for watched in watched_metrics(trainer):
+        watched.of(means, "eval")
+
+
+def watched_metrics(trainer: Any) -> list[Any]:
+    """What the watchers of a trainer want to know of the evaluation."""
+    watchers = [getattr(trainer, n, None) for n in ("early_stopping", "plateau", "save_best", "spike")]
+    found = [getattr(w, "_best", None) for w in watchers]
+    return [best for best in found if getattr(best, "run", "") == "eval"]
+
+
+def names_matter(trainer: Any, manager: Any) -> bool:
+    """Whether anything asks for a metric of the evaluation by its name."""
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    reported = any(getattr(r, "metric", None) is not None for r in trainer.also_report)
+    return best is not None or reported or bool(watched_metrics(trainer))
 
 
 def reported_is_known(reports: Sequence[Any], means: Mapping[str, float]) -> None:
@@ -309,16 +333,13 @@ def export(trainer: Any, formats: Sequence[str]) -> None:
 
 
 def directory(path: str | None) -> None:
-    """Makes `path` and writes a probe; raises UsageError if that fails."""
+    """Makes `path` and writes some bytes to its disk; raises UsageError if that fails."""
     if path is None:
         return
-    probe = files.path(path) / f".probe-{os.getpid()}"
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
+        files.probe(files.path(path), _PROBE_BYTES)
     except OSError as e:
         raise UsageError(
             f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "
-            "may write to."
+            "may write to, on a disk with room."
         ) from None

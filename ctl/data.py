@@ -29,7 +29,7 @@ TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 def open_train(
     make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
     seed: int, start_examples: int = 0, epochs: float | None = None, mode: str = "auto",
-    position: positions.SavedIterator | None = None,
+    position: positions.SavedIterator | None = None, resumable: bool = True,
 ) -> Batches:  # fmt: skip
     """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
 
@@ -47,7 +47,8 @@ def open_train(
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, place, start_examples)
     check_dataset(source, "train_data", global_batch_size, place)
-    positions.check(source, "skip" if position is None else "iterator", is_chief=place.is_chief)
+    how = "skip" if position is None else "iterator"
+    source = positions.checked(source, how, is_chief=place.is_chief, resumable=resumable)
     return _open_dataset(source, strategy, global_batch_size, start_examples, epochs, position)
 
 
@@ -70,13 +71,13 @@ def _open_dataset(
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
     skipped = start_examples // global_batch_size
     dataset = rows_checked(source, global_batch_size)
-    if skipped and (position is None or not position.variable.numpy()):
-        dataset = dataset.skip(skipped)
     if steps is not None:
         steps = max(0, steps - skipped)
     if position is None:
-        iterator = _iterator(dataset, strategy, place)
+        iterator = _iterator(dataset, strategy, place, skipped)
     else:
+        if not position.variable.numpy():
+            dataset = dataset.skip(skipped)
         iterator = iter(prefetched(dataset))
         position.opened(iterator)
     return Batches(
@@ -89,6 +90,7 @@ def _open_dataset(
         description=describe(source, count, global_batch_size),
         counted=_counted(source, place),
         cut=None if position is None else _cut(source, place),
+        per_worker=sharding.is_per_worker(source),
     )
 
 
@@ -136,14 +138,17 @@ def open_parts(
         )
     return Batches(
         iterator=iterator, steps=None, ends_unknown=not endless, steps_per_epoch=None, mode="skip",
-        description=f"each worker's own batches of {rows}",
+        description=f"each worker's own batches of {rows}", per_worker=True,
     )  # fmt: skip
 
 
 def open_eval(
-    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int
-) -> Batches:
+    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
+    is_known: bool = False,
+) -> Batches:  # fmt: skip
     """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers.
+
+    `is_known` leaves out the checks that read the whole pipeline.
 
     Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
     """
@@ -151,7 +156,7 @@ def open_eval(
     source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
-    check_dataset(source, "eval_data", None, place)
+    check_dataset(source, "eval_data", None, None if is_known else place)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
@@ -206,9 +211,12 @@ def _check_sharing(source, global_batch_size: int, place: Placement, mode: str) 
     positions.check_mode(mode, in_memory=in_memory, own_files=own_files)
 
 
-def _iterator(dataset, strategy, place: Placement):
+def _iterator(dataset, strategy, place: Placement, skipped: int = 0):
+    """Feeds `strategy.run` from the dataset of global batches, without the first `skipped` steps."""
     if sharding.by_tensorflow(dataset, place):
-        return iter(strategy.experimental_distribute_dataset(dataset))
+        return sharding.iterator(dataset, strategy, skipped * place.num_local_replicas)
+    if skipped:
+        dataset = dataset.skip(skipped)
     counted = _counted(dataset, place)
 
     def replica_batches(first_replica: int, count: int):

@@ -30,6 +30,12 @@ class CheckpointError(CtlError):
     exit_code = EXIT_USAGE
 
 
+class ReadError(CheckpointError, OSError):
+    """A checkpoint could not be read for now, and is not known to be damaged; worth another attempt."""
+
+    exit_code = EXIT_RETRY
+
+
 class SaveError(CheckpointError):
     """A checkpoint could not be written; what was saved before is as it was."""
 
@@ -53,6 +59,12 @@ class Stopped(CtlError, SystemExit):
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
         self.exit_code = self.code = exit_code
+
+
+class LeaseLostError(CtlError):
+    """Another job has taken this one's model_dir over, as it was silent for too long."""
+
+    exit_code = EXIT_RETRY
 
 
 class PeerLostError(CtlError):

@@ -7,6 +7,7 @@ It is the same program as the workers'. It reads `model_dir/checkpoints` and wri
 """
 
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import CtlError, Stopped
 from ctl.following import Evaluated, Following
-from ctl.lease import NAME, Lease, process_started
+from ctl.lease import NAME, Lease
+from ctl.loops.synchronous import Interrupted
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended
 from ctl.session import Session
+from ctl.supervision.process_identity import process_started
 from ctl.telling import log_dir
 
 EVALUATED = "evaluated.json"
@@ -37,34 +40,43 @@ def follow(trainer: Any, prepared: Session) -> dict[str, float]:
         watched, Lease(place / NAME), Evaluated(place / EVALUATED), born=process_started()
     )
     means: dict[str, float] = {}
+    received = prepared.signals = signals.Signals()
 
     def evaluate(manifest: Manifest) -> None:
         watched.restore(prepared.state, manifest.step)
         means.clear()
-        means.update(session.evaluate(trainer, prepared))
+        try:
+            means.update(session.evaluate(trainer, prepared))
+        except Interrupted:
+            raise _stopped(received, following) from None
 
     reports = prepared.running = _reports(trainer)
     reason = "failed"
     _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
     try:
-        with signals.Signals() as received:
+        with received:
             reason = following.run(evaluate, lambda: received.received is not None)
-            received_signal = received.received
-        if received_signal is not None:
-            reason = "stopped by a signal"
-            raise Stopped(
-                f"Stopped by {signals.name(received_signal)} after {following.count} evaluations; the "
-                "same command goes on from there.", signals.exit_code(received_signal),
-            )  # fmt: skip
+        if received.received is not None:
+            raise _stopped(received, following)
         reason = f"the training has ended ({reason})"
     except CtlError as e:
-        reason = reason if isinstance(e, Stopped) else f"failed: {type(e).__name__}"
+        stopped = isinstance(e, Stopped)
+        reason = "stopped by a signal" if stopped else f"failed: {type(e).__name__}"
         raise
     finally:
+        prepared.signals = None
         summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
         reports.note(Ended(following.step or 0, reason, summary))
         prepared.running = None
     return {f"eval_{k}": v for k, v in means.items()}
+
+
+def _stopped(received: signals.Signals, following: Following) -> Stopped:
+    number = received.received or signal.SIGTERM
+    return Stopped(
+        f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
+        "goes on from there.", signals.exit_code(number),
+    )  # fmt: skip
 
 
 def _reports(trainer: Any) -> ReportGroup:

@@ -101,9 +101,7 @@ def export(
             if not renamed:
                 files.copy_tree(path, final, last=MARK)
             else:
-                if final.is_dir():
-                    files.remove_tree(final)
-                os.replace(path, final)
+                files.replace(path, Path(final))
             written.append(str(final))
     finally:
         shutil.rmtree(own, ignore_errors=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ctl import checks, data, parameter_servers, strategies, worker_data
 from ctl.batches import Batches
+from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.errors import UsageError
 
 _log = logging.getLogger("ctl")
@@ -63,16 +64,19 @@ def _open_batches(
         )
     return data.open_train(
         trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
-        mode=trainer.data_position, position=session.position, **where,
+        mode=trainer.data_position, position=session.position,
+        resumable=not isinstance(session.manager, NullCheckpoints), **where,
     )  # fmt: skip
 
 
 def open_eval(trainer: Any) -> Batches:
-    """One pass over the examples to evaluate."""
-    return data.open_eval(
+    """One pass over the examples to evaluate; looked at closely for the first time only."""
+    opened = data.open_eval(
         trainer.eval_data, strategies.local(trainer.strategy),
-        global_batch_size=trainer.global_batch_size,
+        global_batch_size=trainer.global_batch_size, is_known=trainer._eval_is_known,
     )  # fmt: skip
+    trainer._eval_is_known = True
+    return opened
 
 
 def warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:

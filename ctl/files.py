@@ -12,16 +12,20 @@ OSErrors in both cases.
 """
 
 import contextlib
+import ctypes
 import errno
+import logging
 import os
 import shutil
 import socket
+import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 STORES = "CTL_OBJECT_STORES"
 _MOUNTED = "/gcs/"  # where Vertex AI mounts object stores as files: rename copies, and is not atomic
@@ -32,6 +36,11 @@ _TYPES = {
 }  # fmt: skip
 _BLOCK_BYTES = 1 << 20
 _PADDED_BYTES = 1 << 10
+PAUSES_SECS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between attempts to read
+_LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+T = TypeVar("T")
+_log = logging.getLogger("ctl")
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +83,7 @@ class UrlPath:
         return iter([self / name.rstrip("/") for name in names if name.rstrip("/")])
 
     def read_bytes(self) -> bytes:
-        return b"".join(blocks(self))
+        return read(self)
 
     def write_bytes(self, data: bytes) -> None:
         with _os_errors(self), _gfile().GFile(self.url, "wb") as file:
@@ -138,11 +147,55 @@ def _mount_type(where: str) -> str:
 
 
 def blocks(where: AnyPath) -> Iterator[bytes]:
-    """The content of a file, piece by piece."""
-    opened = where.open("rb") if isinstance(where, Path) else _gfile().GFile(where.url, "rb")
-    with _os_errors(where), opened as file:
-        while block := file.read(_BLOCK_BYTES):
+    """The content of a file, piece by piece; raises OSError, also where it ends before its length."""
+    if not isinstance(where, Path):
+        with _os_errors(where), _gfile().GFile(where.url, "rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+        return
+    descriptor = os.open(where, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotAFile(errno.EINVAL, "is not a regular file", str(where))
+        left = found.st_size
+        while block := os.read(descriptor, _BLOCK_BYTES):
+            left -= len(block)
             yield block
+        if left > 0:
+            raise OSError(errno.EIO, f"the last {left} bytes were not delivered", str(where))
+    finally:
+        os.close(descriptor)
+
+
+class NotAFile(OSError):
+    """A pipe, a socket or a device is where a file is expected; to read it could take for ever."""
+
+
+def read(where: AnyPath) -> bytes:
+    """All that `blocks` gives."""
+    return b"".join(blocks(where))
+
+
+def is_lasting(error: OSError) -> bool:
+    """False for an error of a disk or a network that may pass by itself, such as one that is full."""
+    return isinstance(error, NotAFile) or error.errno in _LASTING
+
+
+def persistently(act: Callable[[], T], pauses_secs: Sequence[float] = PAUSES_SECS) -> T:
+    """What `act` returns; where it raises an OSError that may pass, it is called again after a pause.
+
+    A file that is not there, or is no file, is not waited for. Raises what the last call raised.
+    """
+    for pause in pauses_secs:
+        try:
+            return act()
+        except OSError as e:
+            if is_lasting(e):
+                raise
+            _log.warning("%s. Trying again in %g s.", str(e).rstrip("."), pause)
+        time.sleep(pause)
+    return act()
 
 
 def write_whole(where: AnyPath, text: str) -> None:
@@ -172,6 +225,23 @@ def write_whole(where: AnyPath, text: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def replace(new: Path, old: Path) -> None:
+    """Moves a file or a directory over another; one is always there, for directories on Linux only."""
+    aside = old.with_name(f".{old.name}.replaced")  # what a process that was killed here has left
+    if not old.is_dir() or old.is_symlink():
+        os.replace(new, old)
+        shutil.rmtree(aside, ignore_errors=True)
+        return
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # of Linux
+    if exchange and exchange(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
+        shutil.rmtree(new)
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(old, aside)
+    os.rename(new, old)
+    shutil.rmtree(aside)
 
 
 def remove_tree(where: AnyPath) -> None:
@@ -241,6 +311,26 @@ def sync(where: AnyPath) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def probe(directory: AnyPath, num_bytes: int) -> None:
+    """Writes and syncs a file of `num_bytes` in a directory, which is made; raises OSError.
+
+    A disk that is full, or has no inode left, may well make an empty file.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    where = directory / f".probe-{socket.gethostname()}-{os.getpid()}"
+    try:
+        if not isinstance(where, Path):
+            where.write_bytes(b"\1" * min(num_bytes, _BLOCK_BYTES))
+            return
+        with where.open("wb", buffering=0) as file:
+            for start in range(0, num_bytes, _BLOCK_BYTES):
+                file.write(b"\1" * min(_BLOCK_BYTES, num_bytes - start))
+            os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            where.unlink(missing_ok=True)
 
 
 def bytes_free(where: AnyPath) -> int | None:

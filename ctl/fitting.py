@@ -11,11 +11,11 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Every, Intervals
 from ctl.keras_training import KerasTrainer
+from ctl.pipelines import made_of
 from ctl.reports.console import ConsoleReport
 from ctl.reports.jsonl import JsonlReport
 from ctl.reports.protocol import Event, Report
 from ctl.reports.tensorboard import TensorBoardReport
-from ctl.sharding import made_of
 
 _NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
 _COUNTERPARTS = {

@@ -23,6 +23,9 @@ from ctl.errors import EXIT_RETRY
 
 VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
+COMPILING = "compiling"  # the first steps, with what TensorFlow does before them
+_LEAST_SECS = {EVALUATING: 600.0, SAVING: 600.0, COMPILING: 1800.0}  # --step_timeout_secs is for steps
+CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpreter's lock
 
 
 class Heartbeat:
@@ -64,6 +67,10 @@ class Heartbeat:
         self.step = step
         self._progressed = time.time()
 
+    def progressed(self) -> None:
+        """Something was completed that is no step, such as a part of an evaluation."""
+        self._progressed = time.time()
+
     @contextlib.contextmanager
     def doing(self, phase: str) -> Iterator[None]:
         """The phase within the block; its beginning and its end are progress."""
@@ -85,6 +92,7 @@ class Heartbeat:
         self.start()
         try:
             with self.doing(TRAINING):
+                self._write()  # whoever looks after this process knows at once
                 yield
         finally:
             self._limit_secs, self._look = 0.0, None
@@ -95,7 +103,7 @@ class Heartbeat:
         while True:
             time.sleep(self._beat_secs)
             self._write()
-            limit_secs = self._limit_secs
+            limit_secs = self._limit_secs and max(self._limit_secs, _LEAST_SECS.get(self.phase, 0.0))
             if limit_secs and time.time() - self._progressed > limit_secs and self._hangs():
                 self._give_up(limit_secs)
 

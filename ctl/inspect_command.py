@@ -15,7 +15,7 @@ from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
-from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, CheckpointError
+from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, CheckpointError, ReadError
 from ctl.files import AnyPath
 from ctl.lease import NAME, Lease
 
@@ -45,11 +45,10 @@ def main(argv: Sequence[str]) -> int:
 
 def look(directory: AnyPath, *, verify: bool = False, best: str | None = None) -> dict[str, Any]:
     """What is in a checkpoints directory, JSON-able; `verify` reads every file."""
-    found = commit.scan(directory)
+    found, faults = commit.survey(directory)
     winner = Keep(best=best).best_of([m for _, m in found]) if best else None
     rows = [_row(path, m, verify, winner) for path, m in found]
-    for path in commit.uncommitted(directory):
-        rows.append(_unreadable(path))
+    rows += [_unreadable(path, fault) for path, fault in faults.items()]
     rows.sort(key=lambda row: row["step"])
     listed = {row["path"] for row in rows}
     entries = list[AnyPath](directory.iterdir())
@@ -121,13 +120,16 @@ def _parser() -> argparse.ArgumentParser:
 def _directory(given: AnyPath) -> AnyPath | None:
     if (given / "checkpoints").is_dir():
         return given / "checkpoints"
-    if given.is_dir() and (commit.scan(given) or commit.uncommitted(given)):
+    if given.is_dir() and any(commit.survey(given)):
         return given
     return None
 
 
 def _row(path: AnyPath, manifest: Manifest, verify: bool, best: Manifest | None) -> dict[str, Any]:
-    fault = commit.verify(path, manifest) if verify else None
+    try:
+        fault = commit.verify(path, manifest) if verify else None
+    except ReadError as e:
+        fault = str(e)
     return {
         "step": manifest.step, "path": str(path), "created": manifest.created,
         "bytes": sum(f["size"] for f in manifest.files.values()), "files": sorted(manifest.files),
@@ -137,15 +139,12 @@ def _row(path: AnyPath, manifest: Manifest, verify: bool, best: Manifest | None)
     }  # fmt: skip
 
 
-def _unreadable(path: AnyPath) -> dict[str, Any]:
-    try:
-        commit.read_manifest(path)
-        fault = "its manifest is of another step"
-    except CheckpointError as e:
-        fault = str(e).removeprefix(f"{path / commit.MANIFEST} ")
+def _unreadable(path: AnyPath, error: CheckpointError) -> dict[str, Any]:
+    fault = str(error).removeprefix(f"{path / commit.MANIFEST} ")
+    how = "unreadable" if isinstance(error, ReadError) else "damaged"
     return {
         "step": commit.step_of(path), "path": str(path), "created": None, "bytes": 0, "files": [],
-        "verified": f"damaged: manifest {fault}", "best": False, "metrics": {},
+        "verified": f"{how}: manifest {fault}", "best": False, "metrics": {},
     }  # fmt: skip
 
 

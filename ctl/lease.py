@@ -7,10 +7,13 @@
     holder is not None and lease.is_alive(holder)
 
 A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning
-up, and takes nobody's lock. Pure Python; nothing here raises because of the disk.
+up, and takes nobody's lock. A holder that was frozen for so long that another one took over
+finds out before it writes anything (`check`), and ends. Pure Python; a disk that refuses is one warning.
 """
 
+import atexit
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -22,7 +25,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ctl import files
-from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, CtlError, Stopped, UsageError
+from ctl.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    CtlError,
+    LeaseLostError,
+    Stopped,
+    UsageError,
+)
+from ctl.supervision.process_identity import namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
 NAME = "LOCK"
@@ -30,7 +43,9 @@ STALE_SECS = 60.0
 _BEAT_SECS = 5.0
 _PROOF_BEATS = 3  # what a lease with an old beat gets at first sight: clocks of machines differ
 _LAST_WRITE_SECS = 10.0  # for a disk that hangs, at the end of training
-_IMPORTED = time.time()
+_CLAIM_SECS = 10.0  # a claim that another process has left half-way is removed then
+_SETTLE_SECS = 1.0  # in object stores, where nothing can be created exclusively
+DEAD_HOLDERS = "CTL_DEAD_HOLDERS"  # of whom the launcher found out that they are dead
 _log = logging.getLogger("ctl")
 
 
@@ -62,6 +77,14 @@ class Holder:
         """Equal for two readings of one training."""
         return self.host, self.pid, self.process, self.started
 
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two readings without a beat in between."""
+        return hashlib.sha256(repr((*self.identity, self.beat)).encode()).hexdigest()[:16]
+
+
+_dead: set[str] = set()  # fingerprints of holders that were waited for in vain, by this process
+
 
 class Lease:
     """One model_dir's LOCK, to hold or to look at.
@@ -89,17 +112,19 @@ class Lease:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._warned = False
+        self._mine: Holder | None = None
+        self._confirmed_secs = 0.0  # time.monotonic
 
     def read(self) -> Holder | None:
         """What the file says now; None if there is none, or none that can be read."""
         try:
-            content = json.loads(self._path.read_bytes())
+            content = json.loads(files.read(self._path))
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
-            good = all(isinstance(n, (int, float)) for n in numbers)
+            good = all(isinstance(n, (int, float)) and abs(n) < 2**53 for n in numbers)
             return holder if good and isinstance(holder.process, str) else None
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def is_alive(self, holder: Holder) -> bool:
@@ -108,7 +133,7 @@ class Lease:
         At once where the process can be looked for: on its own machine. Elsewhere when no beat has
         come for `stale_secs`. A beat that moves is alive, whatever the clocks of two machines say.
         """
-        if holder.state != TRAINING:
+        if holder.state != TRAINING or holder.fingerprint in _known_dead():
             return False
         if _is_here(holder) and process_mark(holder.pid) != holder.process:
             return False
@@ -130,12 +155,15 @@ class Lease:
         its next beat, and is taken for dead after `stale_secs` without one.
         """
         first = self.read()
-        if first is None or not self.is_alive(first) or first.process == process_mark(os.getpid()):
+        if first is None or _is_me(first) or not self.is_alive(first):
             return
-        told = False
+        told, until_secs = False, time.monotonic() + self._stale_secs
         while not _is_here(first):
             holder = self.read()
-            if holder is None or not self.is_alive(holder):
+            if holder is None or holder.state != TRAINING:
+                return
+            if time.monotonic() >= until_secs or not self.is_alive(holder):
+                _dead.add(holder.fingerprint)  # nobody needs to wait for it again
                 return
             if holder.beat != first.beat or holder.identity != first.identity:
                 break
@@ -146,20 +174,61 @@ class Lease:
                     self._path, first.pid, first.host, self._stale_secs,
                 )  # fmt: skip
             time.sleep(min(1.0, self._beat_secs))
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(first.started))
-        raise UsageError(
-            f"{self._path.parent} is in use: process {first.pid} on {first.host} has trained there since "
+        raise self._in_use(first)
+
+    def _in_use(self, holder: Holder) -> UsageError:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.started))
+        return UsageError(
+            f"{self._path.parent} is in use: process {holder.pid} on {holder.host} has trained there since "
             f"{since}. Wait for its end, end it, or give another --model_dir."
         )
 
+    def _take(self, mine: Holder) -> None:
+        """Writes `mine`; of two that begin at the same time one is refused."""
+        if not files.has_rename(self._path):
+            self._write(mine)
+            time.sleep(min(_SETTLE_SECS, self._beat_secs))
+            there = self.read()
+            if there is not None and there.identity != mine.identity:
+                raise self._in_use(there)
+            return
+        with _exclusive(Path(self._path)):
+            there = self.read()
+            if there is not None and not _is_me(there) and self.is_alive(there):
+                raise self._in_use(there)
+            self._write(mine)
+
+    def check(self) -> None:
+        """Raises LeaseLostError if another process holds the lease that this one was given.
+
+        Reads the file only if no beat has confirmed the lease lately: cheap enough for every loop.
+        """
+        if time.monotonic() - self._confirmed_secs >= 2 * self._beat_secs:
+            self.check_now()
+
+    def check_now(self) -> None:
+        """The same, by reading the file: before what must not be written twice."""
+        mine, there = self._mine, self.read()
+        if mine is None or there is None:
+            return  # what cannot be read now is read again by the next call
+        if there.identity == mine.identity:
+            self._confirmed_secs = time.monotonic()
+            return
+        raise LeaseLostError(
+            f"{self._path.parent} was taken over by process {there.pid} on {there.host}: this process was "
+            "frozen, or could not reach its disk, for so long that it was taken for dead. It writes "
+            "nothing more and ends; the other one trains on."
+        )
+
     @contextlib.contextmanager
-    def held(self, step: Callable[[], int]) -> Iterator[None]:
+    def held(self, step: Callable[[], int]) -> Iterator["Lease"]:
         """Holds the lease: beats from a thread of its own, and says at the end why it ended.
 
         Args:
           step: -> the step of the newest checkpoint; called from that thread, so it must be cheap.
 
-        A disk that refuses is one warning. Raises UsageError while another training holds it.
+        Yields itself, for `check`. A disk that refuses is one warning. Raises UsageError while another
+        training holds it.
         """
         self.claim()
         now = self._clock()
@@ -168,23 +237,36 @@ class Lease:
             started=now, beat=now, state=TRAINING, step=step(),
         )  # fmt: skip
         self._ended.clear()
-        self._write(mine)
+        self._mine, self._confirmed_secs = mine, time.monotonic()
+        self._take(mine)
+
+        def left() -> None:  # a signal ended the process before the first step
+            self._ended.set()
+            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=EXIT_PREEMPTED)
+
+        atexit.register(left)
         beats = threading.Thread(
             target=self._beat, args=(mine, step), name="ctl-lease", daemon=True
         )
         beats.start()
         reason, code = "done", EXIT_DONE
         try:
-            yield
+            yield self
         except BaseException as e:
             reason, code = _reason_of(e)
             raise
         finally:
+            atexit.unregister(left)
             self._ended.set()
             self._write(mine, state=ENDED, reason=reason, exit_code=code, step=step())
 
     def _beat(self, mine: Holder, step: Callable[[], int]) -> None:
         while not self._ended.wait(self._beat_secs):
+            try:
+                self.check_now()
+            except LeaseLostError:
+                self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
+                return
             self._write(mine, step=step())
 
     def _write(self, mine: Holder, **changes) -> None:
@@ -193,6 +275,9 @@ class Lease:
         try:
             if self._ended.is_set() and "state" not in changes:
                 return  # a beat that comes too late must not undo the end
+            there = self.read() if changes else None
+            if there is not None and there.identity != mine.identity:
+                return  # another one has taken over
             content = {**asdict(mine), "beat": self._clock(), **changes}
             files.write_whole(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
@@ -211,7 +296,7 @@ class Lease:
 
 def holding(
     model_dir: str | None, step: Callable[[], int]
-) -> contextlib.AbstractContextManager[None]:
+) -> contextlib.AbstractContextManager[Lease | None]:
     """Holds the lease of a model_dir; does nothing without one."""
     return Lease(files.path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
 
@@ -222,47 +307,63 @@ def claim(model_dir: str | None) -> None:
         Lease(files.path(model_dir) / NAME).claim()
 
 
+def _known_dead() -> set[str]:
+    return _dead | set(os.environ.get(DEAD_HOLDERS, "").split(","))
+
+
+def found_dead() -> str:
+    """What `DEAD_HOLDERS` is to say to processes that this one starts: nobody waits twice."""
+    return ",".join(sorted(_dead))
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """One process at a time is in here, on whatever machine; for moments.
+
+    What a process that died here has left is removed when it has not changed for some seconds.
+    """
+    mark, seen, since = path.with_name(f".{path.name}-claim"), (0, 0), time.monotonic()
+    while True:
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            break
+        except FileExistsError:
+            there = _version(mark)
+            if there != seen:
+                seen, since = there, time.monotonic()
+            elif time.monotonic() - since > _CLAIM_SECS:
+                with contextlib.suppress(OSError):
+                    mark.unlink()
+            time.sleep(0.02)
+        except OSError:  # a disk that refuses is told by the write that follows
+            yield
+            return
+    mine = _version(mark)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if _version(mark) == mine:
+                mark.unlink()
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Another one for each file that had this name: numbers of files are used again."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_ctime_ns
+    return 0, 0
+
+
 def _is_here(holder: Holder) -> bool:
     """Whether the process of `holder` can be looked for on this machine."""
-    here, there = _namespace(), holder.process.partition("/")[0]
+    here, there = namespace(), holder.process.partition("/")[0]
     return holder.host == socket.gethostname() and here != "" and here == there
 
 
-def process_mark(pid: int) -> str:
-    """What tells this process from another that has or had its number: namespace/start.
-
-    "" if it is gone or has ended, and where /proc does not tell.
-    """
-    ticks = _start_ticks(pid)
-    return "" if ticks is None else f"{_namespace()}/{ticks}"
-
-
-def process_started() -> float:
-    """Unix time, seconds, at which this process began: before its imports."""
-    ticks = _start_ticks(os.getpid())
-    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
-    if ticks is None or boot_clock is None:
-        return _IMPORTED
-    age_secs = time.clock_gettime(boot_clock) - ticks / os.sysconf("SC_CLK_TCK")
-    started = time.time() - age_secs
-    return started if age_secs >= 0 and started <= _IMPORTED else _IMPORTED
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        words = text.rpartition(")")[2].split()  # the name before may hold anything
-        return None if words[0] in "ZX" else int(words[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _namespace() -> str:
-    """Where process numbers are comparable: two containers of one host name differ in it."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+def _is_me(holder: Holder) -> bool:
+    """Whether this process holds it; several may have begun at the same tick of the clock."""
+    return (holder.pid, holder.process) == (os.getpid(), process_mark(os.getpid()))
 
 
 def _reason_of(error: BaseException) -> tuple[str, int]:

@@ -1,15 +1,18 @@
 """One function for each kind of strategy; `strategies.make` chooses between them."""
 
+import contextlib
 import glob
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from ctl import cluster as cluster_lib
-from ctl import communication, devices, endings, facts, heartbeat, own_port, preflight
+from ctl import communication, devices, facts, heartbeat, own_port, preflight, signals
+from ctl.distribute import connection
 from ctl.errors import UsageError
+from ctl.io import exit_hook
 
 
 def single(word: str, names: list[str]) -> tf.distribute.Strategy:
@@ -78,17 +81,34 @@ def multi_worker(
             f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
             "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
-    endings.install()
+    exit_hook.install()
     heartbeat.here.start()
     cluster_lib.normalise(cluster)
     own_port.check(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
-    if cluster.num_workers > 1 and tf.compat.v1.get_seed(None)[0] is None:
+    if cluster.num_workers > 1 and not _is_seeded():
         tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
     gpus = len(tf.config.list_physical_devices("GPU"))
     timeout_secs = preflight.timeout_of(startup_timeout_secs)
-    with preflight.checked(cluster, facts.here(gpus, flags or {}), timeout_secs):
+    with preflight.checked(cluster, facts.here(gpus, flags or {}), timeout_secs), _connecting():
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+
+
+@contextlib.contextmanager
+def _connecting() -> Iterator[None]:
+    """TensorFlow waits for the peers within the block; signals and heartbeats go on."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals.default_action())
+        if not stack.enter_context(connection.unlocked()):
+            stack.enter_context(heartbeat.here.doing(heartbeat.CONNECTING))
+        yield
+
+
+def _is_seeded() -> bool:
+    try:
+        return tf.compat.v1.get_seed(None)[0] is not None
+    except RuntimeError:  # with TF_DETERMINISTIC_OPS=1 nothing may be drawn without a seed
+        return False
 
 
 def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:

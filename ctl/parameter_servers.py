@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl import quiet
+from ctl import heartbeat, quiet, signals
 from ctl.cluster import Cluster
 from ctl.errors import PeerLostError, UsageError
 
@@ -59,7 +59,8 @@ def make(cluster: Cluster, variable_partitioner: str = "") -> tf.distribute.Stra
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    with quiet.quiet():
+    connecting = heartbeat.here.doing(heartbeat.CONNECTING)
+    with quiet.quiet(), signals.default_action(), connecting:
         strategy = tf.distribute.ParameterServerStrategy(
             resolver, variable_partitioner=partition.partitioner(len(tasks["ps"]))
         )

@@ -1,4 +1,4 @@
-"""What a pipeline is made of, whether it can be resumed exactly, and the position of its iterator.
+"""Whether a pipeline can be resumed exactly, and the position of its iterator.
 
 indexed    examples in memory: any position is found at once
 skip       any dataset: made again from its seed, and skipped
@@ -12,59 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from ctl import pipelines
 from ctl.errors import UsageError
 
 MODES = ("auto", "indexed", "skip", "iterator")
-PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-_RANDOM_OPS = {
-    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
-    "RandomGamma", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal",
-    "SampleDistortedBoundingBoxV2",
-}  # fmt: skip
-_IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
-_MOST_BYTES = 1 << 28  # of a pipeline whose operations are looked at: it is serialized for that
 _log = logging.getLogger("ctl")
 
 
-def graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The dataset as a serialized graph, `[]` string; raises an OpError or ValueError if it has none."""
-    return tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        external_state_policy=_IGNORE_STATE, strip_device_assignment=True,
-    )  # fmt: skip
-
-
-def operations(graph: tf.Tensor) -> set[str]:
-    """The types of all operations of a serialized graph, those within its functions included."""
-    parsed: Any = tf.compat.v1.GraphDef.FromString(graph.numpy())
-    parts = {field.name: part for field, part in parsed.ListFields()}
-    functions = parts["library"].function if "library" in parts else ()
-    return {node.op for node in (*parsed.node, *(n for f in functions for n in f.node_def))}
-
-
-def obstacles(dataset: tf.data.Dataset) -> list[str]:
+def _obstacles(dataset: tf.data.Dataset, traits: pipelines.Traits, resumable: bool) -> list[str]:
     """What may keep a dataset from giving the same examples again, as parts of a sentence."""
-    try:
-        large = _bytes_in_memory(dataset) > _MOST_BYTES
-        found = set() if large else operations(graph_of(dataset))
-    except (tf.errors.OpError, ValueError):
-        found = set()
+    found = traits.operations
     reasons = []
-    if found & PYTHON_OPS:
+    if found & pipelines.PYTHON_OPS:
         reasons.append("it calls Python code (from_generator, py_function), which has to repeat itself")
-    if found & _RANDOM_OPS:
-        names = ", ".join(sorted(found & _RANDOM_OPS))
+    if found & pipelines.RANDOM_OPS:
+        names = ", ".join(sorted(found & pipelines.RANDOM_OPS))
         reasons.append(f"it draws random numbers with a state ({names}); write tf.random.stateless_*")
-    if dataset.options().deterministic is False:
-        reasons.append("its options say deterministic=False")
+    if traits.any_order:
+        reasons.append(traits.any_order)
+    if resumable and any(pipelines.is_unseeded_shuffle(d) for d in pipelines.made_of(dataset)):
+        reasons.append(
+            "it is shuffled without a seed and was made before training began, so a resumed run would "
+            "see some examples twice and others not at all; write shuffle(n, seed=0), or make it in "
+            "train_data (for ctl.fit: after tf.random.set_seed(0))"
+        )
     return reasons
-
-
-def _bytes_in_memory(dataset: Any) -> int:
-    """Of the tensors that the pipeline begins with; they would be part of its serialized graph."""
-    tensors = [t for t in getattr(dataset, "_tensors", ()) if tf.is_tensor(t)]
-    own = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors)
-    return own + sum(_bytes_in_memory(part) for part in dataset._inputs())
 
 
 def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:
@@ -84,12 +56,17 @@ def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:
         )
 
 
-def check(dataset: tf.data.Dataset, mode: str, *, is_chief: bool) -> None:
+def checked(
+    dataset: tf.data.Dataset, mode: str, *, is_chief: bool, resumable: bool = True
+) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
 
-    Raises UsageError where an iterator could not be saved at all.
+    A shuffle without a seed counts where the run is `resumable`, as its checkpoints are kept. Returns the
+    same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
+    iterator could not be saved at all.
     """
-    reasons = obstacles(dataset)
+    traits = pipelines.Traits(dataset)
+    reasons = _obstacles(dataset, traits, resumable)
     if mode == "iterator" and any("Python" in r or "random" in r for r in reasons):
         raise UsageError(
             f"train_data cannot save its iterator: {'; '.join(reasons)}. Write data_position = 'skip', or "
@@ -100,6 +77,15 @@ def check(dataset: tf.data.Dataset, mode: str, *, is_chief: bool) -> None:
             "train_data is resumed exactly only if it gives the same examples when it is made again: %s.",
             "; ".join(reasons),
         )
+    if not traits.parallel_state or mode == "iterator":
+        return dataset
+    if is_chief:
+        _log.info(
+            "train_data draws random numbers in a map with num_parallel_calls, where their order differs "
+            "from run to run; that map is done one example at a time. To have it in parallel, write "
+            "tf.random.stateless_*, or move random layers to train_step."
+        )
+    return pipelines.repeatable(dataset)
 
 
 class SavedIterator:

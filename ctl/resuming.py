@@ -4,11 +4,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ctl import causes, lease, parameter_servers
+import numpy as np
+from ctl import causes, files, lease, parameter_servers
 from ctl.agreement import Agreement
 from ctl.batches import Batches
 from ctl.checkpoints.protocol import Manifest
-from ctl.errors import NonFiniteError, UsageError
+from ctl.errors import CheckpointError, CtlError, NonFiniteError, UsageError
 from ctl.reports.protocol import Started
 
 _log = logging.getLogger("ctl")
@@ -28,8 +29,8 @@ def check_configuration(
 ) -> None:
     """Shows what differs from the run that is resumed; raises UsageError where data come in another order.
 
-    Unless `trainer.allow_config_change`. Another number of workers is no difference: the global batches
-    stay the same.
+    Unless `trainer.allow_config_change`. Another number of workers is no difference where the
+    global batches stay the same; it is one where each worker reads data of its own.
     """
     if resumed is None:
         return
@@ -43,6 +44,9 @@ def check_configuration(
         "global_batch_size": trainer.global_batch_size,
         "train_data": batches.description,
     }
+    if batches.per_worker:
+        before["workers"] = resumed.world.get("workers")
+        now["workers"] = trainer.placement.num_workers
     order = [k for k in before if before[k] is not None and before[k] != now[k]]
     lines = [f"  {k}: {before[k]} before, {now[k]} now" for k in order]
     if lines and not trainer.allow_config_change:
@@ -58,12 +62,74 @@ def check_configuration(
         _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
 
 
-def same_everywhere(agreement: Agreement, place, step: int) -> None:
-    total = agreement.sum([float(step), float(step) if place.is_chief else 0.0])
-    if total[0] != total[1] * agreement.num_workers:
+def restore(trainer: Any, manager: Any, state: Any, agreement: Agreement) -> Manifest | None:
+    """Restores one checkpoint on all workers, the one that the chief chooses where `manager` can; or None.
+
+    All workers must call it. Where one of them fails, every one raises a CtlError.
+    """
+    choose = getattr(manager, "choose", None)
+    if agreement.num_workers == 1 or choose is None:
+        resumed = manager.restore(state)
+        if resumed is None:
+            _check_not_deleted(trainer, manager)
+        _same_everywhere(agreement, state.placement, 0 if resumed is None else resumed.step)
+        return resumed
+    place = state.placement
+    step, failure = 0, None
+    try:
+        chosen = choose() if place.is_chief else None
+        if chosen is None:
+            _check_not_deleted(trainer, manager)
+        step = 0 if chosen is None else chosen + 1
+    except CtlError as e:
+        failure = e
+    step = int(agreement.sum([float(step)])[0])
+    resumed = None
+    try:
+        resumed = manager.restore(state, step - 1) if step and failure is None else None
+    except CtlError as e:
+        failure = e
+    codes = np.zeros(agreement.num_workers)
+    codes[place.worker_index] = 0 if failure is None else failure.exit_code
+    codes = agreement.sum(codes)
+    if failure is not None:
+        raise failure
+    if codes.any():
+        first = int(np.flatnonzero(codes)[0])
+        other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
+        other.exit_code = int(codes[first])
+        raise other
+    return resumed
+
+
+def _check_not_deleted(trainer: Any, manager: Any) -> None:
+    """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
+    temporary = hasattr(manager, "succeeded")  # it deletes them itself
+    if temporary or not (trainer.model_dir and trainer.placement.is_chief and hasattr(manager, "choose")):
+        return
+    where = files.path(trainer.model_dir)
+    if manager.directory != where / "checkpoints":
+        return
+    holder = lease.Lease(where / lease.NAME).read()
+    if holder is not None and holder.step > 0:
         raise UsageError(
-            f"Worker {place.worker_index} found the newest checkpoint at step {step}, the chief at "
-            f"step {int(total[1])}. All workers must see the same model_dir: put it on shared storage."
+            f"{where / lease.NAME} says that a training saved step {holder.step} here, and there is no "
+            f"checkpoint in {manager.directory}. Was it deleted, or is a disk not mounted? Bring it back, "
+            f"or give another --model_dir; to begin at step 0 here, delete {where / lease.NAME}."
+        )
+
+
+def _same_everywhere(agreement: Agreement, place: Any, step: int) -> None:
+    """For managers that choose on each worker."""
+    found = np.zeros(agreement.num_workers + 1)
+    found[place.worker_index] = step
+    found[-1] = step if place.is_chief else 0
+    *steps, chiefs = map(int, agreement.sum(found))
+    others = [f"worker {i} at step {s}" for i, s in enumerate(steps) if s != chiefs]
+    if agreement.num_workers > 1 and others:
+        raise UsageError(
+            f"The chief found the newest checkpoint at step {chiefs}, {', '.join(others)}. All workers "
+            "must see the same model_dir: put it on shared storage."
         )
 
 
@@ -105,7 +171,7 @@ def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
     if hasattr(session.manager, "finish"):
         session.manager.finish()  # a save in the background
     session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
-    manifest = session.manager.restore(session.state)
+    manifest = restore(trainer, session.manager, session.state, session.agreement)
     if manifest is None:
         raise NonFiniteError(
             f"Step {step}: there is no checkpoint to go back to. Save more often (--save_every_steps), or "

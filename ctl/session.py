@@ -14,6 +14,7 @@ import tensorflow as tf
 from ctl import (
     causes,
     checks,
+    cluster,
     collective_order,
     feeding,
     following,
@@ -32,8 +33,10 @@ from ctl.batches import Batches
 from ctl.checkpoints import saving, warm_start
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
+from ctl.distribute import exit_barrier
 from ctl.errors import Stopped, UsageError
 from ctl.every import Every
+from ctl.lease import Lease
 from ctl.loops.asynchronous import Asynchronous, ScheduledLoop
 from ctl.loops.graph import StepLoop
 from ctl.loops.skipping import Skipping
@@ -42,7 +45,9 @@ from ctl.loops.synchronous import Actions, Synchronous
 from ctl.positions import SavedIterator
 from ctl.reports.group import ReportGroup
 from ctl.reports.protocol import Ended, RunInfo, Saved, Started
+from ctl.signals import Signals
 from ctl.state import State, collect, is_model, statistics_of
+from ctl.training import evaluation
 from ctl.version import __version__
 from ctl.watching import Watching
 
@@ -70,11 +75,15 @@ class Session:
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
+    saved: int = 0  # the step of the newest checkpoint that was restored or saved
     loops: dict[str, Any] = field(default_factory=dict)
     running: ReportGroup | None = None
     info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read
     rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
+    lease: Lease | None = None  # of model_dir, on the chief, while it trains
+    signals: Signals | None = None  # while it trains
+    eval_communicates: bool = False  # workers wait for each other within an evaluation
 
     @property
     def step(self) -> int:
@@ -127,8 +136,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
         own = f"{trainer.model_dir}/checkpoints"
         manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
     agreement = Agreement(trainer.strategy)
-    resumed = manager.restore(state)
-    resuming.same_everywhere(agreement, trainer.placement, 0 if resumed is None else resumed.step)
+    resumed = resuming.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models)
@@ -137,6 +145,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     if resumed is not None:
         session.watching.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
+        session.saved = resumed.step
         session.metrics = resumed.metrics
         counted = resumed.step * trainer.global_batch_size
         session.examples = int(resumed.data.get("examples", counted))
@@ -147,12 +156,13 @@ def train(
     trainer: Any, session: Session, *, steps: int | None, epochs: float | None, formats: tuple
 ) -> dict[str, float]:
     """One call of `Trainer.train`."""
+    exit_barrier.disarm()
     checks.methods(trainer, "train")
     checks.export(trainer, formats)
     checks.data(trainer)
     checks.evaluation(trainer, session.manager)
     if _evaluates(trainer):
-        feeding.open_eval(trainer)  # a mistake in it is to be found now, not after hours
+        _check_evaluation(trainer, session)
     total, batches = feeding.open_train(trainer, session, steps, epochs)
     resuming.check_configuration(trainer, session.resumed, batches, telling.plain_configuration(trainer))
     reports = session.running = telling.reports_of(trainer)
@@ -164,7 +174,9 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
+        session.loops["train"].trace(batches)  # until here a signal finds nothing to save
         with signals.Signals() as received, _watched(trainer, session), _saving(session, reports):
+            session.signals = received
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)
@@ -173,8 +185,7 @@ def train(
         if reason == "data ended" and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         reason = _end(reason, start, session.step, steps)
-        if formats and reason != "signal":
-            paths = trainer.export(*formats)
+        paths = _export(trainer, session, formats if reason != "signal" else ())
     except BaseException as e:
         error = _explained(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
@@ -182,6 +193,7 @@ def train(
             raise error from e
         raise
     finally:
+        session.signals = None
         seen = telling.summary_of(trainer, run, session.step - start, time.time() - started, paths)
         how = "stopped by a signal" if reason == "signal" else reason
         reports.note(Ended(session.step, how, seen))
@@ -189,10 +201,27 @@ def train(
         session.loops["train"].release()
     if reason != "signal" and hasattr(session.manager, "succeeded"):
         session.manager.succeeded(session.state)
-    session.agreement.sum([0.0])  # leave together, when the chief has closed its reports too
+    leave_together(session)  # when the chief has closed its reports too
     if reason == "signal" and received.received is not None:
         raise _stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+
+
+def _check_evaluation(trainer: Any, session: Session) -> None:
+    """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
+    batches, several = feeding.open_eval(trainer), trainer.placement.num_workers > 1
+    if not several and not checks.names_matter(trainer, session.manager):
+        return
+    loop = _loop(trainer, session, "eval")
+    checks.evaluated_names(trainer, session.manager, loop.names(batches))
+    session.eval_communicates = several and loop.communicates(batches)
+
+
+def leave_together(session: Session) -> None:
+    """The last that workers do together; afterwards they may end, the chief after the others."""
+    session.agreement.sum([0.0])
+    if session.agreement.num_workers > 1:
+        exit_barrier.arm(cluster.read())
 
 
 def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManager[None]:
@@ -205,9 +234,20 @@ def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManage
 
 def _saving(session: Session, reports: ReportGroup) -> contextlib.AbstractContextManager[None]:
     """The manager tidies up before the steps, and has written everything after them."""
-    return saving.around(
-        session.manager, session.state, lambda step, path: reports.note(Saved(step, path))
-    )
+    if session.lease is not None and hasattr(session.manager, "fence"):
+        session.manager.fence(session.lease.check_now)
+
+    def told(step: int, path: str) -> None:
+        session.saved = step
+        reports.note(Saved(step, path))
+
+    return saving.around(session.manager, session.state, told)
+
+
+def _export(trainer: Any, session: Session, formats: tuple) -> list[str]:
+    if session.lease is not None:
+        session.lease.check_now()
+    return trainer.export(*formats) if formats else []
 
 
 def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
@@ -239,11 +279,15 @@ def _synchronous(
         reports=reports,
         actions=Actions(
             evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
+            check_lease=session.lease.check if session.lease else lambda: None,
             check_examples=lambda n: feeding.warn_of_small_batches(trainer, batches, n),
             save=lambda *what: _save(trainer, session, batches, *what),
             learning_rate=lambda: telling.learning_rate_of(trainer.optimizer),
             after_loop=trainer.after_loop if checks.is_written(trainer, "after_loop") else None,
+            amend=lambda *what: _amend(trainer, session, *what),
+            small_values=session.state.small_values,
             save_after_evaluation=getattr(keep, "best", None) is not None,
+            save_before_evaluation=session.eval_communicates,
             watch=session.watching.saw, watchers=session.watching.state,
             roll_back=resuming.rolling_back(trainer, session, batches), spiked=session.watching.spiked,
         ),
@@ -254,14 +298,16 @@ def _synchronous(
 
 def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     """One call of `Trainer.evaluate`; inside a run, the run's reports are told."""
+    exit_barrier.disarm()
     checks.methods(trainer, "evaluate")
     loop = _loop(trainer, session, "eval")
-    batches = feeding.open_eval(trainer)
-    packed = loop.totals.zeros()
+    with evaluation.together(session.agreement):
+        batches = feeding.open_eval(trainer)
     with metrics.SetAside(metrics.found_in(vars(trainer))):
-        steps = 2**62 if batches.steps is None else batches.steps
-        packed, done = loop.run(batches, steps, packed)
-        loop.release()
+        packed, done = evaluation.run(
+            loop, batches, session.agreement, is_chief=trainer.placement.is_chief,
+            signals=session.signals,
+        )  # fmt: skip
         if not done:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.full(packed).ravel())
@@ -271,6 +317,8 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     checks.reported_is_known(trainer.also_report, means)
     if session.running is not None:
         session.running.write(session.step, means, "eval")
+    else:
+        leave_together(session)
     return means
 
 
@@ -320,6 +368,13 @@ def _loop(trainer: Any, session: Session, kind: str) -> Any:
     return session.loops[kind]
 
 
+def _amend(trainer: Any, session: Session, *what: Any) -> bool:
+    """Whether the checkpoint that was just written could take in the evaluation that followed it."""
+    if not trainer.placement.is_chief:
+        return True
+    return hasattr(session.manager, "amend") and session.manager.amend(*what)
+
+
 def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     session.advance(step, trainer.global_batch_size, batches.examples)
     session.loop_state, session.metrics = loop_state, metrics
@@ -339,5 +394,7 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     if session.position is not None:
         session.position.take()
     path = session.manager.save(session.state, manifest)
+    if path is not None:
+        session.saved = step
     if path is not None and session.running is not None:
         session.running.note(Saved(step, path))

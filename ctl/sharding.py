@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl import pipelines
 from ctl.errors import UsageError
 from ctl.shares import num_rows
 from ctl.strategies import Placement
@@ -41,7 +42,25 @@ def shard(dataset: tf.data.Dataset, policy: str) -> tf.data.Dataset:
 
 def by_tensorflow(dataset: tf.data.Dataset, place: Placement) -> bool:
     """Whether TensorFlow's auto-sharding is to do the work, or nobody."""
-    return place.num_workers > 1 and _policy(dataset) in ("file", "off")
+    return place.num_workers > 1 and is_per_worker(dataset)
+
+
+def is_per_worker(dataset: tf.data.Dataset) -> bool:
+    """Whether each of several workers would read data of its own, by "file" or "off"."""
+    return _policy(dataset) in ("file", "off")
+
+
+def iterator(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, skipped: int) -> Any:
+    """Distributes `dataset` by TensorFlow; each worker leaves out its first `skipped` replica batches.
+
+    A skip before the distribution would count whole global batches of each worker, of which
+    TensorFlow makes one step per worker.
+    """
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    if skipped:
+        parts = distributed._cloned_datasets
+        distributed._cloned_datasets = [part.skip(skipped) for part in parts]
+    return iter(distributed)
 
 
 def check(dataset: tf.data.Dataset, name: str, place: Placement) -> None:
@@ -50,12 +69,20 @@ def check(dataset: tf.data.Dataset, name: str, place: Placement) -> None:
         return
     if _policy(dataset) == "file":
         _check_files(dataset, name, place.num_workers)
-    elif _policy(dataset) != "off" and any(_is_unseeded_shuffle(d) for d in made_of(dataset)):
+    if is_per_worker(dataset):
+        return
+    if any_order := pipelines.Traits(dataset).any_order:
+        raise UsageError(
+            f"{name} may come in any order ({any_order}), so each of {place.num_workers} workers would "
+            "have another one, and their parts of a batch would overlap. Leave deterministic=False out; or "
+            'shard by yourself, with ctl.shard(dataset, "off").'
+        )
+    if any(pipelines.is_unseeded_shuffle(d) for d in pipelines.made_of(dataset)):
         raise UsageError(
             f"{name} is shuffled without a seed and was made before training began, so each of "
             f"{place.num_workers} workers has another order and their parts of a batch would overlap. "
             "Write shuffle(n, seed=0); or make the dataset in train_data, or after "
-            "ctl.make_strategy(...), which see to the seed."
+            "ctl.make_strategy(...), which set the seed."
         )
 
 
@@ -102,22 +129,6 @@ def _check_files(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
             f"{found[0][:200]} Write at least {num_workers} files, best a multiple of that, or use "
             'ctl.shard(dataset, "data").'
         ) from None
-
-
-def made_of(dataset: Any) -> Iterator[Any]:
-    """A dataset and all that it is made of."""
-    yield dataset
-    for part in dataset._inputs():
-        yield from made_of(part)
-
-
-def _is_unseeded_shuffle(dataset: Any) -> bool:
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if "Shuffle" not in type(dataset).__name__ or not all(
-        isinstance(s, tf.Tensor) and hasattr(s, "numpy") for s in seeds
-    ):
-        return False
-    return not any(int(s.numpy()) for s in seeds if s is not None)
 
 
 def _first_examples(dataset: tf.data.Dataset) -> Iterator[float]:

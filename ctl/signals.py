@@ -1,18 +1,37 @@
-"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once."""
+"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once.
 
+    with signals.starting():                  # ctl.run: before there is anything to save
+        with signals.default_action():        # while TensorFlow connects the workers
+            strategy = ...
+        with signals.Signals() as received:   # the steps
+            if received.received: ...
+
+TensorFlow's multi-worker runtime installs a handler of its own for SIGTERM, which swallows it, as soon as
+it starts its server. So the handlers from before are installed again once the strategy is made.
+"""
+
+import contextlib
+import ctypes
 import os
+import select
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ctl.io import exit_hook
 
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _SHOW_CURSOR = "\x1b[?25h"
+_AGAIN_SECS = 0.002
+_EXIT_SECS = 10.0  # for exit functions
 
 
 class Signals:
-    """While active, remembers the first signal; also under strategies that take SIGTERM for themselves.
+    """While active, remembers the first signal. Outside the main thread it does nothing.
 
-    TensorFlow's multi-worker runtime swallows SIGTERM; a handler installed after the strategy was
-    made works again, so this must be entered after that. Outside the main thread it does nothing.
+    Must be entered after the strategy was made, see above.
 
     >>> with Signals() as signals:
     ...     if signals.received: ...
@@ -23,24 +42,72 @@ class Signals:
         self._previous: dict = {}
 
     def __enter__(self) -> "Signals":
-        for number in _EXIT_CODES:
-            try:
-                self._previous[number] = signal.signal(number, self._handle)
-            except ValueError:  # not the main thread
-                break
+        self._previous = _install(self._handle)
         return self
 
     def __exit__(self, *exc) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        _restore(self._previous)
+
+    def wishes(self) -> list[float]:
+        """[0 or 1, 0 or 1]: was SIGTERM received, was Ctrl-C? To be added up over workers."""
+        return [float(self.received == signal.SIGTERM), float(self.received == signal.SIGINT)]
+
+    def agree(self, wishes: Sequence[float]) -> bool:
+        """Takes over what any worker received, from the sum of `wishes`; SIGTERM comes first."""
+        if wishes[0] or wishes[1]:
+            self.received = int(signal.SIGTERM if wishes[0] else signal.SIGINT)
+        return bool(wishes[0] or wishes[1])
 
     def _handle(self, number, frame) -> None:
         if self.received is None:
             self.received = number
             return
-        if sys.stderr.isatty():
-            sys.stderr.write(_SHOW_CURSOR)
+        _show_cursor()
         os._exit(_EXIT_CODES[signal.Signals(number)])
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Within the block a signal ends the process at once, with 130 or 143: there is nothing to save.
+
+    `Signals` may be used inside, for the part that has something.
+    """
+    previous = _install(_end)
+    try:
+        yield
+    finally:
+        _restore(previous)
+
+
+@contextlib.contextmanager
+def default_action() -> Iterator[None]:
+    """Within the block a signal ends the process even if native code waits and installs handlers.
+
+    Python's handlers cannot run while the main thread is in native code, and TensorFlow's must not. The
+    kernel ignores the default action for the first process of a container: there a thread ends it.
+    """
+    is_first = os.getpid() == 1
+    previous = _install(_ignore if is_first else signal.SIG_DFL)
+    if not previous:
+        yield
+        return
+    told, tells = os.pipe()
+    os.set_blocking(tells, False)
+    woken = signal.set_wakeup_fd(tells, warn_on_full_buffer=False) if is_first else -1
+    done = threading.Event()
+    guards = done, told, _native_handlers()
+    again = threading.Thread(target=_again, args=guards, name="ctl-signals", daemon=True)
+    again.start()
+    try:
+        yield
+    finally:
+        done.set()
+        again.join()
+        if is_first:
+            signal.set_wakeup_fd(woken)
+        os.close(told)
+        os.close(tells)
+        _restore(previous)
 
 
 def exit_code(number: int) -> int:
@@ -51,3 +118,66 @@ def exit_code(number: int) -> int:
 def name(number: int) -> str:
     """ "Ctrl-C" or "SIGTERM"."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _end(number: int, frame: Any) -> None:
+    _show_cursor()
+    limit = threading.Timer(_EXIT_SECS, os._exit, [exit_code(number)])  # exit functions may wait
+    limit.daemon = True
+    limit.start()
+    with contextlib.suppress(Exception):
+        print(f"Stopped by {name(number)}; no step was under way.", file=sys.stderr)
+    exit_hook.end(exit_code(number))
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Python's handler in native code has told the thread already."""
+
+
+def _show_cursor() -> None:
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(_SHOW_CURSOR)
+
+
+def _install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict:
+    """Number -> the handler from before; empty outside the main thread."""
+    previous: dict = {}
+    for number in _EXIT_CODES:
+        try:
+            previous[number] = signal.signal(number, handler)
+        except ValueError:  # not the main thread
+            break
+    return previous
+
+
+def _restore(previous: dict) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _native(number: int, handler: int | None) -> int | None:
+    """Installs a handler of native code, None for the default one; returns the one before."""
+    install = ctypes.CDLL(None).signal
+    install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    return install(number, handler)
+
+
+def _native_handlers() -> dict[int, int | None]:
+    """What Python has installed; empty where the C library is not to be had."""
+    found: dict[int, int | None] = {}
+    with contextlib.suppress(OSError, AttributeError):
+        for number in _EXIT_CODES:
+            found[number] = _native(number, None)
+            _native(number, found[number])
+    return found
+
+
+def _again(done: threading.Event, told: int, handlers: dict[int, int | None]) -> None:
+    """Undoes at once what native code does to the signals; ends the process when it is told of one."""
+    while not done.is_set():
+        for number, handler in handlers.items():
+            _native(number, handler)
+        if select.select([told], [], [], _AGAIN_SECS)[0]:
+            received = os.read(told, 1)[0]
+            os.write(2, f"Stopped by {name(received)}; no step was under way.\n".encode())
+            os._exit(exit_code(received))

@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from ctl.errors import CheckpointError
 from ctl.optimizers import is_keras3
 from ctl.strategies import Placement
+
+_SMALL = 1024  # numbers
 
 
 class State:
@@ -21,6 +24,8 @@ class State:
       checkpoint: a `tf.train.Checkpoint` over the trainer's attributes, `step`, and what Keras 3
         does not track.
       variables: name -> `tf.Variable`; names do not depend on Keras's counters for automatic names.
+      paths: name -> its full path, such as "model/encoder_2/dense~1/kernel", where "~" is before a number
+        that Keras gave, and "_" before one that a person chose.
       step: completed steps, a `tf.Variable` of int64.
       placement: who of the workers this process is.
     """
@@ -29,15 +34,20 @@ class State:
         self.step = step
         self.placement = placement
         self.variables: dict[str, tf.Variable] = {"step": step}
+        self.paths: dict[str, str] = {}
         seen = {id(step)}
         untracked = []
         trackable: dict[str, Any] = {}
         for name, thing in objects.items():
+            numbered = _numbered_by_keras(thing)
             for variable in variables_of(thing):
                 value = plain(variable)
                 if id(value) not in seen:
                     seen.add(id(value))
-                    self.variables[self._free_name(f"{name}/{_stable(variable)}")] = value
+                    free = self._free_name(f"{name}/{_stable(variable)}")
+                    self.variables[free] = value
+                    parts = [_marked(part, numbered) for part in _path(variable).split("/")]
+                    self.paths[free] = "/".join([name, *parts])
             untracked += _untracked(thing)
             if _is_trackable(thing):
                 trackable[name] = thing
@@ -61,6 +71,14 @@ class State:
             name: {"shape": v.shape.as_list(), "dtype": v.dtype.name}
             for name, v in self.variables.items()
         }
+
+    def small_values(self) -> list[np.ndarray]:
+        """What every variable holds that is quickly read: learning rates, seeds, counters, biases.
+
+        All workers must call it: some variables are summed when they are read.
+        """
+        variables = self.variables.values()
+        return [v.numpy() for v in variables if v.shape.num_elements() <= _SMALL and hasattr(v, "numpy")]
 
     def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
         """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
@@ -178,7 +196,31 @@ def _untracked(thing: Any) -> list[tf.Variable]:
     return [plain(v) for v in variables_of(thing) if id(plain(v)) not in known]
 
 
+def _path(variable: Any) -> str:
+    return (getattr(variable, "path", None) or variable.name).split(":")[0]
+
+
 def _stable(variable: Any) -> str:
-    """A variable's name without the counters Keras adds: dense_3/kernel:0 -> dense/kernel."""
-    name = getattr(variable, "path", None) or variable.name
-    return re.sub(r"_\d+(?=[/_]|$)", "", name.split(":")[0])
+    """A variable's path without the counters Keras adds: dense_3/kernel -> dense/kernel."""
+    return re.sub(r"_\d+(?=[/_]|$)", "", _path(variable))
+
+
+def _numbered_by_keras(thing: Any) -> set[str]:
+    """Names of layers that are their class's with a number, as Keras gives them: Dense -> dense_3."""
+    if isinstance(thing, (list, tuple)):
+        return {name for item in thing for name in _numbered_by_keras(item)}
+    if isinstance(thing, Mapping):
+        return {name for item in thing.values() for name in _numbered_by_keras(item)}
+    flatten = getattr(thing, "_flatten_layers", None)
+    layers = [*flatten()] if callable(flatten) else []
+    return {
+        layer.name for layer in layers
+        if re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
+    }  # fmt: skip
+
+
+def _marked(part: str, numbered: set[str]) -> str:
+    """One part of a path, with "~" before a number that Keras gave."""
+    if part in numbered or re.fullmatch(r"seed_generator_\d+", part):
+        return re.sub(r"_(\d+)$", r"~\1", part)
+    return part

@@ -18,7 +18,6 @@ import tensorflow as tf
 from ctl import (
     averaging,
     checks,
-    endings,
     evaluator,
     gradients,
     lease,
@@ -32,6 +31,7 @@ from ctl.agreement import Agreement
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.every import Intervals
+from ctl.io import exit_hook
 from ctl.loops.step import Recorder
 from ctl.reports.protocol import Report
 from ctl.spikes import LossSpike
@@ -96,9 +96,9 @@ class Trainer:
           checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
           reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
         """
-        endings.install()
+        exit_hook.install()
         checks.whole("global_batch_size", global_batch_size, 1)
-        checks.whole("seed", seed, 0)
+        checks.whole("seed", seed, 0, 2**32 - 1)
         checks.parts(checkpoints, reports)
         self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
         self.placement = strategies.placement(self.strategy)
@@ -113,6 +113,7 @@ class Trainer:
         self._session: session.Session | None = None
         self._recorder = Recorder()
         self._warned = False
+        self._eval_is_known = False
 
     def build(self) -> None:
         """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
@@ -185,8 +186,8 @@ class Trainer:
         resuming.claim(self)
         prepared = session.prepared(self)
         with lease.holding(
-            self.model_dir if self.placement.is_chief else None, lambda: prepared.at
-        ):
+            self.model_dir if self.placement.is_chief else None, lambda: prepared.saved
+        ) as prepared.lease:
             return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:

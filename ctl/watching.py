@@ -77,7 +77,8 @@ class Watching:
         if self._best_weights is None:
             return
         for variable, value in zip(self._variables(), self._best_weights, strict=True):
-            variable.assign(value)
+            kind = variable.dtype.as_numpy_dtype
+            variable.assign(value.view(kind) if value.dtype.kind == "V" else value)  # bfloat16 in .npz
 
     def _variables(self) -> list[tf.Variable]:
         return [plain(v) for v in variables_of(self._trainer.model)]

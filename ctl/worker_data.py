@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl import data, parameter_servers, positions
+from ctl import data, parameter_servers, pipelines
 from ctl.arrays import ArrayData, ExampleNumbers
 from ctl.batches import Batches, prefetched
 from ctl.errors import UsageError
@@ -107,10 +107,10 @@ def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) 
 
 def _graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
     try:
-        graph = positions.graph_of(dataset)
+        graph = pipelines.graph_of(dataset)
     except (tf.errors.OpError, ValueError) as e:
         raise UsageError(_not_sent(str(e).splitlines()[0][:200])) from None
-    if positions.operations(graph) & positions.PYTHON_OPS:
+    if pipelines.operations(graph) & pipelines.PYTHON_OPS:
         raise UsageError(_not_sent("it calls Python code, e.g. from_generator or py_function"))
     return graph
 

@@ -112,12 +112,12 @@ class Slow:
         self._write = commit.write
         monkeypatch.setattr(commit, "write", self)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **how):
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         self.begun.set()
         assert self.go.wait(TIMEOUT_SECS)
-        path = self._write(*arguments)
+        path = self._write(*arguments, **how)
         self.at_work -= 1
         return path
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import types
 
 import ctl
 import pytest
@@ -196,12 +195,10 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
     train(tmp_path, steps=2)
     as_evaluator()
 
-    class Received:
+    class Received(evaluator.signals.Signals):
         def __enter__(self):
-            return types.SimpleNamespace(received=15)
-
-        def __exit__(self, *_):
-            pass
+            self.received = 15
+            return self
 
     monkeypatch.setattr(evaluator.signals, "Signals", Received)
     with pytest.raises(ctl.Stopped, match="Stopped by SIGTERM after 0 evaluations") as caught:

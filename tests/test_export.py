@@ -1,10 +1,13 @@
 """Exported files need no ctl: they load elsewhere and predict the same."""
 
+import shutil
+
 import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from ctl import files
 from small_models import PlainModel, Small, every_step, examples, weights
 
 QUIET = dict(strategy="default", reports=[], intervals=every_step(log=ctl.Every()))
@@ -64,6 +67,26 @@ def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_pat
     assert not (tmp_path / "saved_model" / "old").exists()
     loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
     assert (loaded.serve(examples()[0][:2]).numpy() == 0).all()
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_a_directory_is_there_whole_at_every_moment_of_its_replacement(
+    tmp_path, monkeypatch, exchanged
+):
+    if not exchanged:  # another system than Linux: for the time of one rename there is none
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda name: None)
+    trainer = made()
+    trainer.export("saved_model", directory=str(tmp_path))
+    seen, rmtree = [], shutil.rmtree
+
+    def watched(path, *more, **options):
+        rmtree(path, *more, **options)
+        seen.append((tmp_path / "saved_model" / "saved_model.pb").exists())
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    trainer.export("saved_model", directory=str(tmp_path))
+    assert len(seen) >= 3 and all(seen)
+    assert names(tmp_path) == ["saved_model"]
 
 
 def test_an_export_that_fails_leaves_what_was_there(tmp_path):

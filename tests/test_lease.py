@@ -11,7 +11,8 @@ import ctl
 import pytest
 from conftest import environment
 from ctl import lease as lease_module
-from ctl.lease import Lease, holding, process_mark, process_started
+from ctl.lease import Lease, holding
+from ctl.supervision.process_identity import process_mark, process_started
 from launching import wait_for
 from small_models import Small, every_step
 
@@ -223,7 +224,8 @@ def test_without_a_directory_nothing_is_held():
 
 def test_a_process_knows_when_it_began(tmp_path):
     before = time.time()
-    code = "import time; time.sleep(0.3); from ctl.lease import process_started as p; print(p())"
+    where = "ctl.supervision.process_identity"
+    code = f"import time; time.sleep(0.3); from {where} import process_started as p; print(p())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, check=True,
         timeout=TIMEOUT_SECS,

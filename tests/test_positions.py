@@ -5,7 +5,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import positions
+from ctl import positions, sharding
+from ctl.strategies import Placement
 from small_models import every_step
 
 EXAMPLES, BATCH = 40, 8
@@ -101,10 +102,17 @@ class Hasty(Least):
         return super().train_data(batch_size).with_options(options)
 
 
+class HastyMap(Least):
+    def train_data(self, batch_size):
+        data = super().train_data(batch_size)
+        return data.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False")],
-)
+    [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False"),
+     (HastyMap, "an operation in it says deterministic=False")],
+)  # fmt: skip
 def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog):
     kind(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
     assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
@@ -137,3 +145,51 @@ def test_files_of_an_iterator_are_packed_and_unpacked_as_they_were():
     files = [("iterator.index", b"\x00\xff" * 9), ("iterator.data-00000-of-00001", b"")]
     assert positions._unpacked(positions._packed(files)) == files
     assert positions._unpacked(positions._packed([("../x", b"1")])) == [("x", b"1")]
+
+
+class Augmented(Least):
+    """Noise from a Keras layer with a seed generator, in a parallel map."""
+
+    def train_data(self, batch_size):
+        noise = keras.layers.GaussianNoise(1.0)
+        data = tf.data.Dataset.from_tensor_slices(examples()).repeat()
+        return data.map(lambda x, y: (noise(x, training=True), y), num_parallel_calls=8).batch(batch_size)
+
+
+def test_random_layers_in_a_parallel_map_repeat_after_a_resume_too(tmp_path, caplog):
+    caplog.set_level("INFO", "ctl")
+    how = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    traces = []
+    for _ in range(3):
+        report = ctl.MemoryReport()
+        Augmented(reports=[report], **how).train(12)
+        traces.append(trace_of(report))
+    assert traces[0] == traces[1] == traces[2] and len(set(traces[0])) == 12
+    before, after = ctl.MemoryReport(), ctl.MemoryReport()
+    Augmented(reports=[before], model_dir=tmp_path, **how).train(7)
+    Augmented(reports=[after], model_dir=tmp_path, **how).train(12)
+    assert trace_of(before) + trace_of(after) == traces[0]
+    assert any("one example at a time" in m for m in caplog.messages)
+
+
+def test_a_dataset_that_was_shuffled_without_a_seed_before_is_named_where_a_run_may_be_resumed(
+    tmp_path, caplog
+):
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.from_tensor_slices(examples()).shuffle(40).batch(BATCH)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ctl.fit(model, data, verbose=0)
+    assert not caplog.messages
+    ctl.fit(model, data, verbose=0, model_dir=str(tmp_path))
+    [said] = caplog.messages
+    assert "shuffled without a seed" in said and "write shuffle(n, seed=0)" in said
+
+
+@pytest.mark.parametrize("kind", [Hasty, HastyMap])
+def test_data_in_any_order_are_refused_on_several_workers(kind):
+    place = Placement(2, 0, 2, 1, is_chief=True)
+    data = kind(strategy="default", global_batch_size=BATCH, reports=[]).train_data(BATCH)
+    with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
+        sharding.check(data, "train_data", place)
+    sharding.check(ctl.shard(data, "off"), "train_data", place)

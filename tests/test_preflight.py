@@ -10,12 +10,14 @@ from conftest import TIMEOUT_SECS, free_ports
 from ctl import facts, preflight
 from ctl.cluster import Cluster
 from ctl.errors import PeerLostError, UsageError
+from ctl.preflight import messages
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(preflight, "_NAME_SECS", 0.2)
-    monkeypatch.setattr(preflight, "_RETRY_SECS", 0.02)
+    monkeypatch.setattr(messages, "NAME_SECS", 0.2)
+    monkeypatch.setattr(messages, "RETRY_SECS", 0.02)
+    monkeypatch.delenv("CTL_HVD_SECRET", raising=False)
 
 
 def clusters(count, **kinds):
@@ -83,10 +85,18 @@ def test_clusters_in_another_order_are_refused():
     assert all("TF_CONFIG's cluster" in str(e) for e in meeting([one, turned], [{}, {}]))
 
 
-def test_two_processes_of_one_index_are_refused():
+def test_two_processes_of_one_index_are_refused(monkeypatch):
+    monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
     places = clusters(3)
     errors = meeting([places[0], places[1], places[1]], [{}] * 3)
     assert all(isinstance(e, UsageError) and "two processes say" in str(e) for e in errors)
+
+
+def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
+    places = clusters(3)
+    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=3.0)
+    assert sorted(type(e).__name__ for e in errors) == ["PeerLostError", "PeerLostError", "UsageError"]
+    assert isinstance(errors[0], PeerLostError), "nobody has proven to be of the job"
 
 
 def test_a_secret_is_compared_but_never_shown():

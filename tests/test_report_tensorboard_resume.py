@@ -143,7 +143,7 @@ def test_an_interrupted_rewrite_leaves_the_old_events_whole(logs, monkeypatch, w
     monkeypatch.setattr("os.replace", refuse)
     attempt(logs, 4, [5])
     assert [path.read_bytes() for path in files(logs / "train")] == before
-    assert len(warnings_logged()) == 1
+    assert ["lost" in message for message in warnings_logged()] == [False, True]
 
 
 def test_nothing_but_event_files_is_left_in_the_folder(logs):
@@ -179,7 +179,7 @@ def test_a_removed_folder_is_made_again(logs):
     (logs / "train").rmdir()
     log.scalars(1000.0, 2, {"loss": 1.0}, "train")
     log.close()
-    assert scalar_steps(logs / "train") == [2]
+    assert scalar_steps(logs / "train") == [1, 2]  # the first had not been written yet
 
 
 def test_a_killed_program_leaves_a_folder_that_can_be_resumed(logs):

@@ -14,7 +14,7 @@ from ctl.launch.layout import Roles, plan
 from ctl.launch.log_files import Bounds, set_aside
 from ctl.launch.processes import Exit
 from ctl.launch.progress import local_model_dir, newest_step
-from ctl.launch.retrying import Policy
+from ctl.launch.retrying import KILLED, OUT_OF_MEMORY, OUTSIDE, Policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
 
 def test_the_waiting_doubles_up_to_a_minute():
     policy = Policy(max_restarts=9)
-    waits = [policy.after(134, step).delay_secs for step in range(10)]
+    waits = [policy.after(134, 5, who=f"worker {i}").delay_secs for i in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
     assert Policy(max_restarts=2000).after(134, 1).delay_secs == 1
 
@@ -56,7 +56,7 @@ def test_the_waiting_doubles_up_to_a_minute():
         ([5, 5, 5], 3),
         ([0, 0, 0], 3),
         ([5, 5, 6, 6, 6], 5),
-        ([None] * 9, None),
+        ([None] * 3, 3),  # before the first sign of life
         ([5, None, 5, 5, None], None),
         ([1, 2, 3, 4], None),
         ([9, 5, 5, 5], 4),  # a damaged checkpoint was set aside in between
@@ -68,8 +68,40 @@ def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after
     stopped = [i + 1 for i, v in enumerate(verdicts) if v.delay_secs is None]
     assert stopped == ([stops_after] if stops_after else [])
     assert not stopped or (
-        verdicts[-1].is_news and "no progress: 3 attempts" in verdicts[-1].why_not
+        verdicts[stopped[0] - 1].is_news and "3 attempts in a row" in verdicts[stopped[0] - 1].why_not
     )
+
+
+def test_progress_gives_all_restarts_back():
+    policy = Policy(max_restarts=2)
+    delays = [policy.after(134, step).delay_secs for step in (0, 0, 5, 5, 7, 7)]
+    assert delays == [1, 2, 1, 2, 1, 2]
+    assert policy.after(134, 7).why_not.startswith("2 restarts are used up")
+
+
+def test_losses_from_outside_use_up_nothing_and_are_no_crash_loop():
+    policy = Policy(max_restarts=2)
+    lost = {"loss": OUTSIDE, "trained": True}
+    assert [policy.after(255, 5, **lost).delay_secs for _ in range(9)][-1] == 60
+    assert policy.restarts == 0
+    never = [policy.after(255, 5, loss=OUTSIDE).delay_secs for _ in range(3)]
+    assert never == [60, 60, None]  # a machine that nobody reaches
+    assert Policy(hosts_change=True).after(143, 5).delay_secs == 1
+    assert Policy(max_restarts=0).after(255, 5, loss=OUTSIDE).delay_secs is None
+
+
+def test_kills_at_the_start_are_somebody_s_and_kills_of_a_step_are_a_crash_loop():
+    start, step = Policy(max_restarts=1000), Policy(max_restarts=1000)
+    assert all(start.after(137, 5, loss=KILLED).delay_secs for _ in range(20))
+    verdicts = [step.after(137, 5, loss=KILLED, trained=True) for _ in range(3)]
+    assert "no progress" in verdicts[2].why_not and not verdicts[1].why_not
+
+
+def test_out_of_memory_twice_is_enough_and_the_cure_is_named():
+    policy = Policy(max_restarts=9)
+    first, second = (policy.after(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
+    assert first.delay_secs == 1
+    assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.why_not
 
 
 def test_what_stands_still_is_told_as_what_it_is():
@@ -129,8 +161,9 @@ def test_zero_is_off(tmp_path):
 @pytest.mark.parametrize(
     ("phase", "secs", "is_hung"),
     [
-        ("starting", 590.0, False),  # TensorFlow waits for peers with every thread stopped
-        ("starting", 610.0, True),
+        ("connecting", 590.0, False),  # TensorFlow waits for peers, perhaps with every thread stopped
+        ("connecting", 610.0, True),
+        ("starting", 61.0, True),
         ("saving", 61.0, True),
         ("ended", 61.0, False),
         ("ended", 301.0, True),
@@ -149,7 +182,7 @@ def test_patience_depends_on_the_phase(tmp_path, phase, secs, is_hung):
 
 def test_a_stopped_process_that_waits_for_peers_gets_no_more_patience(tmp_path):
     hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
-    hearts.beat(0, phase="starting")
+    hearts.beat(0, phase="connecting")
     assert hearts.look(1.0) is None
     assert hearts.look(61.0, stopped=[hearts.tasks[0]]).task == hearts.tasks[0]
 

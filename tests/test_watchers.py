@@ -4,6 +4,7 @@ import ctl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_models import Small, every_step, weights
 
 
@@ -132,6 +133,23 @@ def test_a_run_stops_early_stays_so_and_has_its_best_weights(tmp_path, two_repli
         again, _ = run(part, directory=directory, rate=8.0, strategy=strategy)
         assert again.step == trainer.step, "an early stop is for good"
         assert again.evaluate()["loss"] == pytest.approx(best[1], abs=1e-6)
+
+
+def test_the_best_weights_of_a_resumed_run_keep_their_type(tmp_path):
+    class Half(Watched):
+        def build(self):
+            super().build()
+            self.model.half = tf.Variable([1.5, -2.0], dtype=tf.bfloat16, trainable=False)
+
+    def trainer():
+        part = {"early_stopping": ctl.EarlyStopping("loss", patience=40, restore_best=True)}
+        return Half(lambda: part, 8.0, strategy="default", reports=[], model_dir=str(tmp_path),
+                    intervals=every_step(evaluate=ctl.Every(steps=2)), framework="module")  # fmt: skip
+
+    trainer().train(6)
+    again = trainer()
+    again.train(8)
+    assert again.model.half.dtype == tf.bfloat16 and list(again.model.half.numpy()) == [1.5, -2.0]
 
 
 def test_an_interrupted_run_stops_where_the_unbroken_one_does(tmp_path):

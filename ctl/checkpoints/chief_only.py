@@ -9,19 +9,22 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ctl import files
-from ctl.checkpoints import commit
+from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.saving import Saving, failed
 from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
-from ctl.errors import CheckpointError
+from ctl.errors import CheckpointError, UsageError
 from ctl.files import AnyPath
 from ctl.state import State
 
+_MOST_PROBED = 1 << 26  # bytes that are written to see whether there is room
 _log = logging.getLogger("ctl")
 
 
@@ -48,8 +51,16 @@ class ChiefOnlyCheckpoints:
         self._background = bool(background)
         self._saving = Saving(on_error=on_error)
         self._reader = Reader()
-        self._damaged: list[AnyPath] = []  # seen by the newest restore
+        self._damaged: list[AnyPath] = []  # seen when a checkpoint was chosen
+        self._there = False  # whether something was saved or restored here
+        self._choice: restoring.Choice | None = None
         self._told: Callable[[int, str], None] = lambda step, path: None
+        self._fence: Callable[[], None] = lambda: None
+        self._owner = secrets.token_hex(4)  # in the names of what is not complete
+
+    def fence(self, check: Callable[[], None]) -> None:
+        """Calls `check` before each commit: it raises where another job has taken the directory over."""
+        self._fence = check
 
     def save(self, state: State, manifest: Manifest) -> str | None:
         """Writes and commits; returns the path on the chief, None elsewhere.
@@ -60,6 +71,8 @@ class ChiefOnlyCheckpoints:
         self._saving.wait()
         self._saving.check()
         chief = state.placement.is_chief
+        if chief:
+            manifest = replace(manifest, paths=state.paths)
         snapshot = self._reader.take(state, keep=chief, copy=self._background)
         if snapshot is None:
             return self._save_together(state, manifest)
@@ -75,39 +88,43 @@ class ChiefOnlyCheckpoints:
             return None
         return self._here(manifest, snapshot.write, snapshot.num_bytes)
 
+    def choose(self) -> int | None:
+        """The step to restore: that of the newest undamaged checkpoint; None if there is none.
+
+        For the chief, who decides for all workers; the others then restore this step. Damaged ones
+        are passed over with a warning that names the file and the cause; `begin` sets them aside.
+        Raises CheckpointError if all are damaged, ReadError where one cannot be read for now.
+        """
+        self._saving.wait()
+        self._damaged = []  # nothing is touched if this raises
+        self._choice = restoring.newest(self.directory)
+        if self._choice is None:
+            return None
+        self._damaged = list(self._choice.damaged)
+        return self._choice.manifest.step
+
     def restore(self, state: State, step: int | None = None) -> Manifest | None:
         """Restores the newest undamaged checkpoint, or exactly that of `step`.
 
-        A damaged one is passed over with a warning that names the file and the cause; `begin` sets
-        it aside. Raises CheckpointError if all are damaged: never a silent start at step 0.
+        A worker that is not the chief waits until it sees the one of `step`. Raises what `choose`
+        does; CheckpointError if there is no good one of `step`, or it is of another model.
         """
         self._saving.wait()
-        found = commit.scan(self.directory)
-        self._damaged = commit.uncommitted(self.directory)
-        damaged = [f"{p.name}: no readable manifest" for p in self._damaged]
-        if step is not None:
-            found = [(p, m) for p, m in found if m.step == step]
-        for path, manifest in reversed(found):
-            fault = commit.verify(path, manifest)
-            if fault is None:
-                state.check_matches(manifest.variables, str(path))
-                restore_state(state, path)
-                return manifest
-            self._damaged.append(path)
-            damaged.append(f"{path.name}: {fault}")
-            _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
-        self._damaged = []  # nothing is touched
-        if step is not None:
-            raise CheckpointError(
-                f"There is no good checkpoint of step {step} in {self.directory}; "
-                f"there are {self.steps() or 'none'}."
-            )
-        if damaged:
-            raise CheckpointError(
-                f"Every checkpoint in {self.directory} is damaged ({'; '.join(damaged)}). Restore "
-                "one from a backup, or start again with another --model_dir."
-            )
-        return None
+        if step is None:
+            step = self.choose()
+            if step is None:
+                return None
+        chosen, self._choice = self._choice, None
+        if chosen is not None and chosen.manifest.step == step:
+            path, manifest = chosen.path, chosen.manifest  # just verified
+        elif state.placement.is_chief or state.placement.num_workers == 1:
+            path, manifest = restoring.of_step(self.directory, step)
+        else:
+            path, manifest = restoring.awaited(self.directory, step)
+        state.check_matches(manifest.variables, str(path))
+        restore_state(state, path)
+        self._there = True
+        return manifest
 
     def begin(self, state: State, told: Callable[[int, str], None]) -> None:
         """Tidies up, on the chief: left-overs are deleted, damaged checkpoints are set aside.
@@ -130,6 +147,37 @@ class ChiefOnlyCheckpoints:
                 _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
         except OSError as e:
             _log.warning("Cannot tidy up %s: %s.", self.directory, e)
+        self._check_room(state)
+
+    def _check_room(self, state: State) -> None:
+        """Raises UsageError, before the first step, where a checkpoint would not fit on the disk."""
+        num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
+        free = files.bytes_free(self.directory)
+        try:
+            if free is not None and free < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            files.probe(self.directory, min(num_bytes, _MOST_PROBED))
+        except OSError as e:
+            left = "" if free is None else f" and {free:,} are free"
+            said = (
+                f"{self.directory} cannot hold a checkpoint: {e.strerror or e}. It needs {num_bytes:,} "
+                f"bytes{left}. Free some space, or give another --model_dir."
+            )
+            if int(state.step.numpy()):  # a run that goes on: its disk may have room again by the next save
+                _log.warning("%s", said)
+                return
+            raise UsageError(said) from e
+
+    def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
+        """Notes, on the chief, what was evaluated after the save of `step`; False if it cannot be."""
+        self._saving.wait()
+        self._fence()
+        try:
+            commit.amend(self.directory / f"ckpt-{step}", metrics, state)
+        except (OSError, CheckpointError):
+            return False
+        self._delete_surplus()  # the best may be another one now
+        return True
 
     def finish(self) -> None:
         """Waits for a save in the background; raises SaveError if the newest save failed."""
@@ -143,13 +191,20 @@ class ChiefOnlyCheckpoints:
     def _commit(self, manifest: Manifest, write: Callable[[str], object], num_bytes: int) -> str:
         """Writes, deletes what need not stay, tells; on any thread."""
         path = self.directory / f"ckpt-{manifest.step}"
+        if self._there and not self.directory.exists():
+            _log.warning(
+                "%s was deleted while training: its checkpoints are lost. That of step %d begins it anew.",
+                self.directory, manifest.step,
+            )  # fmt: skip
         try:
             free = files.bytes_free(self.directory)
             if free is not None and free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            commit.write(self.directory, manifest, write)
+            commit.write(self.directory, manifest, write, owner=self._owner, fence=self._fence)
         except OSError as e:
+            self._fence()  # then the other job has tidied up what was being written
             raise failed(manifest.step, path, e, num_bytes, self._newest()) from e
+        self._there = True
         self._delete_surplus()
         return str(path)
 

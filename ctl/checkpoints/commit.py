@@ -10,15 +10,18 @@ old, so files are looked for by name, and checkpoints.json beside them names the
 """
 
 import contextlib
+import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ctl import files
 from ctl.checkpoints import checksums
 from ctl.checkpoints.protocol import Manifest
-from ctl.errors import CheckpointError
+from ctl.errors import CheckpointError, ReadError
 from ctl.files import AnyPath
 
 STATE = "state"
@@ -28,32 +31,42 @@ NOTE = "checkpoints.json"
 _NAME = re.compile(r"(replaced-)?ckpt-(0|[1-9]\d*)", re.ASCII)
 _TENSORS = (f"{STATE}.data-00000-of-00001", f"{STATE}.index")
 _TEMPORARY = ".tempstate"  # in the names of files that TensorFlow renames when they are complete
-_LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+|workertemp_\d+)(_temp)?", re.ASCII)
+_LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+(-[0-9a-f]+)?|workertemp_\d+)(_temp)?", re.ASCII)
 
 
-def write(directory: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> AnyPath:
+def write(
+    directory: AnyPath, manifest: Manifest, write_state: Callable[[str], object], *,
+    owner: str = "", fence: Callable[[], None] = lambda: None,
+) -> AnyPath:  # fmt: skip
     """Commits `directory/ckpt-<step>`; on any error nothing of it is left.
 
     One that is there already stays, or what replaces it is there, at every moment.
 
     Args:
       write_state: writes the tensors to files that start with the prefix it is given.
+      owner: hexadecimal, in the name of what is not complete: another job has names of its own.
+      fence: raises where another job has taken the directory over; called just before the commit.
     """
     final = directory / f"ckpt-{manifest.step}"
     if isinstance(directory, Path) and files.has_rename(directory):
-        _write_and_rename(directory, final, manifest, write_state)
+        _write_and_rename(directory, final, manifest, write_state, owner, fence)
     else:
+        fence()
         _write_in_place(directory, final, manifest, write_state)
     return final
 
 
-def _write_and_rename(directory: Path, final: AnyPath, manifest: Manifest, write_state) -> None:
-    temporary = directory / f"tmp-{final.name}"
+def _write_and_rename(
+    directory: Path, final: AnyPath, manifest: Manifest, write_state: Callable[[str], object],
+    owner: str, fence: Callable[[], None],
+) -> None:  # fmt: skip
+    temporary = directory / (f"tmp-{final.name}-{owner}" if owner else f"tmp-{final.name}")
     replaced = directory / f"replaced-{final.name}"
     discard(temporary)
     try:
         temporary.mkdir(parents=True)
         fill(temporary, manifest, write_state)
+        fence()
         if final.exists():
             discard(replaced)
             Path(final).rename(replaced)  # still listed, until the next line is done
@@ -108,6 +121,14 @@ def mark(path: AnyPath, manifest: Manifest) -> None:
     files.sync(path)
 
 
+def amend(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
+    """Gives a committed checkpoint new metrics and loop state; raises OSError, CheckpointError."""
+    manifest = replace(read_manifest(path), metrics=metrics, state=state)
+    files.write_whole(path / MANIFEST, manifest.to_json())
+    files.sync(path / MANIFEST)
+    files.sync(path)
+
+
 def steps_listed(directory: AnyPath) -> list[int]:
     """Steps of what looks like a checkpoint by its name, complete or not; raises OSError."""
     return sorted(step_of(p) for p in _directories(directory) if not _is_replaced(p))
@@ -118,26 +139,33 @@ def scan(directory: AnyPath) -> list[tuple[AnyPath, Manifest]]:
 
     One that was being replaced when the process was killed is listed where its successor is not.
     """
+    return survey(directory)[0]
+
+
+def survey(
+    directory: AnyPath, attempt: Callable = lambda act: act()
+) -> tuple[list[tuple[AnyPath, Manifest]], dict[AnyPath, CheckpointError]]:
+    """Committed checkpoints, oldest first; and directories named like such, with what is wrong there.
+
+    In object stores one without a manifest was never complete, and is in neither.
+
+    Args:
+      attempt: calls what it is given, such as `files.persistently`.
+    """
     found: dict[int, tuple[AnyPath, Manifest]] = {}
+    faults: dict[AnyPath, CheckpointError] = {}
+    renamed = files.has_rename(directory)
     for path in sorted(_directories(directory), key=lambda p: p.name, reverse=True):
         try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue
-        if manifest.step == step_of(path):
+            manifest = attempt(functools.partial(read_manifest, path))
+            if manifest.step != step_of(path):
+                raise CheckpointError(f"its {MANIFEST} is of step {manifest.step}")
             found[manifest.step] = (path, manifest)  # "ckpt-3" comes after "replaced-ckpt-3"
-    return [found[step] for step in sorted(found)]
-
-
-def uncommitted(directory: AnyPath) -> list[AnyPath]:
-    """Directories named like checkpoints whose manifest is missing or damaged.
-
-    In object stores one without a manifest was never complete, and is not among them.
-    """
-    good = {path for path, _ in scan(directory)}
-    found = [p for p in _directories(directory) if p not in good and not _is_replaced(p)]
-    renamed = files.has_rename(directory)
-    return sorted(p for p in found if renamed or (p / MANIFEST).exists())
+        except CheckpointError as e:
+            missing = isinstance(e.__cause__, FileNotFoundError)
+            if not _is_replaced(path) and (renamed or not missing):
+                faults[path] = e
+    return [found[step] for step in sorted(found)], dict(sorted(faults.items()))
 
 
 def step_of(path: AnyPath) -> int:
@@ -152,39 +180,59 @@ def is_left_over(path: AnyPath) -> bool:
 
 
 def is_committed(path: AnyPath) -> bool:
-    """True if there is a readable manifest."""
+    """True if there is a good manifest; raises ReadError where nobody can tell."""
     try:
         return read_manifest(path).step == step_of(path)
+    except ReadError:
+        raise
     except CheckpointError:
         return False
 
 
 def read_manifest(path: AnyPath) -> Manifest:
-    """The manifest of a checkpoint directory; raises CheckpointError."""
+    """The manifest of a checkpoint directory.
+
+    Raises CheckpointError if it is missing or damaged, ReadError where that cannot be told.
+    """
     try:
-        text = (path / MANIFEST).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as e:
-        raise CheckpointError(f"{path / MANIFEST} cannot be read: {e}.") from None
+        text = files.read(path / MANIFEST).decode()
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise CheckpointError(f"{path / MANIFEST} is missing.") from e
+    except (IsADirectoryError, files.NotAFile, UnicodeDecodeError) as e:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: {e}.") from None
+    except OSError as e:
+        raise _unread(path / MANIFEST, e) from e
     return Manifest.from_json(text, str(path / MANIFEST))
 
 
+def _unread(path: AnyPath, error: OSError) -> ReadError:
+    failed = ReadError(f"{path} cannot be read: {error.strerror or error}.")
+    failed.errno = error.errno
+    return failed
+
+
 def verify(path: AnyPath, manifest: Manifest) -> str | None:
-    """What is wrong with the files of a checkpoint, or None."""
-    if not manifest.files:
-        return "the manifest lists no files"
-    for name, expected in manifest.files.items():
-        file = path / name
-        try:
-            if not file.is_file():
-                return f"{name} is missing"
-            size = file.stat().st_size
-            if size != expected["size"]:
-                return f"{name} has {size} bytes, expected {expected['size']}"
-            if checksums.of_file(file, expected["checksum"]) != expected["checksum"]:
-                return f"{name} has another checksum than when it was written"
-        except (OSError, ValueError) as e:
-            return f"{name} cannot be read: {e}"
-    return None
+    """What is wrong with the files of a checkpoint, or None; raises ReadError where nobody can tell."""
+    faults = (_fault(path / n, expected) for n, expected in manifest.files.items())
+    return next(filter(None, faults), None) if manifest.files else "the manifest lists no files"
+
+
+def _fault(file: AnyPath, expected: Mapping) -> str | None:
+    try:
+        size = file.stat().st_size
+        if size != expected["size"] and file.is_file():
+            return f"{file.name} has {size} bytes, expected {expected['size']}"
+        same = checksums.of_file(file, expected["checksum"]) == expected["checksum"]
+        fault = "" if same else "has another checksum than when it was written"
+    except (FileNotFoundError, NotADirectoryError):
+        fault = "is missing"
+    except (IsADirectoryError, files.NotAFile):
+        fault = "is not a file"
+    except ValueError as e:
+        fault = f"cannot be compared: {e}"
+    except OSError as e:
+        raise _unread(file, e) from e
+    return f"{file.name} {fault}" if fault else None
 
 
 def remove(path: AnyPath) -> None:
@@ -228,9 +276,7 @@ def sweep(directory: AnyPath) -> list[str]:
     listed = {path for path, _ in scan(directory)}
     left = [p for p in _entries(directory) if is_left_over(p) and p not in listed]
     if not files.has_rename(directory):
-        left += [
-            p for p in _directories(directory) if p not in left and not (p / MANIFEST).exists()
-        ]
+        left += [p for p in _directories(directory) if p not in left and not _has_manifest(p)]
     for path in left:
         discard(path)
     return [p.name for p in left]
@@ -261,7 +307,18 @@ def _copy(path: AnyPath, goal: AnyPath) -> None:
     goal.mkdir(exist_ok=True, parents=True)
     there = [MANIFEST] if (path / MANIFEST).exists() else []
     for name in _files(path) + there:
-        (goal / name).write_bytes((path / name).read_bytes())
+        (goal / name).write_bytes(files.read(path / name))
+
+
+def _has_manifest(path: AnyPath) -> bool:
+    """Whether there is a manifest, readable or not; raises OSError where nobody can tell."""
+    if not isinstance(path, Path):
+        return (path / MANIFEST).exists()
+    try:
+        (path / MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _is_replaced(path: AnyPath) -> bool:
@@ -290,7 +347,7 @@ def _noted(directory: AnyPath) -> list[AnyPath]:
     if not isinstance(directory, Path) or files.has_rename(directory):
         return []
     try:
-        names = json.loads((directory / NOTE).read_bytes())
+        names = json.loads(files.read(directory / NOTE))
         return [directory / n for n in names if _NAME.fullmatch(n)]
     except (OSError, ValueError, TypeError):
         return []

@@ -27,6 +27,7 @@ class Manifest:
       created: Unix time, seconds.
       variables: name -> {"shape": [...], "dtype": "float32"}.
       keys: name -> what its tensor is called in the TensorFlow checkpoint, where that is known.
+      paths: name -> its full path, see `ctl.state.State`; empty in older checkpoints.
       files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
@@ -42,6 +43,7 @@ class Manifest:
     created: float
     variables: Mapping[str, Mapping] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -99,6 +101,7 @@ def _wrong_parts(manifest: Manifest) -> list[str]:
         "created": _is_number(manifest.created),
         "variables": table(manifest.variables, _is_spec),
         "keys": table(manifest.keys, lambda v: isinstance(v, str)),
+        "paths": table(manifest.paths, lambda v: isinstance(v, str)),
         "files": table(manifest.files, _is_file) and all(_is_name(n) for n in manifest.files),
         "metrics": table(manifest.metrics, _is_number),
     }

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ctl import files
+from ctl import files, heartbeat
 from ctl.errors import SaveError, UsageError
 from ctl.files import AnyPath
 
@@ -22,9 +22,14 @@ def around(manager: Any, state: Any, told: Callable[[int, str], None]) -> Iterat
     are complete later than `save` returns. `finish()` waits for these and raises what went wrong
     with the newest one; after another error it is logged, so that the other error is seen.
     """
+
+    def finish() -> None:
+        with heartbeat.here.doing(heartbeat.SAVING):
+            getattr(manager, "finish", lambda: None)()
+
     if hasattr(manager, "begin"):
-        manager.begin(state, told)
-    finish = getattr(manager, "finish", lambda: None)
+        with heartbeat.here.doing(heartbeat.SAVING):
+            manager.begin(state, told)
     try:
         yield
     except BaseException as error:

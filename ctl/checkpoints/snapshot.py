@@ -7,6 +7,7 @@ checkpoint itself, which is not public in TensorFlow: where that part is missing
 so with None, and the caller writes in the plain way.
 """
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from ctl import files
 from ctl.checkpoints import commit
-from ctl.errors import CheckpointError
+from ctl.errors import CheckpointError, ReadError
 from ctl.files import AnyPath
 from ctl.state import State, plain
 
@@ -122,10 +123,26 @@ def write_plainly(state: State, prefix: str) -> None:
 
 
 def restore_state(state: State, path: AnyPath) -> None:
-    """Reads the tensors of a checkpoint directory into `state`; raises CheckpointError."""
+    """Reads the tensors of a checkpoint directory into `state`.
+
+    Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
+    """
+    try:
+        files.persistently(lambda: _restore(state, path))
+    except OSError as e:
+        failed = ReadError(f"The checkpoint {path} cannot be restored: {e.strerror or e}")
+        failed.errno = e.errno
+        raise failed from e
+
+
+def _restore(state: State, path: AnyPath) -> None:
     try:
         status = state.checkpoint.read(str(path / commit.STATE))
         status.assert_existing_objects_matched()
+    except tf.errors.NotFoundError as e:
+        raise FileNotFoundError(errno.ENOENT, e.message) from e
+    except (*_OF_FILES, tf.errors.OutOfRangeError) as e:
+        raise OSError(errno.EIO, e.message) from e
     except Exception as e:
         raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
 

@@ -4,6 +4,7 @@ The manager of an evaluator. Its caller decides which step to restore; nothing i
 written, because the directory belongs to a training that is busy in it.
 """
 
+import functools
 import logging
 import os
 from typing import Any
@@ -40,7 +41,7 @@ class WatchedCheckpoints:
                 known = self._known.get(name)
                 manifest = known[1] if known and known[0] == written else commit.read_manifest(path)
             except OSError:
-                continue  # being deleted
+                continue  # being deleted, or not readable for now
             except CheckpointError as e:
                 self._tell(path, e)
                 continue
@@ -61,8 +62,8 @@ class WatchedCheckpoints:
             return None
         path = self.directory / f"ckpt-{step}"
         try:
-            manifest = commit.read_manifest(path)
-            fault = commit.verify(path, manifest)
+            manifest = files.persistently(functools.partial(commit.read_manifest, path))
+            fault = files.persistently(functools.partial(commit.verify, path, manifest))
         except (OSError, CheckpointError) as e:
             manifest, fault = None, str(e)
         if manifest is None or fault is not None:

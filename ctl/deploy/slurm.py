@@ -13,6 +13,8 @@ from ctl.deploy import forms, output, texts, words
 from ctl.deploy.output import Advice
 from ctl.deploy.words import Asked
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from ctl.launch.progress import local_model_dir
+from ctl.launch.retrying import STUCK_ATTEMPTS
 from ctl.launch.saying import quoted
 
 PLATFORM = "slurm"
@@ -178,7 +180,8 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
     return _BODY.format(
         header=texts.header(asked.line(), fill_in).rstrip("\n"), directives="\n".join(lines),
         setup="".join(f"{line}\n" for line in setup), program=shlex.join(program),
-        restarts=options.max_restarts, preempted=EXIT_PREEMPTED,
+        restarts=options.max_restarts, preempted=EXIT_PREEMPTED, stuck=STUCK_ATTEMPTS,
+        checkpoints=shlex.quote(f"{local_model_dir(program) or '/nowhere'}/checkpoints"),
         for_good="|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
         cpus=f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
     )  # fmt: skip
@@ -213,7 +216,11 @@ go_back() {{
   exit {preempted}
 }}
 
-for restart in $(seq 0 {restarts}); do
+# the step of the newest checkpoint: progress gives all restarts back
+newest() {{ ls {checkpoints} 2> /dev/null | sed -n 's/^ckpt-\\([0-9]*\\)$/\\1/p' | sort -n | tail -n 1; }}
+
+restart=0 best=$(newest) before= alike=0
+while [ "$restart" -le {restarts} ]; do
   if [ -n "$time_is_up" ]; then go_back; fi
   srun --kill-on-bad-exit=1 --distribution=block {cpus}bash -c "$task" task \\
     {program} &
@@ -227,7 +234,17 @@ for restart in $(seq 0 {restarts}); do
     exit "$code"
   fi
   echo "A task was lost (srun: $code), after $restart restarts of {restarts}." >&2
+  now=$(newest)
+  if [ "${{now:-0}}" -gt "${{best:-0}}" ]; then restart=0 best=$now alike=0; fi
+  if [ ! -d {checkpoints} ]; then alike=0
+  elif [ "$code" = "$before" ]; then alike=$((alike + 1)); else alike=1; fi
+  before=$code
+  if [ "$alike" -ge {stuck} ]; then
+    echo "No progress: {stuck} attempts in a row ended with $code." >&2
+    break
+  fi
   sleep $((restart < 5 ? 2 ** restart : 60)) & wait $!
+  restart=$((restart + 1))
 done
 if [ -n "$time_is_up" ]; then go_back; fi
 exit "$code"

@@ -7,7 +7,15 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.hvd import process
 
-_TOO_EARLY = {"ShuffleDataset": "shuffle()", "RepeatDataset": "repeat()"}
+_TOO_EARLY = {
+    "ShuffleDataset": "shuffle()", "RepeatDataset": "repeat()", "BatchDataset": "batch()",
+    "ParallelBatchDataset": "batch()",
+}  # fmt: skip
+_FOLLOWS = {
+    "shuffle()": "see some examples twice and others never.",
+    "repeat()": "read all the data.",
+    "batch()": "take whole batches in turn, and some may get one step more than others.",
+}
 
 
 def shard(dataset: Any) -> Any:
@@ -28,6 +36,7 @@ def check_sharding(dataset: Any) -> list[str]:
     for i, one in enumerate(chain):
         if _kind(one) == "ShardDataset":
             found += [_sentence(name) for name in _too_early(chain[i + 1 :])]
+            found += _wrong_share(one)
     if process.size() > 1 and not any(_kind(one) == "ShardDataset" for one in chain):
         found.append(
             "the dataset was not sharded: every rank trains on all of it. Call "
@@ -59,15 +68,36 @@ def checkpoint_dir(path: str | os.PathLike[str]) -> str | None:
 
 
 def _sentence(name: str) -> str:
+    what = _TOO_EARLY[name]
     return (
-        f"the dataset was sharded after {_TOO_EARLY[name]}; shard first, else ranks "
-        + (
-            "see some examples twice and others never."
-            if "Shuffle" in name
-            else "read all the data."
-        )
-        + " Write dataset = hvd.shard(dataset), and shuffle(), repeat() and batch() after it."
+        f"the dataset was sharded after {what}; shard first, else ranks {_FOLLOWS[what]} Write dataset = "
+        "hvd.shard(dataset), and shuffle(), repeat() and batch() after it."
     )
+
+
+def _wrong_share(dataset: Any) -> list[str]:
+    """What is wrong with the numbers of a `shard(num_shards, index)`, where they can be known."""
+    count, index = (_number(dataset, name) for name in ("_num_shards", "_index"))
+    cure = "Write hvd.shard(dataset), or dataset.shard(hvd.size(), hvd.rank())."
+    if count is not None and count != process.size():
+        return [
+            f"the dataset was sharded into {count} parts, but there are {process.size()} ranks. {cure}"
+        ]
+    if index is not None and index != process.rank():
+        local = " (that is its local rank)" if index == process.local_rank() else ""
+        return [
+            f"rank {process.rank()} takes part {index} of the dataset{local}, which is another rank's "
+            f"too. {cure}"
+        ]
+    return []
+
+
+def _number(dataset: Any, name: str) -> int | None:
+    found = getattr(dataset, name, None)
+    try:
+        return int(found)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
 def _before(dataset: Any) -> list[str]:

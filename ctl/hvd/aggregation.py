@@ -1,9 +1,22 @@
-"""Gradients of several backward passes, added up before they are exchanged."""
+"""Gradients of several backward passes, added up before they are exchanged.
 
+What was added up is dropped when its exchange failed, and on all ranks when the ranks of an elastic job
+change: only so do all of them exchange again after the same number of passes.
+"""
+
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+_all: "weakref.WeakSet[Aggregator]" = weakref.WeakSet()
+
+
+def forget_all() -> None:
+    """Every aggregator starts again from zero: the ranks have changed."""
+    for aggregator in list(_all):
+        aggregator.forget()
 
 
 class Aggregator:
@@ -19,6 +32,14 @@ class Aggregator:
         self._averages = averages
         self._counter: Any = None
         self._sums: dict[Any, Any] = {}
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Starts again from zero; eager mode only."""
+        if self._counter is not None and tf.executing_eagerly():
+            self._counter.assign(0)
+            for total in self._sums.values():
+                total.assign(tf.zeros_like(total))
 
     @property
     def counter(self) -> Any:
@@ -46,6 +67,8 @@ class Aggregator:
                 )
         present = [i for i, g in enumerate(gradients) if g is not None]
         sums = [self._sum(i, gradients[i], variables[i]) for i in present]
+        is_left_over = self.counter >= self.passes  # its exchange has failed
+        tf.cond(is_left_over, lambda: self._clear(sums), lambda: tf.constant(False))
         for total, i in zip(sums, present, strict=True):
             total.assign_add(gradients[i])
         self.counter.assign_add(1)
@@ -71,6 +94,12 @@ class Aggregator:
         for i, value in zip(present, result, strict=True):
             found[i] = value
         return found
+
+    def _clear(self, sums: Sequence[Any]) -> Any:
+        for total in sums:
+            total.assign(tf.zeros_like(total))
+        self.counter.assign(0)
+        return tf.constant(True)
 
     def _sum(self, place: int, gradient: Any, variable: Any) -> Any:
         if place not in self._sums:

@@ -1,6 +1,9 @@
 """For code that cannot be changed: after `import ctl.hvd.as_horovod`, `import horovod…` finds `ctl.hvd`.
 
-Importing it is the whole of its use. Raises UsageError where the real Horovod is installed.
+So does `import perseus.tensorflow.horovod`, a vendor's name of the same API. Keras 3 then also takes three
+spellings of Keras 2 (`ctl.hvd.keras2_spellings`). Importing it is the whole of its use.
+
+Raises UsageError where the real Horovod is installed.
 """
 
 import importlib
@@ -9,6 +12,7 @@ import sys
 import types
 
 from ctl.errors import UsageError
+from ctl.hvd import keras2_spellings
 
 _VERSION = "0.28.1"  # whose API this is
 _MODULES = {
@@ -34,6 +38,9 @@ _MODULES = {
 }
 
 
+_VENDORS = {"perseus.tensorflow.horovod": "tensorflow", "perseus.keras": "keras"}
+
+
 def _install() -> None:
     if getattr(sys.modules.get("horovod"), "__ctl__", False):
         return
@@ -51,6 +58,30 @@ def _install() -> None:
         if "." not in name:
             setattr(root, name, found)
     root.__dict__["run"] = importlib.import_module("ctl.runner.function").run
+    for name, ours in _VENDORS.items():
+        _install_vendor(name, ours)
+    keras2_spellings.install()
+
+
+def _install_vendor(name: str, ours: str) -> None:
+    """Modules of a vendor's name, unless the vendor's own are there."""
+    first = name.partition(".")[0]
+    if not getattr(sys.modules.get(first), "__ctl__", False) and importlib.util.find_spec(first):
+        return
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        parent = ".".join(parts[:depth])
+        if parent not in sys.modules:
+            made = types.ModuleType(parent, "Stands in for a vendor's Horovod; see ctl.hvd.")
+            made.__path__ = []
+            made.__dict__["__ctl__"] = True
+            sys.modules[parent] = made
+            if depth > 1:
+                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], made)
+    for known in _MODULES:
+        if known == ours or known.startswith(f"{ours}."):
+            sys.modules[name + known.removeprefix(ours)] = sys.modules[f"horovod.{known}"]
+    setattr(sys.modules[name.rpartition(".")[0]], parts[-1], sys.modules[name])
 
 
 _install()

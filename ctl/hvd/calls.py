@@ -8,6 +8,7 @@ outlives a change of ranks.
 import itertools
 import os
 import re
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _REDUCTIONS = ("allreduce", "reducescatter")
 _SESSION_THREADS = 256
 _LARGE = 1 << 20
 _ALIGNMENT = 64
+_NOT_THE_PROGRAM = tuple(os.path.dirname(path) + os.sep for path in (__file__, tf.__file__) if path)
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
@@ -54,6 +56,7 @@ class Call:
     root: int = 0
     has_splits: bool = False
     is_eager: bool = True
+    line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
     joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape) of tensors that came as one
 
@@ -87,6 +90,7 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
     pending = engine.ask(
         call.kind, call.name, ready, **more, process_set=number, op=call.op, prescale=call.prescale,
         postscale=call.postscale, root=call.root, splits=splits, is_eager=call.is_eager,
+        line=call.line,
     )  # fmt: skip
     return Asked(call, pending, ranks, [array.shape for array in ready])
 
@@ -126,13 +130,24 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     """The results of a collective as tensors: eager ones, or those of a graph."""
     check(call.process_set)
     if tf.executing_eagerly():
-        asked = ask(replace(call, name=name or default), [_array(t) for t in tensors])
+        line = "" if name else _line()
+        asked = ask(replace(call, name=name or default, line=line), [_array(t) for t in tensors])
         return [_tensor(array) for array in result(asked)]
     call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
     is_many = call.kind == "allreduce" and len(tensors) > 1
     if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
         return _joined_in_graph(call, tensors)
     return _in_graph(call, tensors)
+
+
+def _line() -> str:
+    """Where this call stands in the program: the first line that is neither ours nor TensorFlow's."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -16,13 +16,14 @@ leave in order, all go on from where they are, at the next commit. Start it with
 """
 
 import functools
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from ctl.errors import UsageError
-from ctl.hvd import graph_errors, objects, process, rendezvous, variables
+from ctl.hvd import aggregation, graph_errors, objects, process, rendezvous, variables
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -76,6 +77,7 @@ class State:
     def __init__(self, bcast_object: Callable | None = None, get_rank: Callable | None = None):
         self._bcast_object = bcast_object
         self._changes = 0
+        self._host_messages: queue.Queue = queue.Queue()  # Horovod's name; scripts wait for one
         self._lock = threading.Lock()
         self._reset_callbacks: list[Callable[[], None]] = []
 
@@ -87,6 +89,8 @@ class State:
         """The ranks have changed: `reset`, then the callbacks."""
         with self._lock:
             self._changes = 0
+            while not self._host_messages.empty():
+                self._host_messages.get()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -95,6 +99,11 @@ class State:
         """Called in another thread when hosts come (2) or go (1), or both (3)."""
         with self._lock:
             self._changes |= update_res
+        self._host_messages.put((timestamp, update_res))
+
+    def on_hosts_noticed(self, timestamp: float, update_res: int) -> None:
+        """Called in another thread when new hosts are known; `commit` goes on until they are ready."""
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
         """Saves, and raises HostsUpdatedInterrupt when the ranks are to change; all ranks at once."""
@@ -249,6 +258,7 @@ def _optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
 def _reset(skip_sync: bool) -> bool:
     """Leaves the ranks and meets the new ones; returns whether they have to share their state."""
     process.shutdown()
+    aggregation.forget_all()
     rendezvous.may_skip_sync(skip_sync)
     while True:
         try:

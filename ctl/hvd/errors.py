@@ -28,3 +28,7 @@ class HorovodVersionMismatchError(ImportError):
 
 class RefusedError(CtlError, NotImplementedError):
     """A part of the API that exists, and refuses with what to do instead."""
+
+
+class PortInUseError(UsageError):
+    """This rank cannot listen at its port, because another program does."""

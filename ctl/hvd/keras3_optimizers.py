@@ -7,6 +7,7 @@ without `ctl.hvd`. The new optimizer has the old one's variables: what was train
 from typing import Any
 
 import tensorflow as tf
+from ctl.hvd import keras_compilation, process
 from ctl.hvd.aggregation import Aggregator
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.reducing import Exchange, Reduction
@@ -113,6 +114,7 @@ def with_loss_scale(optimizer: Any) -> Any:
 
 def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, bool]) -> Any:
     """The same optimizer, with the same variables, in a subclass of `before` and its own class."""
+    keras_compilation.install(process.has_peers)
     base = type(optimizer)
     members = {
         "__module__": base.__module__,

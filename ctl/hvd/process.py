@@ -6,8 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ctl import placement
+from ctl import heartbeat, placement
 from ctl.errors import UsageError
+from ctl.hvd import keras_compilation
 from ctl.hvd.engine import settings
 from ctl.hvd.engine.engine import Engine
 from ctl.hvd.engine.settings import Settings
@@ -39,7 +40,16 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             _engine = made
             sets.begin(made)
             atexit.register(_leave_at_exit)
+            _begin_to_beat()
+            keras_compilation.install(has_peers)
         sets.add_static(process_sets)
+
+
+def _begin_to_beat() -> None:
+    """From here on the launcher, if it wants to know, sees whether this process lives."""
+    heartbeat.here.start()
+    if heartbeat.here.phase == heartbeat.STARTING:
+        heartbeat.here.phase = heartbeat.TRAINING
 
 
 def shutdown() -> None:
@@ -98,6 +108,11 @@ def engine() -> Engine:
 def is_initialized() -> bool:
     """Whether `init()` was called, and `shutdown()` was not."""
     return _engine is not None
+
+
+def has_peers() -> bool:
+    """Whether this process is one of several ranks now."""
+    return _engine is not None and _engine.place.size > 1
 
 
 def rank() -> int:

@@ -20,9 +20,12 @@ class ProcessSet:
     Attributes:
       ranks: sorted.
       process_set_id: its number, None until it is known to the runtime.
+      mpi_comm: None; there is no MPI here.
 
     Raises ValueError for what is no list of ranks.
     """
+
+    mpi_comm = None
 
     def __init__(self, ranks_or_comm: Iterable[int]):
         if not isinstance(ranks_or_comm, Iterable) or isinstance(ranks_or_comm, (str, bytes)):
@@ -61,7 +64,9 @@ class ProcessSet:
         return ranks.index(_engine.place.rank)
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+        )
 
     __repr__ = __str__
 
@@ -94,7 +99,7 @@ def end() -> None:
 
 
 def add_static(process_sets: Any) -> None:
-    """Those given to `init`. Raises UsageError for what is no list of sets."""
+    """Those given to `init`. UsageError for what is no list of sets, ValueError for equal ones."""
     if process_sets is None:
         return
     if isinstance(process_sets, str):
@@ -105,14 +110,20 @@ def add_static(process_sets: Any) -> None:
             )
         os.environ[_DYNAMIC] = "1"
         return
-    for one in process_sets:
-        given = one if isinstance(one, ProcessSet) else ProcessSet(one)
-        if given.process_set_id is not None and _known.get(given.process_set_id) == tuple(
-            given.ranks or ()
-        ):
-            continue
-        if tuple(given.ranks or ()) not in _known.values():
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+    twice = [one.ranks for i, one in enumerate(sets) if one.ranks in [s.ranks for s in sets[:i]]]
+    if twice:
+        raise ValueError(
+            f"init() got two process sets of the ranks {twice[0]}; expected different sets."
+        )
+    for given in sets:
+        ranks = tuple(given.ranks or ())
+        number = next((number for number, known in _known.items() if known == ranks), None)
+        if number is None:
             _add(given)
+        elif given.process_set_id != number:  # all ranks, or a set of an earlier call
+            given.process_set_id = number
+            _objects.append(given)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

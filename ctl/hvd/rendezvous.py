@@ -16,14 +16,20 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ctl.errors import PeerLostError, UsageError
-from ctl.hvd.errors import HorovodInternalError
+from ctl.hvd.errors import HorovodInternalError, PortInUseError
+from ctl.io import authenticated_channel
+from ctl.io.json_lines import JsonLines
 from ctl.launch.ports import free_ports
 from ctl.placement import Placement
-from ctl.runner import wire
+from ctl.runner import service
+from ctl.runner.environment import of_place
 
 VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both
 _LOOK_SECS = 0.5
+_REACH_SECS = 60.0  # for a launcher that does not answer in time
+_RETRY_SECS = 0.2
+_MOST_PORTS = 10  # of one process, that others took before it could listen
 T = TypeVar("T")
 
 
@@ -66,7 +72,13 @@ class _Client:
             raise PeerLostError(f"there is no new group of ranks: {answer['failure']}")
         place = answer["place"]
         self.must_sync = answer["must_sync"]
-        return Placement(**{**place, "addresses": tuple(place["addresses"])})
+        found = Placement(**{**place, "addresses": tuple(place["addresses"])})
+        os.environ.update(of_place(found, os.environ.get("HOROVOD_HOSTNAME", "")))
+        return found
+
+    def give_up(self, group: int, why: str) -> None:
+        """This process cannot meet the others of a group, who are not to wait for it."""
+        self._line.send({"unmet": group, "why": why})
 
     def tell_synced(self) -> None:
         """This process has the state of the job by now, and may be rank 0 of the next group."""
@@ -85,8 +97,14 @@ class _Client:
                 if message["group"] == self._generation:
                     for listener in list(self.listeners):
                         listener.on_hosts_updated(message["time"], message["change"])
+            elif "notice" in message:
+                for listener in list(self.listeners):
+                    notice = getattr(listener, "on_hosts_noticed", None)
+                    if notice is not None and message["group"] == self._generation:
+                        notice(message["time"], message["notice"])
             elif "lost" in message:
-                self._lose(message["lost"], message["group"])
+                gone = f"rank {message['lost']} is gone (its process has ended)."
+                self._lose(message.get("why", gone), message["group"])
             else:
                 with self._lock:  # here, because a loss may be the next message
                     self.lost, self.loss_listener = "", lambda why: None
@@ -94,13 +112,13 @@ class _Client:
                 self._answers.put(message)
         self._answers.put({"failure": "the launcher is gone"})
 
-    def _lose(self, rank: int, group: int) -> None:
+    def _lose(self, why: str, group: int) -> None:
         with self._lock:
             if group != self._generation:
                 return
-            self.lost = f"rank {rank} is gone (its process has ended)."
+            self.lost = why
             tell = self.loss_listener
-        tell(self.lost)
+        tell(why)
 
     def on_loss(self, tell: Callable[[str], None]) -> None:
         """The newest group's listener; told at once of what was lost before."""
@@ -130,11 +148,21 @@ def placement() -> Placement:
 
 
 def meet(connect: Callable[[Placement], T]) -> T:
-    """What `connect` makes of this process's place; in the next group, if one broke meanwhile."""
+    """What `connect` makes of this process's place; in the next group, if one broke meanwhile.
+
+    A port that another program took before this process could listen there breaks it too, for all.
+    """
+    ports = 0
     while True:
         place = placement()
         try:
             return connect(place)
+        except PortInUseError as e:
+            ports += 1
+            if ports == _MOST_PORTS:
+                raise
+            print(f"ctl.hvd: {e} It takes another port.", file=sys.stderr)
+            _connected().give_up(place.generation, str(e))
         except HorovodInternalError as e:
             print(f"ctl.hvd: group {place.generation} broke at once: {e}", file=sys.stderr)
             time.sleep(_LOOK_SECS)
@@ -186,15 +214,26 @@ def _connected() -> _Client:
         return _client
 
 
-def _call() -> wire.Line:
+def _call() -> JsonLines:
     host, _, port = os.environ.get(VARIABLE, "").rpartition(":")
-    secret, worker = os.environ.get("CTL_HVD_SECRET", ""), os.environ.get("CTL_HVD_WORKER", "")
+    secret, worker = authenticated_channel.job_secret(), os.environ.get("CTL_HVD_WORKER", "")
     if not (host and port.isdigit() and secret and worker.isdigit()):
         raise UsageError(
             f"{VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the launcher is; "
             "they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 python ...`."
         )
-    try:
-        return wire.call((host, int(port)), secret, {"worker": int(worker)})
-    except OSError as e:
-        raise PeerLostError(f"the launcher at {host}:{port} cannot be reached: {e}") from None
+    endpoint = authenticated_channel.Endpoint(secret, service.PURPOSE, service.IDENTITY)
+    until_secs = time.monotonic() + _REACH_SECS
+    while True:
+        try:
+            connection = authenticated_channel.connect(
+                (host, int(port)), endpoint, {"worker": int(worker)}
+            )
+            return JsonLines(connection)
+        except OSError as e:  # a crowd of others may have kept it from answering in time
+            is_gone = isinstance(e, ConnectionRefusedError)
+            if is_gone or time.monotonic() > until_secs:
+                raise PeerLostError(
+                    f"the launcher at {host}:{port} cannot be reached: {e}"
+                ) from None
+        time.sleep(_RETRY_SECS)

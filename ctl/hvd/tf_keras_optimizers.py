@@ -37,8 +37,9 @@ class TfKeras(Distributed):
         return self._allreduce(base.get_gradients(loss, params), params)
 
     def _allreduce(self, gradients, variables):
-        self.__dict__["_hvd_exchanged"] = True
-        return self._hvd(gradients, variables)
+        exchanged = self._hvd(gradients, variables)
+        self.__dict__["_hvd_exchanged"] = True  # after it: one that failed is none
+        return exchanged
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, *args, **kwargs):

@@ -16,5 +16,14 @@ def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> b
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version "2.21.0" is at least `target`. Raises ValueError for what is no text."""
+    from packaging.version import parse
+
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"{ver!r} and {target!r} came; expected two versions such as '2.21.0'.")
+    return parse(ver) >= parse(target)
+
+
 def _make_subgraph(f):
     return tf.function(f)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ctl import lease
 from ctl.errors import EXIT_DONE, UsageError
-from ctl.launch import hosts, options
+from ctl.launch import hosts, log_files, options
 from ctl.launch.heartbeats import Timeouts
 from ctl.launch.layout import LOOPBACK, Discovered, Fixed, Layout, OnHosts, Roles
-from ctl.launch.progress import local_model_dir
+from ctl.launch.progress import local_model_dir, value_of
 from ctl.launch.saying import quoted, say
 from ctl.launch.supervisor import Settings, launch
 
@@ -34,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
             say("TF_CONFIG was set already; each worker gets a new one instead")
         if asked.ps and not asked.chief:
             say("parameter servers need a coordinator: a chief is started as well (--chief)")
-        return launch(command, layout=layout, log_dir=log_dir, settings=_settings(asked, command))
+        with log_files.owned(log_dir):
+            return launch(
+                command, layout=layout, log_dir=log_dir, settings=_settings(asked, command)
+            )
     except UsageError as e:
         say(str(e))
         return e.exit_code
@@ -137,7 +140,8 @@ def _check_host(host: str) -> None:
 def _claim(command: list[str]) -> None:
     """Raises UsageError while another job trains in the command's model_dir: its logs are there, too."""
     model_dir = local_model_dir(command)
-    if model_dir is not None and not {"--mode=eval", "--mode=export"} & set(command):
+    trains = value_of("mode", command) not in ("eval", "export", "predict")
+    if model_dir is not None and trains:
         lease.claim(str(model_dir))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ctl.cluster import Cluster
 from ctl.errors import UsageError
-from ctl.launch import processes
+from ctl.launch import groups, processes
 from ctl.launch.guard import Guard
 from ctl.launch.log_files import Bounds
 from ctl.launch.logs import ConsoleCopy
@@ -147,6 +147,11 @@ class Gang:
     def stopped(self) -> tuple[Cluster, ...]:
         """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
         return tuple(process.task for process in self._processes if process.is_stopped)
+
+    def cpu_ticks(self) -> Mapping[str, int]:
+        """Name of the log -> processor time of a process of this machine, with what it has started."""
+        found, far = groups.cpu_ticks(), self.far
+        return {log_name(p.task): found.get(p.pid, 0) for p in self._processes if p.task not in far}
 
     @property
     def far(self) -> tuple[Cluster, ...]:

@@ -43,6 +43,17 @@ def die_with_parent() -> Callable[[], None] | None:
     return in_child
 
 
+def cpu_ticks() -> dict[int, int]:
+    """Process group -> processor time that the processes in it have used, in clock ticks."""
+    total: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            words = text.rpartition(")")[2].split()  # from the state on
+            total[int(words[2])] = total.get(int(words[2]), 0) + int(words[11]) + int(words[12])
+    return total
+
+
 def state(pid: int) -> str:
     """One letter from /proc, "T" for a stopped process; "" where there is none to be had."""
     try:

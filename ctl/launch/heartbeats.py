@@ -8,7 +8,7 @@
 
 The file is one JSON object: pid, step, phase, and the Unix seconds `beat` and `progressed`, when the
 step last changed. Only a change counts, by our own clock, so the clocks of two machines may differ.
-A process that never writes one is never hung.
+A process that never writes one is only hung if it is stopped, or idle while others write theirs.
 """
 
 import atexit
@@ -26,6 +26,13 @@ from ctl.cluster import Cluster
 from ctl.launch.roles import log_name, name, trains
 
 _LOOK_SECS = 0.5
+_AT_WORK = (
+    "compiling",
+    "training",
+    "evaluating",
+    "saving",
+    "ended",
+)  # phases from the first step on
 _LEAVING_SECS = 300.0  # for a process that said "ended", to end
 
 
@@ -94,6 +101,7 @@ class Pulse:
         self._timeouts = timeouts
         self._clock = clock
         self._seen: dict[str, _Seen] = {}  # by the name of the log
+        self._busy: dict[str, tuple[int | None, float]] = {}  # processor time, and when it grew
         self._started_secs = self._looked_secs = clock()
 
     def path(self, task: Cluster) -> Path:
@@ -103,6 +111,7 @@ class Pulse:
     def begin(self, tasks: Iterable[Cluster]) -> None:
         """A new attempt: forgets what was seen and deletes old files; a disk that refuses is borne."""
         self._seen.clear()
+        self._busy.clear()
         self._started_secs = self._looked_secs = self._clock()
         with contextlib.suppress(OSError):
             self._dir.mkdir(parents=True, exist_ok=True)
@@ -112,6 +121,7 @@ class Pulse:
     def forget(self, task: Cluster) -> None:
         """The process is started again: its file is an old one."""
         self._seen.pop(log_name(task), None)
+        self._busy.pop(log_name(task), None)
         with contextlib.suppress(OSError):
             self.path(task).unlink(missing_ok=True)
 
@@ -122,19 +132,27 @@ class Pulse:
 
     def look(
         self, running: Iterable[Cluster], stopped: Iterable[Cluster] = (),
-        far: Iterable[Cluster] = (),
+        far: Iterable[Cluster] = (), cpu_ticks: Callable[[], Mapping[str, int]] = dict,
     ) -> Hang | None:  # fmt: skip
         """The first process that is hung, if any; reads their files.
 
         Args:
           stopped: those that the kernel calls stopped; far: those whose files may be out of sight.
+          cpu_ticks: -> log_name -> processor time that it has used: a sign of life until it gives its own.
         """
         now = self._looked_secs = self._clock()
         running = list(running)
         for task in running:
             self.read(task)
         stopped, far = list(stopped), list(far)
-        hangs = (self._silence(task, now, task in stopped) for task in running)
+        silent = [t for t in running if log_name(t) not in self._seen]
+        ticks = cpu_ticks() if silent and (self.any or stopped) else {}
+        hangs = (
+            self._silence(task, now, task in stopped)
+            if log_name(task) in self._seen
+            else self._idle(task, now, task in stopped, ticks.get(log_name(task)))
+            for task in running
+        )
         found = next((hang for hang in hangs if hang), None)
         return found or self._missing([t for t in running if trains(t) and t not in far], now)
 
@@ -167,6 +185,11 @@ class Pulse:
                 return True
         return False
 
+    def has_trained(self, task: Cluster) -> bool:
+        """Whether the process had begun to train in this attempt, as it told."""
+        seen = self._seen.get(log_name(task))
+        return seen is not None and seen.phase in _AT_WORK
+
     def step(self, task: Cluster) -> int | None:
         """The step that a process told last."""
         seen = self._seen.get(log_name(task))
@@ -178,9 +201,7 @@ class Pulse:
         return bool(self._seen)
 
     def _silence(self, task: Cluster, now: float, is_stopped: bool) -> Hang | None:
-        seen, limits = self._seen.get(log_name(task)), self._timeouts
-        if seen is None:
-            return None
+        seen, limits = self._seen[log_name(task)], self._timeouts
         silent = now - seen.changed_secs
         last = "" if seen.step is None else f" (last at step {seen.step})"
         if limits.heartbeat and silent >= self._patience(seen, now, is_stopped):
@@ -190,11 +211,26 @@ class Pulse:
             return Hang(task, f"made no step for {still:.0f} s{last}", still)
         return None
 
+    def _idle(self, task: Cluster, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:
+        """A process before its first sign of life: stopped, or idle while others have given theirs."""
+        limit = self._timeouts.heartbeat
+        looks = is_stopped or (self.any and trains(task))  # else it may be no program of ours
+        ticks = ticks if limit and looks else None
+        before, since = self._busy.get(log_name(task), (-1, now))
+        if ticks != before:
+            self._busy[log_name(task)] = ticks, now
+            return None
+        if ticks is None or now - since < limit:
+            return None
+        what = "was stopped" if is_stopped else "did nothing"
+        why = f"{what} for {now - since:.0f} s before its first sign of life"
+        return Hang(task, why, now - since)
+
     def _patience(self, seen: _Seen, now: float, is_stopped: bool) -> float:
-        """Seconds of silence. TensorFlow stops every thread of Python while it waits for peers."""
+        """Seconds of silence. TensorFlow may stop every thread of Python while it connects to peers."""
         limits = self._timeouts
         starting = now - self._started_secs < limits.startup or not limits.startup
-        if seen.phase == "starting" and starting and not is_stopped:
+        if seen.phase == "connecting" and starting and not is_stopped:
             return float("inf")
         return max(limits.heartbeat, _LEAVING_SECS if seen.phase == "ended" else 0.0)
 

@@ -9,20 +9,48 @@ cut while one writes; what it writes in that very moment may be lost.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ctl.cluster import Cluster
+from ctl.errors import UsageError
 from ctl.launch.roles import log_name
 
 KEPT_ATTEMPTS = 5
+_OWNER = ".launcher"
 _LOOK_SECS = 1.0
 _HEAD_BYTES = 2**20
 _TAIL_BYTES = 8 * 2**20
 _EARLIER = re.compile(r"(?:job|ps|evaluator)_[0-9]+\.attempt[0-9]+\.log", re.ASCII)
+
+
+@contextlib.contextmanager
+def owned(log_dir: Path) -> Iterator[None]:
+    """Within the block no other launcher writes logs here; UsageError while another one does.
+
+    A file system without locks is taken as it is.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(log_dir / _OWNER, "a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                who = file.read().strip() or "another process"
+                raise UsageError(
+                    f"{str(log_dir)!r} is in use: {who} writes its logs there. Wait for its end, or give "
+                    "another --model_dir or --log_dir"
+                ) from None
+            file.truncate(0)
+            file.write(f"ctl launch, process {os.getpid()} on {os.uname().nodename}\n")
+            file.flush()
+            stack.callback((log_dir / _OWNER).unlink, missing_ok=True)  # before it is unlocked
+        yield
 
 
 def earlier_name(task: Cluster, attempt: int) -> str:

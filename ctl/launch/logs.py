@@ -121,7 +121,7 @@ class ConsoleCopy:
         while True:
             if self._text:
                 self._follow_window_size()
-            if not select.select([self._reader], [], [], _WAKE_SECS)[0]:
+            if not _is_ready(self._reader, select.POLLIN):
                 if self._finish_by_secs is None or time.monotonic() < self._finish_by_secs:
                     continue
                 break  # a process that left the group holds the writer
@@ -152,7 +152,7 @@ class ConsoleCopy:
             try:
                 data = data[os.write(_CONSOLE, data) :]
             except BlockingIOError:
-                select.select([], [_CONSOLE], [], _WAKE_SECS)
+                _is_ready(_CONSOLE, select.POLLOUT)
             except OSError:
                 self._console_open = False
 
@@ -174,3 +174,10 @@ def _open_terminal() -> tuple[int, int]:
     mode[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n, once
     termios.tcsetattr(writer, termios.TCSANOW, mode)
     return reader, writer
+
+
+def _is_ready(descriptor: int, event: int) -> bool:
+    """Waits a little; for descriptors of any number, which `select.select` does not take."""
+    poller = select.poll()
+    poller.register(descriptor, event)
+    return bool(poller.poll(1000 * _WAKE_SECS))

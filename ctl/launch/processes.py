@@ -15,16 +15,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ctl import cluster
 from ctl.cluster import Cluster
 from ctl.launch import ssh
 from ctl.launch.groups import die_with_parent, kill_group, state
+from ctl.launch.memory import Memory
 from ctl.launch.remote import ALIVE_SECS
+from ctl.launch.retrying import ERROR, KILLED, OUT_OF_MEMORY, OUTSIDE
 from ctl.launch.roles import name
 
 _POLL_SECS = 0.05
+_LOOK_SECS = 0.5  # between two looks at the memory of a process
 _KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
 _PIPE_BYTES = 2**20  # for an environment; the kernel's own measure is 64 KiB
 _NOTHING: Mapping[str, str] = {}
@@ -47,7 +50,7 @@ class Exit:
     """How one process ended; `returncode` is negative for a signal, as `subprocess` has it.
 
     `why` says in words that follow its name what the code does not, as of one that was hung, and
-    `silent_secs` how long that had been.
+    `silent_secs` how long that had been; `loss` is a word of `retrying`, `hint` what else is known.
     """
 
     task: Cluster
@@ -55,6 +58,8 @@ class Exit:
     lived_secs: float
     why: str = ""
     silent_secs: float | None = None
+    loss: str = ERROR
+    hint: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +93,9 @@ class Process:
         self.pid = popen.pid
         self._popen = popen
         self._started_secs = time.monotonic()
+        self._memory: Memory | None = Memory(popen.pid)
+        self._looked_secs = 0.0
+        self._is_killed = False  # by us
 
     @property
     def has_ended(self) -> bool:
@@ -105,18 +113,31 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to it and all in its group."""
+        self._is_killed = True
         kill_group(self.pid)
 
     def poll(self) -> Exit | None:
         """How it ended, and then nothing of its group is left; None while it runs."""
         returncode = self._popen.poll()
         if returncode is None:
+            is_due = time.monotonic() - self._looked_secs >= _LOOK_SECS
+            if is_due and self._memory is not None:
+                self._looked_secs = time.monotonic()
+                self._memory.look()
             return None
         kill_group(self.pid)
         return self._exit(returncode)
 
     def _exit(self, returncode: int) -> Exit:
-        return Exit(self.task, returncode, time.monotonic() - self._started_secs)
+        end = Exit(self.task, returncode, time.monotonic() - self._started_secs)
+        if returncode != -signal.SIGKILL or self._is_killed:
+            return end
+        if self._memory is None:
+            return replace(end, loss=KILLED)
+        if why := self._memory.killed():
+            return replace(end, why=why, loss=OUT_OF_MEMORY)
+        hint = f"nobody here sent the SIGKILL; the process had used up to {self._memory.said} of memory"
+        return replace(end, loss=KILLED, hint=hint)
 
 
 class FarProcess(Process):
@@ -126,6 +147,7 @@ class FarProcess(Process):
         self, task: Cluster, popen: subprocess.Popen, host: str, told: Mapping[str, str] = _NOTHING
     ):
         super().__init__(task, popen)
+        self._memory = None  # of ssh, else
         self._host = host
         self._told_secs = time.monotonic()
         self._kill_secs: float | None = None
@@ -146,6 +168,7 @@ class FarProcess(Process):
 
     def kill(self) -> None:
         """Over there first; ssh itself a little later, and then the closed connection kills."""
+        self._is_killed = True
         if self._kill_secs is None:
             self._kill_secs = time.monotonic() + _KILL_ORDER_SECS
             self._tell(_ORDERS[signal.SIGKILL])
@@ -171,7 +194,7 @@ class FarProcess(Process):
         if returncode == ssh.EXIT_UNREACHABLE:
             end = super()._exit(returncode)
             why = f"lost its machine: cannot reach host {self._host} (ssh ended with {returncode})"
-            return Exit(self.task, returncode, end.lived_secs, why)
+            return Exit(self.task, returncode, end.lived_secs, why, loss=OUTSIDE)
         return super()._exit(_BY_SIGNALS.get(returncode, returncode))
 
 

@@ -10,14 +10,13 @@ import re
 from pathlib import Path
 
 _CHECKPOINT = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})", re.ASCII)
-_MODEL_DIR = re.compile(r"--?model_dir(?:=(.*))?", re.DOTALL)
 
 
-def model_dir_of(command: list[str]) -> str | None:
-    """The value of the command's last --model_dir, with `=` or as the next word."""
-    found = None
+def value_of(flag: str, command: list[str]) -> str | None:
+    """The value of the last `--flag` of a command, with `=` or as the next word."""
+    found, wanted = None, re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
     for word, following in zip(command, [*command[1:], None], strict=True):
-        match = _MODEL_DIR.fullmatch(word)
+        match = wanted.fullmatch(word)
         if match:
             found = following if match[1] is None else match[1]
     return found
@@ -25,7 +24,7 @@ def model_dir_of(command: list[str]) -> str | None:
 
 def local_model_dir(command: list[str]) -> Path | None:
     """The same as a path, if it is one: an object store's address is none."""
-    model_dir = model_dir_of(command)
+    model_dir = value_of("model_dir", command)
     return Path(model_dir) if model_dir and "://" not in model_dir else None
 
 

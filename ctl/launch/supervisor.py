@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ctl import lease
 from ctl.cluster import Cluster
-from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
+from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
 from ctl.launch.attempts import Attempt
 from ctl.launch.gang import Gang
 from ctl.launch.heartbeats import Pulse, Timeouts
-from ctl.launch.layout import Layout, Places
+from ctl.launch.layout import Discovered, Layout, Places
 from ctl.launch.log_files import earlier_name, forget_earlier, set_aside
 from ctl.launch.logs import tail
 from ctl.launch.processes import Exit
@@ -31,7 +32,7 @@ from ctl.launch.progress import newest_step
 from ctl.launch.retrying import Policy, Verdict
 from ctl.launch.roles import name, serves, trains
 from ctl.launch.saying import say
-from ctl.launch.watching import Outcome, PassedOnSignals, Watch, clashed, failures
+from ctl.launch.watching import Outcome, PassedOnSignals, Watch, clashed, failures, late
 
 _SERVER_SECS = 5.0  # from SIGTERM to SIGKILL for what has no state to save
 _LOST_SECS = 8.0  # the same for those that lost a peer, unless they are saving
@@ -62,10 +63,10 @@ class Settings:
 def launch(command: Sequence[str], *, layout: Layout, log_dir: Path, settings: Settings) -> int:
     """Runs `command` once per process until the job has ended; returns its exit code.
 
-    That is 0 if all that train ended with 0, the first failing one's code (128+n for signal n) of
-    the last attempt, or 130 and 143 after a SIGINT or SIGTERM to us. Raises UsageError when
-    nothing could be started. When a process lost its port to another program, all are started once
-    more on other ports.
+    That is 0 if the chief ended with 0 and no other failed before it, the first failing one's code
+    (128+n for signal n) of the last attempt, or 130 and 143 after a SIGINT or SIGTERM to us. Raises
+    UsageError when nothing could be started. When a process lost its port to another program, all
+    are started once more on other ports.
     """
     with PassedOnSignals() as signals:
         return _Supervisor(command, layout, log_dir, settings, signals).run()
@@ -87,6 +88,7 @@ class _Supervisor:
         self._policy = Policy(
             max_restarts=settings.max_restarts, backoff_secs=settings.backoff_secs,
             restart_on_error=settings.restart_on_error, saves=settings.model_dir is not None,
+            hosts_change=isinstance(layout, Discovered),
         )  # fmt: skip
         self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # what its sockets ask for
         self._reason = ""  # of the newest restart
@@ -152,6 +154,7 @@ class _Supervisor:
         told = {"CTL_ATTEMPT": str(number)}
         told["CTL_STARTUP_TIMEOUT_SECS"] = f"{self._settings.timeouts.startup:g}"
         told |= {"CTL_RESTART_REASON": self._reason} if self._reason else {}
+        told |= {lease.DEAD_HOLDERS: dead} if (dead := lease.found_dead()) else {}
 
         def environ(task: Cluster) -> Mapping[str, str]:
             return {**told, "CTL_HEARTBEAT": str(self._pulse.path(task))}
@@ -175,10 +178,10 @@ class _Supervisor:
                 outcome = watch.wait()
             if _port_clash(gang, outcome):
                 grace_secs = 0.0  # nothing to save yet, and TensorFlow sits it out
-            elif outcome.cause and _lost(outcome.cause):
+            elif outcome.stragglers or (outcome.cause and _lost(outcome.cause)):
                 grace_secs = min(grace_secs, _LOST_SECS)
             if gang.running:
-                say(_why_ending(gang, outcome, grace_secs))
+                say(_why_ending(gang, outcome, grace_secs, self._settings.grace_secs))
             self._end(gang, outcome, grace_secs)
             for task in gang.tasks:
                 self._pulse.read(task)  # a short life may have gone by between two looks
@@ -223,7 +226,10 @@ class _Supervisor:
         record.ended, record.step_after = time.time(), self._step()
         cause, verdict = outcome.cause, Verdict()
         if cause and not self._signals.received:
-            verdict = self._policy.after(cause.exit_code, record.step_after)
+            verdict = self._policy.after(
+                cause.exit_code, record.step_after, loss=cause.loss, who=name(cause.task),
+                trained=self._pulse.has_trained(cause.task),
+            )  # fmt: skip
             self._reason = cause.reason
         if cause:
             record.reason, record.detected_secs = cause.reason, cause.silent_secs
@@ -240,8 +246,8 @@ class _Supervisor:
             record.next = f"no restart: {signame} came"
         elif verdict.delay_secs is not None:
             record.next = f"restart in {verdict.delay_secs:g} s"
-        elif cause or outcome.stragglers:
-            record.next = f"no restart: {verdict.why_not or 'the chief was done'}"
+        elif cause:
+            record.next = f"no restart: {verdict.why_not}"
         if verdict.is_news:
             say(f"{verdict.why_not}; not started again")
         return verdict
@@ -259,7 +265,8 @@ class _Supervisor:
         if outcome.cause is None:
             return
         kept = self._log_dir / earlier_name(outcome.cause.task, number)
-        say(f"{outcome.cause.reason}; its log will be {kept}")
+        hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
+        say(f"{outcome.cause.reason}; its log will be {kept}{hint}")
         used = f"{self._policy.restarts} of {self._policy.max_restarts}"
         say(f"restart {used} in {delay_secs:g} s: {outcome.cause.reason}")
 
@@ -276,7 +283,7 @@ def _lost(cause: Exit) -> bool:
     return cause.exit_code >= 128 and cause.exit_code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED)
 
 
-def _why_ending(gang: Gang, outcome: Outcome, grace_secs: float) -> str:
+def _why_ending(gang: Gang, outcome: Outcome, grace_secs: float, waited_secs: float) -> str:
     if outcome.signum:
         signame = signal.Signals(outcome.signum).name
         told = [t for t in gang.running if not serves(t)]
@@ -289,7 +296,7 @@ def _why_ending(gang: Gang, outcome: Outcome, grace_secs: float) -> str:
     if outcome.cause:
         why = f"{name(outcome.cause.task)} failed"
     else:
-        why = f"{name(gang.tasks[0])} is done but others still run after {grace_secs:g} s"
+        why = f"{name(gang.tasks[0])} is done but others still run after {waited_secs:g} s"
     names = ", ".join(map(name, gang.running))
     return f"{why}; ending {names} with SIGTERM, and SIGKILL after {grace_secs:g} s"
 
@@ -298,17 +305,21 @@ def _conclude(gang: Gang, outcome: Outcome) -> int:
     """Says how the job ended, if not well, and returns its exit code."""
     if outcome.cause:
         task, log = outcome.cause.task, gang.log(outcome.cause.task)
-        say(f"{name(task)} failed first: {outcome.cause}; its log is {log}")
+        hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
+        say(f"{name(task)} failed first: {outcome.cause}; its log is {log}{hint}")
         if task != gang.tasks[0]:  # the chief's was on the console all along
             with contextlib.suppress(OSError):
                 print(tail(log), file=sys.stderr, flush=True)
         return outcome.cause.exit_code
-    if outcome.signum and (failures(gang) or gang.running):
+    if outcome.signum and (failures(gang) or late(gang) or gang.running):
         say("ended: " + ", ".join(f"{name(e.task)} {e}" for e in gang.exits))
         return 128 + outcome.signum
     if outcome.stragglers:
-        say("did not end by themselves: " + ", ".join(map(name, outcome.stragglers)))
-        return EXIT_FAILED
+        names = ", ".join(map(name, outcome.stragglers))
+        say(f"warning: the chief was done, {names} did not end by themselves; the job is complete")
+    elif ends := late(gang):
+        said = ", ".join(f"{name(e.task)} ended with {e}" for e in ends)
+        say(f"warning: {said} after the chief was done; the job is complete")
     return EXIT_DONE
 
 

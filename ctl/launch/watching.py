@@ -17,7 +17,7 @@ from ctl.errors import EXIT_RETRY
 from ctl.launch.gang import Gang
 from ctl.launch.heartbeats import Pulse
 from ctl.launch.processes import Exit
-from ctl.launch.roles import may_die, name, serves
+from ctl.launch.roles import may_die, name, serves, trains
 from ctl.launch.saying import say
 
 _POLL_SECS = 0.05
@@ -64,11 +64,21 @@ class Outcome:
 def failures(gang: Gang) -> list[Exit]:
     """The exits that make the job a failure, first noticed first.
 
-    An evaluator's never does, nor that of a worker that only serves; a parameter server's does
-    unless the chief was done.
+    An evaluator's never does, nor that of a worker that only serves. Once the chief is done the job is
+    complete: then only an error that a worker's own program reports (exit codes up to 127) counts.
     """
     done = any(e.task == gang.tasks[0] and e.returncode == 0 for e in gang.exits)
-    return [e for e in gang.failures if not may_die(e.task) and not (done and serves(e.task))]
+    return [e for e in gang.failures if not may_die(e.task) and not (done and _is_late(e))]
+
+
+def late(gang: Gang) -> list[Exit]:
+    """The exits that are only worth a warning: of processes that were lost after the chief was done."""
+    counted = failures(gang)
+    return [e for e in gang.failures if trains(e.task) and e not in counted]
+
+
+def _is_late(end: Exit) -> bool:
+    return serves(end.task) or end.exit_code >= 128
 
 
 def clashed(gang: Gang, end: Exit) -> bool:
@@ -167,7 +177,7 @@ class Watch:
         gang, pulse = self._gang, self._pulse
         if pulse is None or not pulse.is_due:
             return None
-        hang = pulse.look(gang.running, gang.stopped, gang.far)
+        hang = pulse.look(gang.running, gang.stopped, gang.far, gang.cpu_ticks)
         if hang is None:
             return None
         say(f"{name(hang.task)} {hang.why}; it is killed")

@@ -158,8 +158,11 @@ class ScheduledLoop:
     def release(self) -> None:
         """Nothing is kept of the batches."""
 
+    def trace(self, batches: Batches) -> None:
+        """Workers trace when they get their first call."""
+
     @property
-    def is_traced(self) -> bool:
+    def has_run(self) -> bool:
         """False until the first call, which also traces and compiles."""
         return self._graph is not None
 

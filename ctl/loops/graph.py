@@ -4,10 +4,12 @@
 fetched and nothing is reduced over workers here: that happens when somebody asks for the means.
 """
 
+import itertools
 from typing import Any
 
 import tensorflow as tf
-from ctl import collective_order
+from ctl import collective_order, metrics
+from ctl.averaging import ROWS
 from ctl.batches import Batches
 from ctl.causes import ours
 from ctl.loops.step import ReplicaStep
@@ -33,6 +35,7 @@ class StepLoop:
         place = placement(strategy)
         self._workers, self._local = place.num_workers, place.num_local_replicas
         self._functions: dict = {}
+        self.has_run = False  # the first call also compiles
         self._counted = False  # elements are (share, number of real rows)
         self._cut: Any = None  # what takes a share of an element that is a global batch
         self._bound: tuple = (None, None)  # the batches of the last call, their function
@@ -46,10 +49,9 @@ class StepLoop:
         """
         kind = "evaluation" if self._counter is None else "training"
         collective_order.announce(f"{steps} {kind} steps")
-        bound, function = self._bound
-        if bound is not batches:
-            function = self._function(batches)
-            self._bound = batches, function
+        if self._bound[0] is not batches:
+            self.trace(batches)
+        function, self.has_run = self._bound[1], True
         if batches.ends_unknown:
             packed, done = function(batches.iterator, self._length(steps), packed)
             return packed, int(done)
@@ -60,14 +62,25 @@ class StepLoop:
             packed = function(batches.iterator, self._length(steps), packed)
         return packed, steps
 
+    def trace(self, batches: Batches) -> None:
+        """Traces the function that `run` calls for these batches, if need be."""
+        self._bound = batches, self._function(batches)
+
+    def names(self, batches: Batches) -> list[str]:
+        """What a step returns, from its trace for such batches; nothing is run. For all workers."""
+        self._function(batches)
+        return [*(n for n in self.totals.names if n != ROWS), *metrics.results(self.totals.metrics)]
+
+    def communicates(self, batches: Batches) -> bool:
+        """Whether workers wait for each other within a call of `run`, from the trace."""
+        graph = self._function(batches).graph.as_graph_def()
+        functions = (f.node_def for f in graph.library.function)
+        nodes = itertools.chain(graph.node, *functions)
+        return any(node.op.startswith("Collective") for node in nodes)
+
     def release(self) -> None:
         """Forgets the batches of the last call, so that their pipeline can end."""
         self._bound = None, None
-
-    @property
-    def is_traced(self) -> bool:
-        """False until the first call, which also traces and compiles."""
-        return bool(self._functions)
 
     def graph_def(self):
         """The graph of the step as a GraphDef, once something ran; None before."""

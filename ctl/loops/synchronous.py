@@ -28,6 +28,7 @@ from ctl.reports.protocol import Progressed, Traced
 from ctl.signals import Signals
 
 _log = logging.getLogger("ctl")
+_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no watcher is told
 _AGREE_SECS = 0.5  # how often workers compare notes when nothing else makes them
 
 
@@ -40,7 +41,10 @@ class Actions:
       save: (step, metrics, loop state) -> nothing; all workers call it at the same step.
       learning_rate: () -> the current one, or None.
       check_examples: (examples per step since the last log) -> nothing.
+      check_lease: raises if another job has taken model_dir over; comes before anything is written.
       after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
+      amend: (step, metrics, loop state) -> whether the checkpoint of this step took them in.
+      small_values: () -> what variables hold that are quickly read: an evaluation may change them.
       watch: (step, values, "train" or "eval") -> whether to stop, the same on every worker.
       watchers: () -> the JSON-able state of what `watch` tells.
       roll_back: (step) -> the manifest of the checkpoint that the run goes back to; None: never.
@@ -52,11 +56,19 @@ class Actions:
     learning_rate: Callable[[], float | None]
     after_loop: Callable[[int, dict], Any] | None
     check_examples: Callable[[float], None]
+    check_lease: Callable[[], None] = lambda: None
+    amend: Callable[[int, Mapping[str, float], Mapping[str, Any]], bool] = lambda *_: False
+    small_values: Callable[[], list] = list
     watch: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
     watchers: Callable[[], Mapping[str, Any]] = dict
     save_after_evaluation: bool = False
+    save_before_evaluation: bool = False  # where one worker's error cannot be told to the others
     roll_back: Callable[[int], Manifest] | None = None
     spiked: Callable[[], bool] = lambda: False
+
+
+class Interrupted(Exception):
+    """A signal came during an evaluation, the same on every worker."""
 
 
 class Synchronous:
@@ -81,6 +93,7 @@ class Synchronous:
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self._enough = False  # a watcher wants to stop
+        self._interrupted = False  # an evaluation, by a signal
         self._failure: Exception | None = None  # of the hook
 
     def restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -95,17 +108,19 @@ class Synchronous:
         pace = Pace(self._intervals.steps_per_loop)
         timers = Timers(self._intervals, self._clock())
         agree_at, reason, self._saved_at, first = step, "done", step, step
-        self._act(step, self._pending)
-        self._pending = frozenset()
+        pending, self._pending = self._pending, frozenset()
+        self._act(step, pending)
         mark = self._intervals.next_mark(step, batches.steps_per_epoch)
         data_end = None if batches.steps is None else step + batches.steps
-        while steps is None or step < steps:
+        while not self._interrupted and (steps is None or step < steps):
             asked = self._length(pace, step, mark, steps)
             before = self.interval.sums()
-            traced, start = self._loop.is_traced, self._clock()
-            self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
+            compiled, start = self._loop.has_run, self._clock()
+            with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
+                self.interval.packed, ran = self._loop.run(batches, asked, self.interval.packed)
             step += ran
-            self._took(ran, self._clock() - start, traced, pace)
+            self._actions.check_lease()
+            self._took(ran, self._clock() - start, compiled, pace)
             self._reports.note(Progressed(step))
             heartbeat.here.reached(step)
             stop = self._hook(step, ran)
@@ -129,22 +144,26 @@ class Synchronous:
                 continue
             if ran < asked or stop:
                 reason = self._why(ran < asked, signals)
-                self._pending = due & {"evaluate"} if reason == "signal" else frozenset()
+                self._pending = due & _EVALUATION if reason == "signal" else frozenset()
                 break
+            if steps is not None and step >= steps and due & _EVALUATION:
+                due |= {"save"}  # the last step is saved anyway, and so before its evaluation
             self._act(step, due)
             if self._enough:
                 reason = "stopped"
                 break
+        reason = "signal" if self._interrupted else reason
         self._finish(step, reason, batches.steps_per_epoch, anything_new=step > first)
+        reason = "signal" if self._interrupted else reason
         if self._failure is not None:
             _log.error("after_loop failed at step %d; the run ends after a last save.", step)
             raise self._failure
         return reason
 
-    def _took(self, ran: int, secs: float, traced: bool, pace: Pace) -> None:
+    def _took(self, ran: int, secs: float, compiled: bool, pace: Pace) -> None:
         """Notes how long a graph call took; the first one also compiled."""
-        self.interval.ran(ran, secs if traced else None)
-        if traced:
+        self.interval.ran(ran, secs if compiled else None)
+        if compiled:
             pace.took(steps=ran, secs=secs)
         else:
             self._reports.note(Traced(self._loop.graph_def()))
@@ -159,14 +178,12 @@ class Synchronous:
         ready = timers.due(self._clock()) if timers and self._is_chief else frozenset()
         self._rate = self.interval.steps_per_sec() or self._rate
         mine = [pace.proposed, self._rate * _AGREE_SECS, *(n in ready for n in names)]
-        wish = [float(stop), float(signals.received or 0), float(signals.received is not None)]
+        wish = [float(stop), *signals.wishes()]
         total = self._agreement.sum([*(mine if self._is_chief else [0.0] * len(mine)), *wish])
         pace.length = int(total[0])
         due |= frozenset(n for n, said in zip(names, total[2:5], strict=True) if said)
-        if total[7] and signals.received is None:
-            signals.received = int(total[6] / total[7])
         wait = max(1, int(total[1]))
-        return bool(total[5] or total[7]), due, step + wait
+        return signals.agree(total[6:8]) or bool(total[5]), due, step + wait
 
     def _log_or_go_back(
         self, step: int, ran: int, due: frozenset[str], before: Any, stop: bool
@@ -197,6 +214,8 @@ class Synchronous:
         means = self.interval.means_since(before)
         try:
             return bool(self._actions.after_loop(step, means))
+        except Interrupted:  # by a signal, in an evaluation of the hook's own
+            return True
         except (CtlError, *PEER_ERRORS):
             raise
         except Exception as e:
@@ -204,10 +223,11 @@ class Synchronous:
             return True
 
     def _act(self, step: int, due: frozenset[str]) -> None:
-        if "evaluate" in due:
-            self._evaluate(step)
+        owed = due & _EVALUATION
         if "save" in due:
-            self._save(step)
+            self._save(step, owed)
+        if owed:
+            self._evaluate(step, owed)
 
     def _finish(
         self, step: int, reason: str, steps_per_epoch: float | None, *, anything_new: bool
@@ -221,8 +241,11 @@ class Synchronous:
             if self._intervals.evaluate != Every():
                 first = self._intervals.evaluate.next_mark(0, steps_per_epoch)
                 only = first is not None and first > step  # evaluated at the end only
-                self._evaluate(step, watched=only or "evaluate" in marks)
-        self._save(step)
+                owed = _EVALUATION if not (only or "evaluate" in marks) else frozenset({"evaluate"})
+                if self._actions.evaluate is not None and self._evaluated_at != step:
+                    self._save(step, owed)
+                    self._evaluate(step, owed)
+        self._save(step, self._pending)
 
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         self.interval.fetch(self._agreement.sum)
@@ -245,32 +268,57 @@ class Synchronous:
         if clear:
             self.interval.clear()
 
-    def _evaluate(self, step: int, watched: bool = True) -> None:
+    def _evaluate(self, step: int, owed: frozenset[str]) -> None:
+        """Evaluates once per step; steps are never lost by it, whatever happens meanwhile."""
         if self._actions.evaluate is None or self._evaluated_at == step:
             return
+        if self._actions.save_before_evaluation:
+            self._save(step, owed)
+        before = self._actions.small_values() if self._saved_at == step else []
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
                 self.metrics = self._actions.evaluate()
-        except CtlError:  # the same on every worker: the steps are not lost
-            self._save(step)
+        except Interrupted:
+            self._pending, self._interrupted = owed, True
+            return
+        except PEER_ERRORS:
+            raise
+        except Exception:  # the same on every worker
+            self._save(step, owed)
             raise
         self._evaluated_at = step
-        if watched:
+        if "unwatched" not in owed:
             self._enough |= self._actions.watch(step, self.metrics, "eval")
-        if self._actions.save_after_evaluation:
+        if self._saved_at == step:
+            self._complete(step, before)
+        elif self._actions.save_after_evaluation:
             self._save(step)
 
-    def _save(self, step: int) -> None:
+    def _complete(self, step: int, before: list) -> None:
+        """The checkpoint of this step learns about the evaluation; it is written anew if need be."""
+        after = self._actions.small_values()
+        same = len(before) == len(after) and all(map(np.array_equal, before, after))
+        good = same and self._actions.amend(step, self.metrics, self._state(frozenset()))
+        if self._agreement.sum([0.0 if good else 1.0])[0]:
+            self._saved_at = -1
+            self._save(step)
+
+    def _save(self, step: int, owed: frozenset[str] = frozenset()) -> None:
+        """Saves once per step; `owed`: what a run that goes on from there does first."""
         if self._saved_at == step:
             return
         self._saved_at = step
         if self.interval.steps:
             self.interval.fetch(self._agreement.sum)
         metrics = self.metrics if self._evaluated_at == step else {}
-        state = {"interval": self.interval.state(), "pending": sorted(self._pending)}
-        state["watchers"] = self._actions.watchers()
         with heartbeat.here.doing(heartbeat.SAVING):
-            self._actions.save(step, metrics, state)
+            self._actions.save(step, metrics, self._state(owed))
+
+    def _state(self, owed: frozenset[str]) -> dict[str, Any]:
+        return {
+            "interval": self.interval.state(), "pending": sorted(owed),
+            "watchers": self._actions.watchers(),
+        }  # fmt: skip
 
     def steps_per_sec(self) -> float | None:
         """Over the whole run, training time alone."""

@@ -12,6 +12,7 @@ KNOWN_TYPES = (*TRAINING_TYPES, "ps", "evaluator")
 EXAMPLE = (
     '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
+_MOST_DIGITS = 18
 PORT = "CTL_PORT"  # for platforms that name hosts only
 
 
@@ -86,9 +87,9 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
 def check_address(address: Any, variable: str, where: str) -> None:
     """Raises UsageError for anything but "host:port"."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
         raise UsageError(
-            f'{variable} has {address!r} for {where}; expected "host:port" with a port '
+            f'{variable} has {address!r:.100} for {where}; expected "host:port" with a port '
             'from 1 to 65535, e.g. "10.0.0.2:2222".'
         )
 
@@ -109,7 +110,7 @@ def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -
         index = int(task["index"])
         if isinstance(task["index"], (bool, float)) or index < 0:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(
             f"{variable}'s task index is {task['index']!r}; expected a whole number >= 0."
         ) from None
@@ -132,8 +133,8 @@ def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any
     if not text:
         return None
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as e:
+        found = json_of(text)
+    except ValueError as e:
         raise UsageError(
             f"{name} is not JSON ({e}). It came as {text[:80]!r}; expected e.g. {example}."
         ) from None
@@ -142,13 +143,23 @@ def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any
     return found
 
 
+def json_of(text: str) -> Any:
+    """What a JSON text says; raises ValueError, also for what is nested or has digits without end."""
+    try:
+        found = json.loads(text)
+        repr(found)  # messages show it
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return found
+
+
 def number(environ: Mapping[str, str], name: str) -> int | None:
     """A whole number >= 0 in a variable; None if it is not set. Raises UsageError for another text."""
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{name} is {text!r}; expected a whole number.")
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise UsageError(f"{name} is {text[:80]!r}; expected a whole number.")
     return int(text)
 
 

@@ -1,6 +1,5 @@
 """SageMaker: SM_HOSTS lists the machines, SM_CURRENT_HOST is this one."""
 
-import json
 from collections.abc import Mapping
 
 from ctl.errors import UsageError
@@ -16,8 +15,8 @@ def read(environ: Mapping[str, str]) -> Job | None:
     if not text:
         return None
     try:
-        hosts = json.loads(text)
-    except json.JSONDecodeError:
+        hosts = job.json_of(text)
+    except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
         raise UsageError(

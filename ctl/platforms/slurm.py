@@ -5,6 +5,7 @@ order of the tasks, and tasks per host as `2(x3),1` (Slurm, "sbatch", output env
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,6 +18,8 @@ _FIRST_PORT = 15000
 _PORTS_OF_A_JOB = 16  # so jobs with neighbouring numbers that share a host keep apart
 _JOBS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
 _FIRST_STEP_OF_SLURM_S_OWN = 0xFFFFFFF0  # the script is a step too, with such a number
+_MOST_DIGITS = 9
+MOST_HOSTS = 100_000  # in one job; a longer list is a mistake
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -79,6 +82,8 @@ def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
                 f"Slurm's tasks per host are {text!r}; expected numbers such as 2(x3),1, as in "
                 "SLURM_STEP_TASKS_PER_NODE."
             )
+        if len(part) > _MOST_DIGITS * 2 or int(match[2] or 1) > MOST_HOSTS:
+            raise UsageError(f"Slurm's tasks per host are {text[:80]!r}; expected <= {MOST_HOSTS} hosts.")
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) != num_hosts:
         raise UsageError(
@@ -134,6 +139,7 @@ def _split(text: str) -> Iterator[str]:
 def _expanded(part: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", part)  # texts at even places, ranges at odd ones
     choices = [_range(p, part) if i % 2 else [p] for i, p in enumerate(pieces)]
+    _check_count(math.prod(map(len, choices)), part)
     return ("".join(chosen) for chosen in itertools.product(*choices))
 
 
@@ -141,13 +147,27 @@ def _range(text: str, part: str) -> list[str]:
     names: list[str] = []
     for piece in text.split(","):
         low, dash, high = piece.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+        good = _is_number(low) and (not dash or _is_number(high))
+        if not good or (dash and int(high) < int(low)):
             raise UsageError(
-                f"Slurm's list of hosts has {part!r}; expected ranges such as [1-3,7]."
+                f"Slurm's list of hosts has {part[:80]!r}; expected ranges such as [1-3,7]."
             )
         width = len(low)
+        _check_count(len(names) + int(high or low) - int(low) + 1, part)
         names += [f"{i:0{width}d}" for i in range(int(low), int(high or low) + 1)]
     return names
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _check_count(hosts: int, part: str) -> None:
+    if hosts > MOST_HOSTS:
+        raise UsageError(
+            f"Slurm's list of hosts has {part[:80]!r}, which is {hosts:,} hosts; expected at most "
+            f"{MOST_HOSTS:,}."
+        )
 
 
 def _check_blocks(environ, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:

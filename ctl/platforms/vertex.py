@@ -86,8 +86,8 @@ def _pool_specs(spec: Mapping[str, Any]) -> list:
     described = spec.get("job")
     if isinstance(described, str):
         try:
-            described = json.loads(described)
-        except json.JSONDecodeError:
+            described = job.json_of(described)
+        except ValueError:
             return []
     if not isinstance(described, dict):
         return []

@@ -4,6 +4,7 @@ A file is a row of records: 8 bytes of length, their checksum, the data, its che
 killed while writing leaves half a record at the end; readers stop there, and so do we.
 """
 
+import io
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 _PREFIX = "events.out.tfevents."
+_BLOCK_BYTES = 1 << 13
 _AGAIN = ".again"  # in an object store, where no file can be renamed over another
 _TEMPORARY = "rewrite.tmp"  # TensorBoard opens whatever has "tfevents" in its name; not this
 
@@ -26,7 +28,8 @@ _TEMPORARY = "rewrite.tmp"  # TensorBoard opens whatever has "tfevents" in its n
 class EventFolder:
     """The event files in `folder`; a new one is begun at the first event after opening.
 
-    Not safe for several threads. Raises OSError when the disk refuses.
+    Not safe for several threads. Raises OSError when the disk refuses; what was added stays, and the
+    next `flush` goes on where the disk stopped.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
@@ -34,6 +37,8 @@ class EventFolder:
         self._clock = clock  # Unix seconds
         self._path: Path | None = None
         self._file: IO[bytes] | None = None
+        self._pending = bytearray()  # records, and what is left of one that was written in part
+        self._torn = False  # whether such a rest comes first
         self._seconds = 0  # in the name of the newest file, which may not be listed yet
         self._publishing = Publishing()
 
@@ -41,16 +46,23 @@ class EventFolder:
         """Appends one event; `what` is `summary=`, `graph_def=` or `session_log=`."""
         if self._file is None or self._replaced():
             self._begin_file()
+        if len(self._pending) > _BLOCK_BYTES:  # before it is longer: what raises has added nothing
+            self.flush()
         self._append(event_pb2.Event(wall_time=wall_time, step=step, **what))
 
     def flush(self) -> None:
         """Hands everything to the operating system, so that other processes see it."""
-        if self._file is not None and self._path is not None:
-            self._file.flush()
-            self._publishing.flushed(self._file, self._path)
+        if self._file is None or self._path is None:
+            return
+        while self._pending:
+            written = self._file.write(self._pending) or 0
+            del self._pending[:written]
+            self._torn = bool(self._pending)
+        self._publishing.flushed(self._file, self._path)
 
     def close(self) -> None:
         """Ends the current file; the next event begins another."""
+        self.flush()
         file, self._file, self._path = self._file, None, None
         if file is not None:
             file.close()
@@ -70,7 +82,9 @@ class EventFolder:
                 _rewrite(path, wanted)
 
     def _append(self, event: Any) -> None:
-        RecordWriter(self._file).write(event.SerializeToString())
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._pending += record.getvalue()
 
     def _replaced(self) -> bool:
         """True if somebody removed or rewrote our file: what we write would be lost."""
@@ -81,7 +95,12 @@ class EventFolder:
             return True
 
     def _begin_file(self) -> None:
-        self.close()
+        if self._file is not None:  # it was removed, and what is not written goes to the new one
+            self._file.close()
+            self._file = None
+            if self._torn:
+                self._pending.clear()
+                self._torn = False
         self._folder.mkdir(parents=True, exist_ok=True)
         now = self._clock()
         # TensorBoard reads files by name and takes a step back for a restart that undoes what
@@ -89,8 +108,11 @@ class EventFolder:
         begun = [self._seconds, *(_begun_secs(path) for path in self.paths())]
         self._seconds = seconds = max(int(now), *(secs + 1 for secs in begun))
         self._path = self._folder / f"{_PREFIX}{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open(self._path, "xb")  # noqa: SIM115
+        self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
+        left = bytes(self._pending)
+        self._pending.clear()
         self._append(event_pb2.Event(wall_time=now, file_version="brain.Event:2"))
+        self._pending += left
 
 
 def read_records(path: Path) -> Iterator[bytes]:

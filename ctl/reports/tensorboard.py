@@ -1,6 +1,7 @@
 """TensorBoard event files, written by a thread of their own."""
 
 import atexit
+import collections
 import logging
 import os
 import queue
@@ -10,11 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ctl import files
 from ctl.reports.protocol import Ended, Event, Pictured, Started, Traced
 from ctl.reports.tensorboard_log import TensorBoardLog
 
 _HEEDED = (Started, Traced, Pictured, Ended)
 _STOP = object()
+_LAST_SECS = 5.0  # for a disk that refuses at the end
+_RETRY_SECS = 0.2
 _log = logging.getLogger("ctl")
 
 
@@ -23,9 +27,10 @@ class TensorBoardReport:
 
     `Started(step=k)` takes back what an earlier attempt wrote beyond step k, so a program that
     only adds to the same folder, such as an evaluator, must not send it. `Ended` waits until
-    everything is on disk, at most `close_timeout_secs`. Nothing here raises or waits otherwise: if
-    the disk refuses, one warning is logged and the rest of the run is not written; if `queue_size`
-    entries wait, new ones are dropped with one warning. `logs_dir` is a local or mounted path.
+    everything is on disk, at most `close_timeout_secs`. Nothing here raises or waits otherwise: while
+    the disk refuses, entries wait and are tried again, with a warning at the beginning, and one at the
+    end that says how many were dropped; if `queue_size` entries wait, new ones are dropped with one
+    warning. `logs_dir` is a local or mounted path.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class TensorBoardReport:
         self._thread: threading.Thread | None = None
         self._failed = False
         self._dropped = False
+        self._in_trouble = False  # the disk refuses, for now
+        self._lost = 0  # entries since then
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         numbers = {tag: float(value) for tag, value in values.items()}
@@ -104,9 +111,10 @@ class TensorBoardReport:
 
     def _serve(self, items: queue.Queue[Any]) -> None:
         log = TensorBoardLog(self._logs_dir, self._clock)
+        waiting: collections.deque[tuple[Any, ...]] = collections.deque()
         try:
-            self._write_until_stopped(log, items)
-            log.close()
+            self._write_until_stopped(log, items, waiting)
+            self._close_log(log, waiting)
         except Exception as error:
             self._failed = True
             _log.warning(
@@ -118,7 +126,9 @@ class TensorBoardReport:
             while not items.empty():  # so that `Ended` finds room and does not wait
                 items.get_nowait()
 
-    def _write_until_stopped(self, log: TensorBoardLog, items: queue.Queue[Any]) -> None:
+    def _write_until_stopped(
+        self, log: TensorBoardLog, items: queue.Queue[Any], waiting: collections.deque
+    ) -> None:
         flush_at = time.monotonic()
         while True:
             try:
@@ -127,11 +137,60 @@ class TensorBoardReport:
                 item = None
             if item is _STOP:
                 return
-            if item is not None:
-                _apply(log, item)
-            if item is None or time.monotonic() >= flush_at:
-                log.flush()
+            if item is not None and len(waiting) < self._queue_size:
+                waiting.append(item)
+            elif item is not None:
+                self._lost += 1
+            due = item is None or time.monotonic() >= flush_at
+            if self._in_trouble and not due:
+                continue
+            self._written(log, waiting, flush=due)
+            if due:
                 flush_at = time.monotonic() + self._flush_every_secs
+
+    def _written(self, log: TensorBoardLog, waiting: collections.deque, flush: bool) -> bool:
+        """Writes what waits, and says when the disk begins to refuse, and when it no longer does."""
+        try:
+            if self._in_trouble:
+                log.flush()
+            while waiting:
+                _apply(log, waiting[0])
+                waiting.popleft()
+            if flush:
+                log.flush()
+        except OSError as error:
+            if files.is_lasting(error):
+                raise
+            if not self._in_trouble:
+                self._in_trouble = True
+                _log.warning(
+                    "TensorBoard logs in %s cannot be written for now (%s: %s); up to %d entries wait, "
+                    "and are tried again.",
+                    self._logs_dir, type(error).__name__, error, self._queue_size,
+                )  # fmt: skip
+            return False
+        if flush and self._in_trouble:
+            self._in_trouble = False
+            _log.warning(
+                "TensorBoard logs in %s are written again; %d entries were dropped.",
+                self._logs_dir, self._lost,
+            )  # fmt: skip
+            self._lost = 0
+        return True
+
+    def _close_log(self, log: TensorBoardLog, waiting: collections.deque) -> None:
+        """Writes the rest; a disk that refuses is given some seconds."""
+        until = time.monotonic() + min(self._close_timeout_secs / 2, _LAST_SECS)
+        while not self._written(log, waiting, flush=True):
+            if time.monotonic() >= until:
+                _log.warning(
+                    "TensorBoard logs in %s: %d entries are lost; the disk still refuses.",
+                    self._logs_dir, self._lost + len(waiting) or 1,
+                )  # fmt: skip
+                self._lost = 0
+                return
+            time.sleep(min(_RETRY_SECS, self._close_timeout_secs / 10))
+        log.close()
 
 
 def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:

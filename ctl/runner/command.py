@@ -11,6 +11,7 @@ from ctl.launch.saying import quoted
 from ctl.launch.ssh import Door
 from ctl.runner import builds, config_file, elastic_options, options, static
 from ctl.runner.environment import asked_for, for_far_hosts
+from ctl.runner.heartbeats import TIMEOUT_SECS
 from ctl.runner.jobs import Job
 from ctl.runner.options import Asked
 from ctl.runner.placing import hosts_of, seats
@@ -59,8 +60,13 @@ def job_of(
     return Job(
         command=command, output=output, told={**asked_for(asked), **more}, far=for_far_hosts(),
         door=door if door.words else None, binds_gpus=bool(asked["bind_gpus"]),
-        says=bool(asked["verbose"]),
+        says=bool(asked["verbose"]), heartbeat_timeout_secs=_heartbeat_timeout_secs(asked),
     )  # fmt: skip
+
+
+def _heartbeat_timeout_secs(asked: Asked) -> float:
+    found = asked["heartbeat_timeout_secs"]
+    return TIMEOUT_SECS if found is None else float(found)
 
 
 def _about(asked: Asked) -> str:

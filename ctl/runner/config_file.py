@@ -16,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.launch.saying import quoted
 from ctl.runner import options
 from ctl.runner.flags import FLAGS
+from ctl.runner.saying import say
 
 # section -> name there -> the option that says the same; after "!" the one for `false`
 _SECTIONS = {
@@ -67,10 +68,15 @@ def add(asked: dict[str, Any], path: str, load: Callable[[str], object] | None =
     said = options.nothing()
     for section, values in content.items():
         known = _SECTIONS.get(str(section).replace("-", "_"))
-        if known is None or not isinstance(values, dict | None):
+        if known is None:
+            say(
+                f"{path} has a part {quoted(str(section))}, which ctlrun does not know; it is ignored"
+            )
+            continue
+        if not isinstance(values, dict | None):
             raise UsageError(
-                f"{path} has a part {quoted(str(section))}; expected parts such as params or timeline, "
-                f"each with names and values: {', '.join(_SECTIONS)}"
+                f"{path} has `{section}: {values}`; expected names and values in it, such as "
+                f"{', '.join(sorted(known)[:3])}"
             )
         for name, value in (values or {}).items():
             if value is not None:
@@ -87,7 +93,8 @@ NO_MPI = "there is no MPI here: collectives go over TCP. Write --gloo, or leave 
 
 def _put(said: dict[str, Any], path: str, where: str, names: str | None, value: object) -> None:
     if names is None:
-        raise UsageError(f"{path} has `{where}`, which is no option of ctlrun; {options.SEE}")
+        say(f"{path} has `{where}`, which is no option of ctlrun; it is ignored")
+        return
     on, _, off = names.partition("!")
     if off and not isinstance(value, bool):
         raise UsageError(f"{path} has `{where}: {value}`; expected true or false")

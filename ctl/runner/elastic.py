@@ -9,9 +9,10 @@ hosts that are not named any more leave.
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ctl import placement
 from ctl.cluster import Cluster
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch import hosts as host_lists
@@ -20,12 +21,14 @@ from ctl.launch.hosts import Host
 from ctl.launch.layout import LOOPBACK
 from ctl.launch.processes import Exit
 from ctl.launch.watching import PassedOnSignals
-from ctl.runner.environment import of_gpu
+from ctl.placement import Placement
+from ctl.runner.environment import of_gpu, of_place
+from ctl.runner.heartbeats import Heartbeats
 from ctl.runner.jobs import FAILED_SECS, GRACE_SECS, Job, how
 from ctl.runner.machines import Machines
 from ctl.runner.placing import reachable
 from ctl.runner.ranks import Ranks
-from ctl.runner.roster import Group, Limits, Roster, Seat, Worker
+from ctl.runner.roster import ADDED, Group, Limits, Roster, Seat, Worker
 from ctl.runner.saying import say
 from ctl.runner.service import Service
 
@@ -68,6 +71,7 @@ class Driver:
         self._nics = nics
         self._roster = Roster(limits, machines)
         self._service = Service(job.private["CTL_HVD_SECRET"], listens_at)
+        self._beats = Heartbeats(job.heartbeat_timeout_secs)
         self._told_secs = _NEVER  # when the group was told of a change last
         self._leave_secs: dict[int, float] = {}  # worker -> when it has to be gone
         self._first_cause: Exit | None = None
@@ -94,6 +98,7 @@ class Driver:
                 ranks.end(0.0)
                 raise
             finally:
+                self._beats.close()
                 self._finder.stop()
                 self._service.close()
         return self._conclude(signals)
@@ -113,6 +118,10 @@ class Driver:
             self._hear(number, message)
         for end in ranks.poll():
             self._ended(end)
+        hang = self._beats.hung(ranks)
+        if hang:
+            say(f"process {hang.task.task_index} {hang.why}; it is killed")
+            ranks.send(hang.task.task_index, signal.SIGKILL)
         group = self._roster.group()
         if group:
             self._place(group)
@@ -135,6 +144,7 @@ class Driver:
                 say(f"{found.problem}; the hosts known so far stay")
         elif self._machines.are(found.hosts):
             say(f"hosts: {host_lists.tell(self._machines.hosts)}")
+            self._announce()
         self._problem = found.problem
 
     def _hear(self, number: int, message: Mapping) -> None:
@@ -144,8 +154,21 @@ class Driver:
                 self._roster.joined(number, port, skips_sync=message.get("skips_sync") is True)
         elif "synced" in message:
             self._roster.synced(number)
+        elif "unmet" in message:
+            self._give_up(number, message)
         elif "gone" in message:
             self._roster.joined(number, None)
+
+    def _give_up(self, number: int, message: Mapping) -> None:
+        """The others of a group that one cannot meet do not wait for it, and form the next one."""
+        group, why = message["unmet"], str(message.get("why"))
+        worker = self._roster.unmet(number, group)
+        if worker is None:
+            return
+        say(f"process {number} could not meet the others of group {group}, which is formed again")
+        for member in self._roster.members:
+            if member is not worker:
+                self._service.send(member.number, {"lost": worker.rank, "group": group, "why": why})
 
     def _start(self, ranks: Ranks, seat: Seat) -> None:
         host = Host(seat.host)
@@ -159,7 +182,7 @@ class Driver:
         environ = {
             **self._job.told,
             "HOROVOD_ELASTIC": "1",
-            "HOROVOD_HOSTNAME": host.address,
+            **of_place(_planned(self._roster.wanted(), seat), host.address),
             "HOROVOD_LOCAL_RANK": str(seat.slot),
             "CTL_HVD_RENDEZVOUS": f"{here}:{self._service.port}",
             "CTL_HVD_WORKER": str(number),
@@ -169,7 +192,9 @@ class Driver:
         if self._job.says or self._roster.number:
             say(f"process {number} is started on {host.address}, local rank {seat.slot}")
         private = {**(self._job.far if far else {}), **self._job.private}
-        ranks.start(Cluster({}, "worker", number), environ, private=private, host=far)
+        task = Cluster({}, "worker", number)
+        environ |= {} if far else self._beats.told(task)
+        ranks.start(task, environ, private=private, host=far)
 
     def _ended(self, end: Exit) -> None:
         number = end.task.task_index
@@ -258,6 +283,13 @@ class Driver:
     def _unwanted_members(self) -> list[Worker]:
         return [w for w in self._roster.unwanted() if w in self._roster.members]
 
+    def _announce(self) -> None:
+        """Tells the group at work of new seats at once; it goes on until processes wait in them."""
+        change = ADDED if self._roster.free_seats() else 0
+        for worker in self._roster.members if change else ():
+            told = {"notice": change, "time": time.time(), "group": self._roster.number}
+            self._service.send(worker.number, told)
+
     def _tell_failure(self) -> None:
         if self._roster.failure:
             for number in self._roster.workers:
@@ -277,3 +309,9 @@ class Driver:
             say(f"process {self._late_failure.task.task_index} {how(self._late_failure)}")
             return self._late_failure.exit_code
         return EXIT_DONE
+
+
+def _planned(seats: Sequence[Seat], own: Seat) -> Placement:
+    """The place that a process is to have, if all others come as planned."""
+    seats = [*seats, *([] if own in seats else [own])]
+    return placement.among([f"{seat.host}:{seat.slot}" for seat in seats], seats.index(own))

@@ -1,4 +1,4 @@
-"""The options of `ctlrun`: those of horovodrun, under the same names, and one of ours.
+"""The options of `ctlrun`: those of horovodrun, under the same names, and two of ours.
 
 Each is a line of `FLAGS`; `ctl.runner.options` reads a command line with them. Options that mean nothing
 here are accepted, so that a command line of horovodrun runs unchanged, and named once on stderr.
@@ -52,6 +52,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--bind_gpus", "bind_gpus", "each process sees one GPU, that of its local rank"),
         Flag("--config-file", "config_file", "YAML with further options; those given here win",
              words, "FILE"),
+        Flag("--heartbeat-timeout", "heartbeat_timeout_secs", "seconds without a sign of life until a "
+             "rank of this machine is killed; 0 is never (default: 60)", whole(0), "SECS"),
         Flag("--start-timeout", "start_timeout", "seconds for all processes to find each other "
              "(default: HOROVOD_START_TIMEOUT, or 300)", whole(1), "SECS"),
     ),

@@ -19,6 +19,7 @@ class Job:
     Attributes:
       told: variables for the collectives; far: for processes on other machines, beside them.
       binds_gpus: each sees the GPU of its local rank only; says: what is started, and where.
+      heartbeat_timeout_secs: of silence until a rank counts as hung; 0 for never.
       private: known to the processes of this job and to nobody else.
     """
 
@@ -29,6 +30,7 @@ class Job:
     door: Door | None = None
     binds_gpus: bool = False
     says: bool = False
+    heartbeat_timeout_secs: float = 60.0
     private: Mapping[str, str] = field(
         default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)}
     )

@@ -74,6 +74,16 @@ class Ranks:
         """The numbers of those not yet seen to have ended."""
         return [process.task.task_index for process in self._processes]
 
+    @property
+    def tasks(self) -> list[Cluster]:
+        """The same as tasks."""
+        return [process.task for process in self._processes]
+
+    @property
+    def stopped(self) -> list[Cluster]:
+        """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
+        return [process.task for process in self._processes if process.is_stopped]
+
     def send(self, number: int, signum: int) -> None:
         """A signal to one of them; SIGKILL goes to all that it has started, too."""
         for process in self._processes:

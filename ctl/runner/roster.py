@@ -6,6 +6,7 @@
     roster.joined(number, port=40214, skips_sync=False)
     roster.group()               -> a Group once all that belong to it are here, else None
     roster.synced(number)
+    roster.unmet(number, group)
     roster.ended(number, is_success=False)
 
 A process is starting, then waiting for a group, then in one, and waits again when the group has broken.
@@ -94,6 +95,7 @@ class Roster:
     failure: str = ""
     _started: int = 0
     _resets: int = 0
+    _unmet: int = 0  # the newest group that was none
     _had_state: bool = False
     _since: float | None = None  # when we began to wait for a group
 
@@ -110,7 +112,7 @@ class Roster:
     def free_seats(self) -> list[Seat]:
         """Seats in which a process is to be started; none before there are enough for the first group."""
         taken = {w.seat for w in self.workers.values()}
-        wanted = self._wanted()
+        wanted = self.wanted()
         if (
             self.is_finishing
             or self.failure
@@ -138,6 +140,18 @@ class Roster:
         if number in self.workers:
             self.workers[number].has_state = self._had_state = True
 
+    def unmet(self, number: int, group: int) -> Worker | None:
+        """A member of a group could not meet the others, so that it was none, and no reset.
+
+        Returns it, or None when there is a newer group.
+        """
+        worker = self.workers.get(number)
+        if worker is None or not worker.group == group == self.number:
+            return None
+        self._resets -= 0 if self._unmet == group else 1
+        self._unmet = group
+        return worker
+
     def ended(self, number: int, *, is_success: bool) -> Worker:
         """A process has ended; returns what it was."""
         worker = self.workers.pop(number)
@@ -160,7 +174,7 @@ class Roster:
 
         None of those with state while they are the only ones.
         """
-        wanted = set(self._wanted())
+        wanted = set(self.wanted())
         gone = [w for w in self.workers.values() if w.seat not in wanted]
         stay = [w for w in self.members if w not in gone]
         if self._had_state and not any(w.has_state for w in stay):
@@ -230,14 +244,14 @@ class Roster:
 
     def _newcomers(self) -> list[Worker]:
         """Those that wait for their first group and have a seat to keep."""
-        wanted = set(self._wanted())
+        wanted = set(self.wanted())
         return [
             w
             for w in self.workers.values()
             if w.port and w not in self.members and w.seat in wanted
         ]
 
-    def _wanted(self) -> list[Seat]:
+    def wanted(self) -> list[Seat]:
         """The seats to be filled: those that are taken first, then the hosts in their order."""
         seats = [Seat(h.target, slot) for h in self.machines.hosts for slot in range(h.slots)]
         taken = {w.seat for w in self.workers.values() if w.group or not self.number}

@@ -6,7 +6,7 @@
         service.send(worker, {"place": ...})
     service.close()
 
-A connection belongs to the worker that said hello on it; its end is the event `{"gone": True}`.
+A connection belongs to the worker that it was authenticated for; its end is the event `{"gone": True}`.
 """
 
 import contextlib
@@ -14,25 +14,32 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-from ctl.runner.wire import Line, RefusedLine, answer
+from ctl.io import authenticated_channel
+from ctl.io.authenticated_channel import Listener, RefusedError
+from ctl.io.json_lines import JsonLines
 
-_STRANGERS = 256  # connections that have not shown yet that they know the secret
+PURPOSE, IDENTITY = "elastic", "launcher"
+_LOOK_SECS = 0.5
+_BACKLOG = 4096
 
 
 class Service:
-    """Listens in a thread, and reads each connection in one more."""
+    """Authenticates callers in one thread, and reads each worker's connection in one more."""
 
     def __init__(self, secret: str, host: str):
         """Binds a free port of `host`; OSError when it is no address of this machine."""
-        self._secret = secret
-        self._socket = socket.create_server((host, 0))
-        self.port = self._socket.getsockname()[1]
+        server = socket.create_server((host, 0), backlog=_BACKLOG)
+        self.port = server.getsockname()[1]
+        endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
+        self._listener = Listener(server, endpoint, _refusal)
         self._events: queue.SimpleQueue[tuple[int, dict]] = queue.SimpleQueue()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, JsonLines] = {}
         self._lock = threading.Lock()
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="rendezvous", daemon=True)
+        self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict]]:
         """What has come by now: (worker, message)."""
@@ -48,39 +55,23 @@ class Service:
 
     def close(self) -> None:
         """Ends all connections."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._socket.close()
+        self._closed.set()
+        self._thread.join(4 * _LOOK_SECS)
         with self._lock:
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
             line.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._socket.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                accepted.close()
-                continue
-            threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
+        while not self._closed.is_set():
+            for connection, claim in self._listener.accepted(_LOOK_SECS):
+                line, worker = JsonLines(connection), claim["worker"]
+                with self._lock:
+                    self._lines[worker] = line
+                threading.Thread(target=self._read, args=[worker, line], daemon=True).start()
+        self._listener.close()
 
-    def _serve(self, accepted: socket.socket) -> None:
-        try:
-            line, hello = answer(accepted, self._secret)
-        except (RefusedLine, OSError):
-            accepted.close()
-            return
-        finally:
-            self._strangers.release()
-        worker = hello.get("worker")
-        if not isinstance(worker, int):
-            line.close()
-            return
-        with self._lock:
-            self._lines[worker] = line
+    def _read(self, worker: int, line: JsonLines) -> None:
         while (message := line.receive()) is not None:
             self._events.put((worker, message))
         with self._lock:
@@ -90,3 +81,10 @@ class Service:
         line.close()
         if is_newest:
             self._events.put((worker, {"gone": True}))
+
+
+def _refusal(claim: dict[str, Any]) -> RefusedError | None:
+    worker = claim.get("worker")
+    if isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0:
+        return None
+    return RefusedError(f"worker {worker!r} came; expected its number")

@@ -3,14 +3,16 @@
 exit_code = run(job, seats(None, 2))
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
 
-from ctl.errors import EXIT_DONE
+from ctl.errors import EXIT_DONE, EXIT_RETRY
 from ctl.launch.processes import Exit
 from ctl.launch.watching import PassedOnSignals
 from ctl.runner.environment import of_gpu, of_place
+from ctl.runner.heartbeats import Heartbeats
 from ctl.runner.jobs import FAILED_SECS, GRACE_SECS, Job, how, lost_a_peer
 from ctl.runner.placing import Seat
 from ctl.runner.ranks import Ranks
@@ -26,16 +28,18 @@ def run(job: Job, seats: Sequence[Seat]) -> int:
     That is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to us.
     """
     environs = [_environ(job, seat) for seat in seats]
-    with PassedOnSignals() as signals:
+    beats = Heartbeats(job.heartbeat_timeout_secs)
+    with contextlib.closing(beats), PassedOnSignals() as signals:
         ranks = Ranks(job.command, job.output, door=job.door)
         try:
             for seat, environ in zip(seats, environs, strict=True):
                 if job.says:
                     say(f"rank {seat.place.rank} on {seat.host}: {' '.join(job.command)}")
                 private = {**(job.far if seat.far else {}), **job.private}
-                ranks.start(seat.task, environ, private=private, host=seat.far)
+                told = {} if seat.far else beats.told(seat.task)
+                ranks.start(seat.task, {**environ, **told}, private=private, host=seat.far)
             job.output.start()
-            cause = _wait(ranks, job, signals)
+            cause = _wait(ranks, job, signals, beats)
             _end(ranks, cause, signals)
         except BaseException:
             ranks.end(0.0)
@@ -51,12 +55,16 @@ def _environ(job: Job, seat: Seat) -> dict[str, str]:
     return environ
 
 
-def _wait(ranks: Ranks, job: Job, signals: PassedOnSignals) -> Exit | None:
-    """Until all have ended with 0, one has failed, or a signal came; returns the failure."""
+def _wait(ranks: Ranks, job: Job, signals: PassedOnSignals, beats: Heartbeats) -> Exit | None:
+    """Until all have ended with 0, one has failed or hangs, or a signal came; returns the failure."""
     while ranks.running and not signals.received:
         ranks.poll()
         if any(end.returncode for end in ranks.exits):
             return _first_cause(ranks, job)
+        hang = beats.hung(ranks)
+        if hang:
+            ranks.send(hang.task.task_index, signal.SIGKILL)
+            return Exit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
         time.sleep(_POLL_SECS)
     return None
 
@@ -77,8 +85,9 @@ def _first_cause(ranks: Ranks, job: Job) -> Exit:
 
 
 def _end(ranks: Ranks, cause: Exit | None, signals: PassedOnSignals) -> None:
-    if cause and ranks.running:
-        others = ", ".join(map(str, ranks.running))
+    left = [number for number in ranks.running if cause and number != cause.task.task_index]
+    if cause and left:
+        others = ", ".join(map(str, left))
         say(f"rank {cause.task.task_index} {how(cause)}; ending {others} with it")
     grace_secs = FAILED_SECS if cause else GRACE_SECS
     signum = signals.received[0] if signals.received else signal.SIGTERM

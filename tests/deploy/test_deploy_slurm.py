@@ -157,6 +157,21 @@ def test_a_lost_task_starts_all_again_and_not_for_ever(tmp_path):
     assert cluster.run()[0] == 134 and len(cluster.calls("srun")) == 2
 
 
+def test_progress_gives_restarts_back_and_failures_alike_without_it_end_early(tmp_path):
+    gets_on = 'n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; mkdir -p run/checkpoints/ckpt-$n; '
+    gets_on += 'sleep 0.2; [ "$n" -lt 5 ] || exit 0; exit 134'
+    program = ["bash", "-c", f"cd {tmp_path}; {gets_on}", "x", f"--model_dir={tmp_path}/run"]
+    cluster = Cluster(tmp_path, program, 1, "--max_restarts=1")
+    code, output = cluster.run()
+    assert code == 0 and len(cluster.calls("srun")) == 6, output
+    (tmp_path / "again").mkdir()
+    stuck = [*counting(tmp_path / "again", *[134] * 9), f"--model_dir={tmp_path}/run"]
+    cluster = Cluster(tmp_path / "again", stuck, 1, "--max_restarts=8")
+    code, output = cluster.run()
+    assert code == 134 and len(cluster.calls("srun")) == 3
+    assert "No progress: 3 attempts in a row ended with 134." in output
+
+
 @pytest.mark.parametrize("code", [1, 2, 127])
 def test_an_error_that_comes_again_is_not_tried_again(tmp_path, code):
     cluster = Cluster(tmp_path, counting(tmp_path, code))
@@ -195,7 +210,7 @@ def test_a_job_that_slurm_does_not_take_back_has_not_succeeded(tmp_path):
 
 
 def test_a_signal_between_two_steps_is_not_lost(tmp_path):
-    cluster = Cluster(tmp_path, counting(tmp_path, 134, 134, 134, 0))
+    cluster = Cluster(tmp_path, counting(tmp_path, 134, 137, 134, 0))
     process = cluster.start()
     while not (tmp_path / "calls").exists() or len(cluster.calls("srun")) < 3:
         time.sleep(0.05)

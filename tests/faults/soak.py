@@ -1,6 +1,9 @@
-"""Twenty random faults at random steps over one job of two workers; the end is that of an unbroken run.
+"""Random faults over one job of two workers; the end is that of an unbroken run.
 
-    python tests/faults/soak.py --faults=20 --seed=1
+    python tests/faults/soak.py --faults=40 --seed=1
+
+Half of them come at random steps. The other half hit an attempt that a kill has just started: before
+the strategy, while it is built and restored, compiled, and in the first moments of training and saving.
 
 Prints a Markdown table of every fault: how soon it was noticed, how soon training went on, how many
 steps were done again. Exit code 1 if the end differs by a bit. docs/reliability.md has a table.
@@ -32,6 +35,7 @@ class Fault:
 
     kind: str
     step: int
+    place: str = "a step"
     noticed_secs: float = 0.0
     recovered_secs: float = 0.0
     steps_lost: int = 0
@@ -73,6 +77,9 @@ def strike(kind, model_dir, launcher):
 KINDS = ("KILL worker 0", "KILL worker 1", "STOP worker 0", "STOP worker 1", "TERM worker 0",
          "TERM worker 1", "TERM launcher", "KILL launcher", "damage flip", "damage cut",
          "damage manifest")  # fmt: skip
+
+
+PLACES = ("spawned", "starting", "compiling", "training", "saving")
 
 
 class Soak:
@@ -135,9 +142,50 @@ class Soak:
         fault.steps_lost = max(0, fault.step - back)
         return fault
 
+    def suffer_at_start(self, kind, place, dice):
+        """A kill, and one fault within the attempt that follows; until training goes on beyond it."""
+        fault = Fault(kind, self.step(), place)
+        before = self.running()
+        training.send(before[1], "KILL")
+        began = time.monotonic()
+        while not (
+            set(self.running()) == {0, 1}
+            and not set(self.running().values()) & set(before.values())
+        ):
+            time.sleep(0.01)
+            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
+        victim = int(kind[-1]) if kind[-1].isdigit() else 1
+        while place != "spawned" and self.phase(victim) != place and self.step() <= fault.step:
+            time.sleep(0.005)
+            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
+        time.sleep(dice.uniform(0.0, 1.0))
+        told, began = self.noticed(), time.monotonic()
+        strike(kind, self.model_dir, self.process)
+        while self.noticed() == told and self.process.poll() is None:
+            time.sleep(0.01)
+            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
+        fault.noticed_secs = time.monotonic() - began
+        self.reach(max(fault.step, self.step()) + 1)
+        fault.recovered_secs = time.monotonic() - began
+        return fault
+
+    def running(self):
+        return training.pids(self.model_dir)
+
+    def phase(self, worker):
+        """What the worker said last that it is doing, in this attempt."""
+        path = self.model_dir / "workers" / "heartbeat" / f"job_{worker}.json"
+        try:
+            said = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return ""
+        return said["phase"] if said["pid"] == self.running().get(worker) else ""
+
     def noticed(self):
         """How often the launcher has said that something ended."""
-        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M))
+        return len(
+            re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M)
+        )
 
     def resumed(self):
         """(how often training was resumed, at which step the last time)."""
@@ -147,11 +195,12 @@ class Soak:
 
 def table(faults):
     lines = [
-        "| fault | at step | noticed after s | training again after s | steps done again |",
-        "|---|---:|---:|---:|---:|",
+        "| fault | at | step | noticed after s | training again after s | steps done again |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {f.kind} | {f.step} | {f.noticed_secs:.1f} | {f.recovered_secs:.1f} | {f.steps_lost} |"
+        f"| {f.kind} | {f.place} | {f.step} | {f.noticed_secs:.1f} | {f.recovered_secs:.1f} "
+        f"| {f.steps_lost} |"
         for f in faults
     ]
     return "\n".join(lines)
@@ -159,7 +208,7 @@ def table(faults):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--pause_secs", type=float, default=0.1)
     asked = parser.parse_args()
@@ -167,6 +216,9 @@ def main():
     dice = random.Random(asked.seed)
     kinds = [*KINDS, *(dice.choice(KINDS) for _ in range(asked.faults))][: asked.faults]
     dice.shuffle(kinds)
+    places = [PLACES[i % len(PLACES)] for i in range(len(kinds) // 2)]
+    places += [""] * (len(kinds) - len(places))
+    dice.shuffle(places)
     marks, at = [], 8
     for _ in kinds:
         at += dice.randint(*GAP)
@@ -178,9 +230,10 @@ def main():
         done = training.run(whole, f"--train_steps={steps}", workers=2)
         assert done.code == 0, done.output[-3000:]
         soak, faults = Soak(place / "soak", steps, asked.pause_secs), []
-        for kind, mark in zip(kinds, marks, strict=True):
+        for kind, place, mark in zip(kinds, places, marks, strict=True):
             soak.reach(mark)
-            faults.append(soak.suffer(kind))
+            hit = soak.suffer_at_start(kind, place, dice) if place else soak.suffer(kind)
+            faults.append(hit)
             print(json.dumps(vars(faults[-1])), flush=True)
         soak.reach(steps)
         code = soak.process.wait(training.TIMEOUT_SECS)

@@ -125,10 +125,41 @@ def test_programs_that_never_beat_are_left_alone(job):
     assert code == 0 and len(err.splitlines()) == 1
 
 
-def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
-    """TensorFlow stops all threads of Python meanwhile."""
+@pytest.mark.parametrize(("victim", "busy"), [(0, False), (1, True)])
+def test_one_that_is_stopped_before_its_first_beat_is_named(job, victim, busy):
+    """Whether or not the others have given a sign of life."""
+    others = "train_for_ever()" if busy else "wait_for(lambda: False)"
     job.start(
-        TRAINS + "beat(0, 'starting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON
+        TRAINS + f"if job == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\n{others}",
+        "--workers=2", "--heartbeat_timeout_secs=2", SOON,
+    )  # fmt: skip
+    code, err = job.end()
+    who = rf"worker {victim} \(job {victim}\) was stopped for \d+ s before its first sign of life"
+    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+
+
+def test_one_that_is_idle_before_its_first_beat_is_named_when_others_have_theirs(job):
+    """Not one that works, as an import of TensorFlow does."""
+    code, _, err = job.run(
+        TRAINS
+        + """
+if job == 0: train_for_ever(0)
+until = time.monotonic() + 5
+while time.monotonic() < until: pass
+print("worked", flush=True)
+time.sleep(60)
+""",
+        "--workers=2", "--heartbeat_timeout_secs=2", SOON,
+    )  # fmt: skip
+    who = r"worker 1 \(job 1\) did nothing for \d+ s before its first sign of life"
+    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+    assert "worked" in job.log("job_1.attempt1")
+
+
+def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
+    """TensorFlow may stop all threads of Python meanwhile."""
+    job.start(
+        TRAINS + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON
     )
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)

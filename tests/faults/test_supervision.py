@@ -1,10 +1,13 @@
 """The supervisor with real processes: restarts, no progress, what is written down, logs, ports."""
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from launching import BEATS, TELL_SIGNALS, is_alive, pid_in, wait_for
@@ -110,6 +113,57 @@ wait_for(lambda: False)
     assert [a["step_before"] for a in told][1:] == [checkpoint or 0] * 2
 
 
+def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
+    """The first may be preemptions, and the job goes on; the second come again, and it stops."""
+    code, _, err = job.run(
+        TRAINS + "if attempt < 6: os.kill(os.getpid(), signal.SIGKILL)",
+        "--max_restarts=1000", "--backoff_secs=0.01",
+    )  # fmt: skip
+    assert code == 0 and "nobody here sent the SIGKILL; the process had used up to" in err
+    code, _, err = job.run(
+        "os.kill(os.getpid(), signal.SIGSEGV)", "--max_restarts=8", "--backoff_secs=0.01"
+    )
+    assert code == 139 and len(job.attempts) == 6 + 3
+    assert "3 attempts in a row failed alike, before the first sign of life; not started again" in err
+
+
+@pytest.fixture
+def group():
+    """A control group of 64 MiB; processes write their number into its cgroup.procs."""
+    for root, limits in (
+        ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
+        ("/sys/fs/cgroup", ("memory.max", "memory.swap.max")),
+    ):
+        path = Path(root) / f"ctl-test-{os.getpid()}"
+        try:
+            path.mkdir()
+            (path / limits[0]).write_text(str(64 * 2**20))
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            continue
+        yield path
+        wait_for(lambda found=path: not (found / "cgroup.procs").read_text())
+        path.rmdir()
+        return
+    pytest.skip("control groups cannot be made here")
+
+
+def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job, group):
+    code, _, err = job.run(
+        f"""
+        pathlib.Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
+        time.sleep(1.5)                       # until the launcher has looked
+        held = bytearray(os.urandom(256)) * 2**21
+        """,
+        "--max_restarts=8", "--backoff_secs=0.01",
+    )  # fmt: skip
+    assert code == 137 and len(job.attempts) == 2
+    killed = r"was killed by the kernel, out of memory \(peak \d+ MiB, a limit of 64 MiB\)"
+    assert re.search(killed, err)
+    assert "out of memory 2 times in a row: use a smaller --global_batch_size" in err
+
+
 def test_a_crash_loop_that_gets_on_goes_on(job):
     code, _, _ = job.run(
         TRAINS + "save(attempt); sys.exit(134 * (attempt < 6))",
@@ -201,8 +255,9 @@ def test_the_newest_five_earlier_logs_are_kept_and_those_of_an_earlier_start_are
     (job.logs / "job_3.attempt9.log").write_text("of an earlier start")
     (job.logs / "notes.attempt9.log").write_text("not ours")
     code, _, _ = job.run(
-        TRAINS + "sys.exit(134 * (attempt < 8))", "--max_restarts=9", "--backoff_secs=0.01"
-    )
+        TRAINS + "save(attempt); sys.exit(134 * (attempt < 8))", "--max_restarts=9",
+        "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
+    )  # fmt: skip
     assert code == 0 and job.log(0).startswith("attempt 8")
     kept = sorted(p.name for p in job.logs.glob("*.attempt*"))
     assert kept == [f"job_0.attempt{n}.log" for n in range(3, 8)] + ["notes.attempt9.log"]

@@ -60,6 +60,10 @@ class ElasticJob:
         """The last rank dies in this step."""
         self._write("die", str(step))
 
+    def port(self, port: int) -> None:
+        """Process 0 takes this one next."""
+        self._write("port", str(port))
+
     @property
     def said(self) -> str:
         return self.log.read_text(errors="replace")

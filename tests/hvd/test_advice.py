@@ -44,9 +44,26 @@ def test_sharding_too_late_is_told(rank, before):
     late = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
     with pytest.warns(UserWarning, match=rf"after {before}\(\); shard first"):
         advice.shard(late.map(lambda x: x))
-    finished = late.batch(2).shard(4, 1).prefetch(1)
+    finished = late.shard(4, 1).batch(2).prefetch(1)
     with pytest.warns(UserWarning, match=before):
         assert len(advice.check_sharding(finished)) == 1
+
+
+def test_sharding_batches_is_told(rank):
+    with pytest.warns(UserWarning, match="whole batches in turn"):
+        assert len(advice.check_sharding(numbers().batch(2).shard(4, 1).prefetch(1))) == 1
+
+
+def test_shares_that_are_not_of_this_rank_or_size_are_told(rank, monkeypatch):
+    rank(3)
+    with pytest.warns(UserWarning, match="into 2 parts, but there are 4 ranks"):
+        advice.check_sharding(numbers().shard(2, 1))
+    monkeypatch.setattr(process, "local_rank", lambda: 1)  # two hosts of two ranks
+    with pytest.warns(UserWarning, match=r"rank 3 takes part 1 .*that is its local rank"):
+        advice.check_sharding(numbers().shard(4, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert advice.check_sharding(numbers().shard(4, 3).batch(2)) == []
 
 
 def test_not_sharding_is_told_and_sharding_first_is_well(rank):

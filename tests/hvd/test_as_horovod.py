@@ -12,13 +12,20 @@ import horovod.keras.callbacks
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import allgather, size
-from horovod.common.util import gpu_available
+from horovod.common.util import gpu_available, is_version_greater_equal_than
+import perseus.tensorflow.horovod as vendor
+import perseus.tensorflow.horovod.keras as vendor_keras
+from perseus.tensorflow.horovod.keras.callbacks import MetricAverageCallback
 from horovod.tensorflow.util import _executing_eagerly
 import tensorflow as tf
 
 hvd.init()
 assert HorovodInternalError is hvd.HorovodInternalError and horovod.run is hvd.run
 assert keras_hvd.callbacks.MetricAverageCallback is horovod.keras.callbacks.MetricAverageCallback
+assert vendor is hvd and vendor_keras is keras_hvd and hvd.mpi_ops is hvd
+assert MetricAverageCallback is keras_hvd.callbacks.MetricAverageCallback
+assert is_version_greater_equal_than("2.10.0", "2.9.1")
+assert not is_version_greater_equal_than("2.9.1", "2.10.0")
 total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum, compression=Compression.fp16)
 print(json.dumps({"total": float(total), "size": size()}))
 """
@@ -26,6 +33,35 @@ print(json.dumps({"total": float(total), "size": size()}))
 
 def test_horovod_s_modules_are_ours():
     assert results(SCRIPT, 2) == [{"total": 2.0, "size": 2}] * 2
+
+
+OLD_SPELLINGS = """
+import ctl.hvd.as_horovod
+import json
+import horovod.tensorflow.keras as hvd
+import numpy as np, tensorflow as tf
+
+hvd.init()
+tf.keras.utils.set_random_seed(hvd.rank())
+model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(1)])
+optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9))
+model.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+model.fit(np.ones([8, 4]), np.ones([8, 1]), batch_size=4, verbose=0, callbacks=callbacks)
+before = float(model.optimizer.lr)
+model.optimizer.lr = 0.25
+print(json.dumps({
+    "lr": [round(before, 3), float(model.optimizer.learning_rate)],
+    "variables": [len(optimizer.variables()), len(optimizer.variables)],
+}))
+"""
+
+
+def test_three_spellings_of_keras_2_are_understood():
+    found = results(OLD_SPELLINGS, 2)
+    assert found[0] == found[1] and found[0]["lr"] == [0.2, 0.25]
+    count, same = found[0]["variables"]
+    assert count == same >= 4
 
 
 def test_a_real_horovod_is_not_hidden(tmp_path):

@@ -47,8 +47,8 @@ def refusal(*words):
     return str(caught.value)
 
 
-def test_the_options_are_those_of_horovodrun_and_one_of_ours():
-    assert sorted(FLAGS) == sorted([*HOROVODRUN, "--bind_gpus"])
+def test_the_options_are_those_of_horovodrun_and_two_of_ours():
+    assert sorted(FLAGS) == sorted([*HOROVODRUN, "--bind_gpus", "--heartbeat-timeout"])
 
 
 @pytest.mark.parametrize("words", [
@@ -180,8 +180,7 @@ def test_a_config_file_says_the_same_as_options_and_the_line_wins():
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"parms": {}}, "'parms'"),
-    ({"params": {"cycle": 1}}, "`params: cycle`"),
+    ({"params": "x"}, "`params: x`; expected names and values"),
     ({"params": {"cycle_time_ms": "x"}}, "`params: cycle_time_ms`"),
     ({"timeline": {"mark_cycles": "yes"}}, "expected true or false"),
     ({"controller": "mpi"}, "there is no MPI"),
@@ -191,6 +190,16 @@ def test_a_config_file_that_cannot_be_used_is_a_sentence(content, said):
     with pytest.raises(UsageError) as caught:
         config_file.add(options.nothing(), "/dev/null", lambda _: content)
     assert said in str(caught.value)
+
+
+def test_what_a_config_file_says_beyond_is_named_and_ignored(capsys):
+    asked = options.nothing()
+    content = {"parms": {}, "params": {"cycle": 1, "fusion_threshold_mb": 32}}
+    config_file.add(asked, "/dev/null", lambda _: content)
+    said = capsys.readouterr().err
+    assert "'parms', which ctlrun does not know; it is ignored" in said
+    assert "`params: cycle`, which is no option of ctlrun; it is ignored" in said
+    assert asked["fusion_threshold_mb"] == 32
 
 
 def test_a_config_file_is_yaml(tmp_path, monkeypatch):

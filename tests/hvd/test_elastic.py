@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 
 import pytest
 from elastic_jobs import ElasticJob
@@ -104,4 +105,22 @@ def test_all_hosts_can_be_replaced_by_others_and_the_state_moves(start):
     code, said = job.end()
     assert code == 0, said[-6000:]
     assert pids(after) != pids(before)
+    assert exact(f for f in job.facts if "step" in f)
+
+
+def test_a_port_that_another_program_took_is_no_end_and_no_reset(start):
+    job = start("127.0.0.1:1", "-np", "1", "--min-np", "1", "--reset-limit", "1", done=6)
+    before = job.wait_for_step(3, size=1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        job.port(port)
+        job.hosts("127.0.0.1:2")
+        job.wait(lambda: "group 3: 2 ranks" in job.said)
+    job.go(6)
+    after = job.wait_for_step(6, size=2)
+    code, said = job.end()
+    assert code == 0, said[-6000:]
+    assert f"rank 0 cannot listen at 127.0.0.1:{port}" in said
+    assert "process 0 could not meet the others of group 2" in said
+    assert pids(after)[0] == pids(before)[0] and after[0]["resets"] == [2]
     assert exact(f for f in job.facts if "step" in f)

@@ -1,14 +1,20 @@
 """A process's line to the launcher of an elastic job: what it hears, and what follows."""
 
-import socket
+import contextlib
+import os
 import threading
 
 import pytest
 from ctl.errors import PeerLostError, UsageError
-from ctl.hvd import rendezvous
-from ctl.hvd.errors import HorovodInternalError
-from ctl.runner import wire
+from ctl.hvd import elastic, rendezvous
+from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
+from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
+from ctl.io.json_lines import JsonLines
+from ctl.runner import service
+from ctl.runner.elastic import _planned
+from ctl.runner.roster import Seat
 from ctl.runner.service import Service
+from strangers import crowd
 
 
 class Launcher:
@@ -162,39 +168,92 @@ def said(service, count):
     raise AssertionError(found)
 
 
+def test_a_place_is_also_in_the_environment(launcher, monkeypatch):
+    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
+        monkeypatch.setenv(f"HOROVOD_{name}", "99")
+    launcher.place(1, size=3)
+    rendezvous.placement()
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["0", "3", "1", "3", "0", "1"]
+
+
+def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(launcher):
+    launcher.place(2)
+    rendezvous.placement()
+    state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
+    rendezvous.add_listener(state)
+    launcher.say(notice=2, time=7.0, group=2)
+    assert state._host_messages.get(timeout=60) == (7.0, 2)
+    state.commit()  # goes on
+    launcher.say(change=2, time=8.0, group=2)
+    assert state._host_messages.get(timeout=60) == (8.0, 2)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    rendezvous.remove_listener(state)
+
+
+def test_processes_begin_with_the_place_that_is_planned_for_them():
+    seats = [Seat("host1", 0), Seat("host1", 1), Seat("host2", 0)]
+    found = [_planned(seats, seat) for seat in seats]
+    assert [(p.rank, p.size, p.local_rank, p.local_size) for p in found] == [
+        (0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1),
+    ]  # fmt: skip
+    assert [(p.cross_rank, p.cross_size) for p in found] == [(0, 2), (0, 1), (1, 2)]
+
+
+def dial(address, secret, worker):
+    """A worker's connection to the launcher."""
+    endpoint = Endpoint(secret, service.PURPOSE, service.IDENTITY)
+    return JsonLines(connect(address, endpoint, {"worker": worker}))
+
+
 def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
-    service = Service("s3cret", "127.0.0.1")
-    line = wire.call(("127.0.0.1", service.port), "s3cret", {"worker": 7})
+    launcher = Service("s3cret", "127.0.0.1")
+    line = dial(("127.0.0.1", launcher.port), b"s3cret", 7)
     line.send({"join": 5})
-    assert said(service, 1) == [(7, {"join": 5})]
-    assert service.send(7, {"place": {}}) and line.receive() == {"place": {}}
-    assert not service.send(8, {})
+    assert said(launcher, 1) == [(7, {"join": 5})]
+    assert launcher.send(7, {"place": {}}) and line.receive() == {"place": {}}
+    assert not launcher.send(8, {})
     line.close()
-    assert said(service, 1) == [(7, {"gone": True})]
-    service.close()
+    assert said(launcher, 1) == [(7, {"gone": True})]
+    launcher.close()
 
 
-def test_a_stranger_is_not_heard_and_a_false_launcher_not_believed():
-    service = Service("s3cret", "127.0.0.1")
-    address = ("127.0.0.1", service.port)
+def test_a_stranger_is_not_heard():
+    launcher = Service("s3cret", "127.0.0.1")
+    address = ("127.0.0.1", launcher.port)
     with pytest.raises(ConnectionError):
-        wire.call(address, "guess", {"worker": 7})
-    for nonsense in (b"{}\n", b"[1]\n", b"[" * 5000 + b"\n", b"x" * 100_000, b""):
-        with socket.create_connection(address, timeout=60) as stranger:
-            stranger.sendall(nonsense)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
-                pass
-    with pytest.raises(wire.RefusedLine, match="not the launcher"):
-        listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=_false_launcher, args=[listener], daemon=True).start()
-        wire.call(listener.getsockname(), "s3cret", {"worker": 7})
-    assert list(service.events()) == []
-    service.close()
+        dial(address, b"guess", 7)
+    for number in (-1, True, "7", None):
+        with pytest.raises(RefusedError, match="expected its number"):
+            dial(address, b"s3cret", number)
+    assert list(launcher.events()) == []
+    launcher.close()
 
 
-def _false_launcher(listener):
-    accepted, _ = listener.accept()
-    accepted.sendall(b'{"nonce": "1"}\n')
-    accepted.recv(4096)
-    accepted.sendall(b'{"proof": "00"}\n')
+def test_what_is_no_message_ends_the_connection_of_its_worker_only():
+    launcher = Service("s3cret", "127.0.0.1")
+    address = ("127.0.0.1", launcher.port)
+    other = dial(address, b"s3cret", 8)
+    for nonsense in (b"[1]\n", b"5\n", b"[" * 100_000 + b"\n", b"x" * 3_000_000):
+        endpoint = Endpoint(b"s3cret", service.PURPOSE, service.IDENTITY)
+        with connect(address, endpoint, {"worker": 7}) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(nonsense)
+            assert said(launcher, 1) == [(7, {"gone": True})]
+    other.send({"join": 5})
+    assert said(launcher, 1) == [(8, {"join": 5})]
+    launcher.close()
+
+
+def test_a_crowd_does_not_keep_a_replacement_from_the_launcher(monkeypatch):
+    launcher = Launcher()
+    monkeypatch.setenv("CTL_HVD_RENDEZVOUS", f"127.0.0.1:{launcher.service.port}")
+    monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
+    monkeypatch.setenv("CTL_HVD_WORKER", "7")
+    with crowd(launcher.service.port, silent=600):
+        for _ in range(5):
+            monkeypatch.setattr(rendezvous, "_client", None)
+            rendezvous.tell_synced()
+            assert launcher.wait_for("synced")
+    launcher.service.close()

@@ -201,6 +201,18 @@ def test_when_one_is_done_nobody_new_begins():
     assert job.join(1) == [1]
 
 
+def test_a_group_whose_members_cannot_meet_is_formed_again_and_is_no_reset():
+    job = Job("a:2", resets=0)
+    job.begun()
+    for group in (1, 2):
+        assert job.roster.unmet(1, group).rank == 1 and job.roster.unmet(0, group).rank == 0
+        assert job.roster.unmet(0, group - 1) is None and job.roster.unmet(7, group) is None
+        assert job.join(1) is None
+        assert job.join(0) == [0, 1]
+    job.lose(1)
+    assert job.join(0) is None and "--reset-limit" in job.roster.failure
+
+
 def test_the_reset_limit_is_a_failure_for_losses_and_silence_for_new_hosts():
     job = Job("a:2", resets=1)
     job.begun()

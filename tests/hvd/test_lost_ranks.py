@@ -53,3 +53,65 @@ def test_a_stall_can_be_made_an_error():
         assert (
             said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
         )
+
+
+def broken(how, ranks=2, killed=0, **environ):
+    """What each rank said, and its stderr; as many as `killed` say nothing because they were killed."""
+    done = run_ranks(PROGRAMS / "breaking.py", ranks, how, environ=environ)
+    codes = sorted(code for code, _, _ in done)  # a rank that hangs is killed by run_ranks
+    assert codes == [-9] * killed + [0] * (ranks - killed), [err[-3000:] for _, _, err in done]
+    return [(json.loads(out.splitlines()[-1]), err) for code, out, err in done if code == 0]
+
+
+def test_a_full_disk_under_the_timeline_ends_the_timeline_only():
+    found = broken("timeline")
+    assert [said["said"] for said, _ in found] == [["no error", 2.0]] * 2
+    assert "the timeline ends here: No space left on device" in found[0][1]
+
+
+def test_a_failure_of_the_coordinator_is_told_to_every_rank():
+    for said, _ in broken("coordinator", ranks=3):
+        kind, text = said["said"]
+        assert kind == "LostRankError" and "the coordinator of rank 0 failed" in text
+        assert "RuntimeError: on purpose" in text and said["secs"] < 60
+
+
+@pytest.mark.parametrize("how", [
+    "stop_in_an_exchange", pytest.param("stop_rank_0", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_rank_that_is_stopped_is_an_error_where_stalls_are(how):
+    limits = {"SHUTDOWN": "2", "CHECK": "1"}
+    environ = {f"HOROVOD_STALL_{name}_TIME_SECONDS": secs for name, secs in limits.items()}
+    for said, _ in broken(how, ranks=3, killed=1, **environ):
+        kind, text = said["said"]
+        assert kind == "LostRankError" and "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text, text
+        assert said["secs"] < 60
+
+
+def test_one_eager_call_more_is_an_error_that_names_both_lines():
+    for said, _ in broken("one_more"):
+        kind, text = said["said"]
+        assert kind == "FailedPreconditionError" and "different lines of the program" in text
+        assert text.count("breaking.py:") == 2 and "rank 0 in" in text and "rank 1 in" in text
+
+
+@pytest.mark.parametrize("how", [
+    "round_more", pytest.param("round_more_of_rank_0", marks=pytest.mark.slow),
+    pytest.param("round_more_when_alone", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_one_round_more_of_the_same_line_is_an_error_once_the_others_are_done(how):
+    said = [said for said, _ in broken(how)]
+    more = said.pop(0 if how == "round_more_of_rank_0" else 1)
+    assert [one["said"] for one in said] == [["no error", "done"]]
+    kind, text = more["said"]
+    gone = 1 if how == "round_more_of_rank_0" else 0
+    assert kind == "LostRankError" and f"rank {gone} " in text and more["secs"] < 60, text
+    assert "its script has ended" in text or how == "round_more_when_alone"
+
+
+def test_ranks_may_come_to_one_collective_from_different_lines():
+    assert [said["said"] for said, _ in broken("branches")] == [["no error", 4.0]] * 2
+
+
+def test_descriptors_beyond_1023_are_as_good_as_others():
+    assert [said["said"] for said, _ in broken("descriptors")] == [["no error", 2.0]] * 2

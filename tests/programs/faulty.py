@@ -5,6 +5,8 @@
 A fault is action@step[:worker][!]: at the end of that step, on that worker (by default the chief).
 With "!" it comes again in every attempt. Actions:
 
+A step may also be a place before the first one: init, build, data, trace.
+
     kill, stop, term, int   the signal, to this process
     raise, exit             an exception of the hook; os._exit(7)
     hang                    sleeps, and never returns
@@ -32,16 +34,30 @@ POISON = int(os.environ.get("POISON", "-1"))
 PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
 
 
-def faults(worker: int) -> list[tuple[str, int, str]]:
-    """(action, step, marker or "") of this worker."""
+def faults(worker: int) -> list[tuple[str, int | str, str]]:
+    """(action, step or place, marker or "") of this worker."""
     found = []
     for text in os.environ.get("FAULTS", "").split():
         action, _, place = text.rstrip("!").partition("@")
         step, _, who = place.partition(":")
         if int(who or 0) == worker:
             marker = "" if text.endswith("!") else text.replace("@", "-").replace(":", "-")
-            found.append((action, int(step), marker))
+            found.append((action, int(step) if step.isdigit() else step, marker))
     return found
+
+
+def reach(place: int | str, worker: int) -> None:
+    """Strikes what is due here."""
+    for action, at, marker in faults(worker):
+        if at != place:
+            continue
+        fired = Path(os.environ.get("FAULTS_DIR", ".")) / f"fired-{marker}"
+        if marker and fired.exists():
+            continue
+        if marker:
+            fired.touch()
+        print(f"fault: {action} at {place}", flush=True)
+        strike(action)
 
 
 def strike(action: str) -> None:
@@ -62,8 +78,10 @@ class Faulty(ctl.Trainer):
     def __init__(self, width=16, dropout=0.2, api_token="", **options):
         super().__init__(**options)
         self.width, self.dropout, self.api_token = width, dropout, api_token
+        reach("init", self.placement.worker_index)
 
     def build(self):
+        reach("build", self.placement.worker_index)
         self.model = keras.Sequential([
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
             keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
@@ -75,11 +93,13 @@ class Faulty(ctl.Trainer):
         )  # fmt: skip
 
     def train_data(self, batch_size):
+        reach("data", self.placement.worker_index)
         x = np.random.default_rng(0).normal(size=(EXAMPLES, 4)).astype(np.float32)
         arrays = {"id": np.arange(EXAMPLES), "x": x, "y": x.sum(axis=1, keepdims=True)}
         return ctl.from_arrays(arrays, batch_size)
 
     def train_step(self, batch):
+        reach("trace", self.placement.worker_index)
         with tf.GradientTape() as tape:
             error = tf.square(self.model(batch["x"], training=True) - batch["y"])[:, 0]
             error = tf.where(tf.equal(batch["id"], POISON), np.float32("nan"), error)
@@ -91,15 +111,7 @@ class Faulty(ctl.Trainer):
 
     def after_loop(self, step, means):
         time.sleep(PAUSE_SECS)
-        for action, at, marker in faults(self.placement.worker_index):
-            if at != step:
-                continue
-            fired = Path(os.environ.get("FAULTS_DIR", ".")) / f"fired-{marker}"
-            if marker and fired.exists():
-                continue
-            if marker:
-                fired.touch()
-            strike(action)
+        reach(step, self.placement.worker_index)
 
 
 if __name__ == "__main__":

@@ -91,10 +91,10 @@ class Faults:
         write, tensors, mark = commit.write, snapshot.Snapshot.write, commit.mark
         remove, discard, rename = commit.remove, commit.discard, Path.rename
 
-        def writing(directory, manifest, write_state):
+        def writing(directory, manifest, write_state, **how):
             self._step = manifest.step
             self.reach("before_write")
-            return write(directory, manifest, write_state)
+            return write(directory, manifest, write_state, **how)
 
         def writing_tensors(taken, prefix):
             tensors(taken, prefix)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import environment
 from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_in, read_until, wait_for
 
 pytestmark = pytest.mark.workers
@@ -174,8 +175,38 @@ def test_workers_may_end_a_little_after_the_chief(job):
     assert code == 0
 
 
-def test_workers_that_outlive_the_chief_by_too_much_are_ended_and_that_is_said(job):
+def test_workers_that_outlive_a_chief_that_is_done_are_ended_with_a_warning(job):
     code, _, err = job.run("wait_for(lambda: job == 0)", "--workers=2", "--grace_secs=0.5")
-    assert code == 1
+    assert code == 0
     assert "worker 0 (job 0) is done but others still run after 0.5 s" in err
-    assert "did not end by themselves: worker 1 (job 1)" in err
+    assert "warning: the chief was done, worker 1 (job 1) did not end by themselves" in err
+
+
+@pytest.mark.parametrize(("how", "code"), [("os.abort()", 0), ("sys.exit(3)", 3)])
+def test_a_crash_after_the_chief_was_done_is_a_warning_and_an_error_is_not(job, how, code):
+    ended, _, err = job.run(
+        f"""
+        if job == 0: leave_pid(here / "pid")
+        else:
+            wait_for_end_of(here / "pid")
+            {how}
+        """,
+        "--workers=2",
+        "--max_restarts=0",
+    )
+    assert ended == code
+    assert ("warning: worker 1 (job 1) ended with SIGABRT after the chief was done" in err) == (code == 0)
+
+
+def test_a_second_launcher_leaves_the_logs_of_the_first_alone(job):
+    """Also before the first one's LOCK is there."""
+    job.start("print('mine', flush=True)\nwait_for((here / 'go').exists)", "--workers=1")
+    wait_for(lambda: "mine" in job.log(0))
+    words = [sys.executable, "-m", "ctl", "launch", f"--log_dir={job.logs}", "--", "true"]
+    second = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False
+    )
+    assert second.returncode == 2 and "is in use: ctl launch, process" in second.stderr
+    assert job.log(0) == "mine\n"
+    (job.dir / "go").touch()
+    assert job.end()[0] == 0

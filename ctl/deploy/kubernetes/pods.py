@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctl.deploy.kubernetes.setting import GPU, Setting
-from ctl.errors import EXIT_FAILED, EXIT_USAGE
+from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 
 _USER = 1000  # that of `ctl deploy docker`
 _GPU_NODES = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
@@ -105,17 +105,23 @@ def mounts(setting: Setting, *, read_only: bool = False) -> list[dict[str, Any]]
 
 
 def failure_policy(container: str) -> dict[str, Any]:
-    """Which ends count: none where the node went away, and exit codes that no restart helps end the job."""
-    permanent = {
-        "containerName": container, "operator": "In", "values": [EXIT_FAILED, EXIT_USAGE],
-    }  # fmt: skip
+    """Which ends count: not those of a node that goes away; exit codes that no restart helps end the job.
+
+    When a node is drained its pod saves together with the others, and all end with EXIT_PREEMPTED: on
+    other nodes without a condition that says why.
+    """
+
+    def ended_with(*codes: int) -> dict[str, Any]:
+        return {"containerName": container, "operator": "In", "values": list(codes)}
+
     return {
         "rules": [
             {
                 "action": "Ignore",
                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
             },
-            {"action": "FailJob", "onExitCodes": permanent},
+            {"action": "Ignore", "onExitCodes": ended_with(EXIT_PREEMPTED)},
+            {"action": "FailJob", "onExitCodes": ended_with(EXIT_FAILED, EXIT_USAGE)},
         ]
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.hvd.engine import inline, requests
 from ctl.hvd.engine.frames import Outbox
+from ctl.hvd.engine.lines import Lines
 from ctl.hvd.engine.requests import FAILED_PRECONDITION, Request, ranks_named
 from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.table import Round, Table
@@ -34,6 +35,7 @@ class Agreement:
         self._settings = settings
         self._timeline = timeline
         self._table = Table(size)
+        self._lines = Lines()
         self._complete: list[Round] = []
         self._last_request_at = self._looked_at = time.monotonic()
 
@@ -73,7 +75,7 @@ class Agreement:
         for found in complete:
             self._timeline.agreed(found.name)
             ranks = self._table.sets.get(found.process_set, ())
-            fault = requests.fault(ranks, found.requests)
+            fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
             if fault:
                 self._fail(found, *fault)
             elif found.any_request.kind.endswith("process_set"):

@@ -7,7 +7,9 @@ are done here, with the numbers that came along. One thread; see `Engine` for th
 import contextlib
 import selectors
 import socket
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,8 @@ from ctl.hvd.engine.settings import Settings
 from ctl.hvd.engine.timeline import Timeline
 
 _TICK_SECS = 0.5
+_ABORT_SECS = 5.0  # for the other ranks to hear why
+_RETRY_SECS = 0.01
 
 
 class Coordinator:
@@ -51,6 +55,31 @@ class Coordinator:
         self._thread.join(timeout)
 
     def _run(self) -> None:
+        try:
+            self._coordinate()
+        except BaseException as e:  # every rank waits for this thread
+            self._abort(f"the coordinator of rank 0 failed: {type(e).__name__}: {e}")
+        finally:
+            self._selector.close()
+            for sock in self._sockets.values():
+                sock.close()
+
+    def _abort(self, why: str) -> None:
+        """Tells every rank that the group cannot go on, and why."""
+        print(f"hvd: {why}", file=sys.stderr, flush=True)
+        outboxes, until_secs = self._agreement.outboxes, time.monotonic() + _ABORT_SECS
+        self._agreement.tell_lost(0, why)
+        left = {rank for rank in self._sockets if rank not in self._agreement.gone}
+        while left and time.monotonic() < until_secs:
+            for rank in list(left):
+                with contextlib.suppress(Lost):
+                    outboxes[rank].write(self._sockets[rank])
+                    if outboxes[rank]:
+                        continue
+                left.discard(rank)
+            time.sleep(_RETRY_SECS if left else 0.0)
+
+    def _coordinate(self) -> None:
         agreement = self._agreement
         while len(agreement.gone) < len(self._sockets) or any(agreement.outboxes.values()):
             for key, events in self._selector.select(_TICK_SECS):
@@ -61,9 +90,6 @@ class Coordinator:
             agreement.look_for_stalls()
             for rank in sorted(self._sockets, reverse=True):  # this one, which may leave then, last
                 self._write(rank)
-        self._selector.close()
-        for sock in self._sockets.values():
-            sock.close()
 
     def _read(self, rank: int) -> None:
         inbox = self._inboxes[rank]

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import math
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ from ctl.placement import Placement
 
 _MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
 _LEAVE_SECS = 5.0
+_WAKE_SECS = 1.0
+_ANSWER_SECS = 10.0  # for rank 0 to say that others are late
 
 
 @dataclass
@@ -84,7 +88,9 @@ class Engine:
             self._coordinator = Coordinator(found.accepted, settings, self.timeline)
             self._coordinator.start()
         self._control = Channel(found.control)
-        self._mesh = Mesh(found.peers, found.control, self._pump, settings.stall_warning)
+        self._mesh = Mesh(
+            found.peers, found.control, self._pump, settings.stall_warning, settings.stall_shutdown
+        )
         self._to_begin: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
@@ -166,6 +172,7 @@ class Engine:
         try:
             self._control.socket.setblocking(True)
             while True:
+                self._wait_for_word()
                 self._control.inbox.read(self._control.socket)
                 self._heed()
                 while self._to_begin:
@@ -173,7 +180,7 @@ class Engine:
         except Lost as e:
             rank = e.args[1] if len(e.args) > 1 else 0
             why = f"rank {rank} is gone ({e.args[0]})."
-            if rank and not self._left:
+            if len(e.args) > 1 and not self._left:
                 self._report(rank, why)
             self._break(failure("LOST", why))
         except _Broken as e:
@@ -181,6 +188,24 @@ class Engine:
         except BaseException as e:  # whoever waits must be told
             self._break(failure("LOST", f"rank {self.place.rank}: {type(e).__name__}: {e}"))
             self._report(self.place.rank, f"rank {self.place.rank} failed: {e}")
+
+    def _wait_for_word(self) -> None:
+        """Until rank 0 says something. With a limit for stalls, it has to as long as somebody waits."""
+        limit_secs = self.settings.stall_shutdown
+        if not limit_secs or self.place.rank == 0:
+            return
+        poller = select.poll()
+        poller.register(self._control.socket, select.POLLIN)
+        heard_at = time.monotonic()
+        while not poller.poll(1000 * _WAKE_SECS):
+            with self._lock:
+                asked_at = [pending.asked_at for pending in self._pending.values()]
+            silent_secs = time.monotonic() - max(heard_at, min(asked_at, default=math.inf))
+            if silent_secs > limit_secs + _ANSWER_SECS:
+                raise _Broken(
+                    f"rank 0 did not answer for {silent_secs:.0f} s "
+                    "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
+                )
 
     def _report(self, rank: int, why: str) -> None:
         with contextlib.suppress(Lost):

@@ -1,28 +1,32 @@
 """How the ranks find each other: every one listens, and calls those of lower rank.
 
-Who calls proves that it knows the job's secret, and so does who answers; the secret itself does not
-travel. Ranks of another job, of another version or of an earlier group are refused by name.
+Both prove to each other that they know the job's secret (`ctl.io.authenticated_channel`). Ranks of
+another version, of another number or of an earlier group are refused by name. Once all have met, no
+port is open.
 """
 
 import contextlib
-import hmac
-import os
-import selectors
+import errno
+import queue
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hvd.engine.frames import Inbox, Lost, packed
 from ctl.hvd.engine.settings import Settings
-from ctl.hvd.errors import HorovodInternalError
+from ctl.hvd.errors import HorovodInternalError, PortInUseError
+from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError, connect
 from ctl.placement import Placement
 
-_PROTOCOL = 1
-_SHAKE_SECS = 30.0
+_PROTOCOL = 2
 _TELL_EVERY_SECS = 30.0
+_LOOK_SECS = 0.1
+_RETRY_SECS = 0.05
+_BACKLOG = 4096
 
 
 @dataclass
@@ -46,8 +50,9 @@ def meet(place: Placement, settings: Settings, lost: Callable[[], str] = str) ->
     Args:
       lost: asked again and again; what it says of a rank that will not come, if anything.
 
-    Raises UsageError if this rank cannot listen at its address or is not let in, and
-    HorovodInternalError if some do not come within `start_timeout` seconds, or will not.
+    Raises UsageError if this rank cannot listen at its address or is not let in, its subclass
+    PortInUseError if only the port is taken, and HorovodInternalError if some do not come within
+    `start_timeout` seconds, or will not.
     """
     meeting = _Meeting(place, settings, lost)
     try:
@@ -69,7 +74,12 @@ class _Meeting:
         self._peers: dict[int, socket.socket] = {}
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
-        self._listener = self._listening()
+        self._why = ""  # the newest call came to nothing
+        self._listener = Listener(self._listening(), self._endpoint(place.rank), self._refusal)
+        self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="hvd-meeting", daemon=True)
+        self._thread.start()
 
     def run(self) -> Connections:
         """Calls the lower ranks and takes the calls of the higher ones."""
@@ -89,14 +99,18 @@ class _Meeting:
                         self._control = sock
                     else:
                         self._peers[rank] = sock
-            self._take_a_call(0.0 if calls else 0.2)
+            self._take_arrivals(0.0 if calls else 0.2)
             self._tell_and_give_up(calls)
         assert self._control is not None
         return Connections(self._control, self._peers, self._accepted)
 
     def close(self) -> None:
-        """Listens no more."""
+        """Listens no more: from here on no port of this rank is open."""
+        self._is_over.set()
+        self._thread.join()
         self._listener.close()
+        while not self._arrivals.empty():
+            self._arrivals.get()[0].close()
 
     def give_up(self) -> None:
         """Closes what is connected already."""
@@ -110,115 +124,78 @@ class _Meeting:
         accepted = place.rank > 0 or len(self._accepted) == place.size
         return self._control is not None and accepted and len(self._peers) == place.size - 1
 
+    def _endpoint(self, rank: int) -> Endpoint:
+        return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
+
+    def _address(self, rank: int) -> tuple[str, int]:
+        host, _, port = self._place.addresses[rank].rpartition(":")
+        return host.strip("[]"), int(port)
+
     def _listening(self) -> socket.socket:
-        host, _, port = self._place.addresses[self._place.rank].rpartition(":")
-        host = host.strip("[]")
+        host, port = self._address(self._place.rank)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         is_own = host in ("localhost", "::1") or host.startswith("127.")
         last: OSError | None = None
         for bound in [host] if is_own else [host, ""]:
             try:
-                sock = socket.create_server((bound, int(port)), family=family, backlog=1024)
+                return socket.create_server((bound, port), family=family, backlog=_BACKLOG)
             except OSError as e:
                 last = e
-                continue
-            sock.setblocking(False)
-            return sock
-        raise UsageError(
+        is_taken = last is not None and last.errno == errno.EADDRINUSE
+        raise (PortInUseError if is_taken else UsageError)(
             f"rank {self._place.rank} cannot listen at {host}:{port} ({last}); expected an address of "
             "this machine and a free port. Is another process of the job still running?"
         )
 
-    def _called(self, role: str, rank: int) -> socket.socket | None:
-        host, _, port = self._place.addresses[rank].rpartition(":")
-        try:
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=2.0)
-        except OSError:
-            time.sleep(0.05)
-            return None
-        try:
-            sock.settimeout(_SHAKE_SECS)
-            self._introduce(sock, role, rank)
-        except (Lost, OSError):
-            sock.close()
-            time.sleep(0.05)
-            return None
-        except BaseException:
-            sock.close()
-            raise
-        return _tuned(sock)
+    def _listen(self) -> None:
+        """In a thread of its own, so that who calls is not delayed by whom we call."""
+        while not self._is_over.is_set():
+            for arrival in self._listener.accepted(_LOOK_SECS):
+                self._arrivals.put(arrival)
 
-    def _introduce(self, sock: socket.socket, role: str, rank: int) -> None:
-        inbox, nonce = Inbox(), os.urandom(16).hex()
-        hello = {"role": role, "rank": self._place.rank, **self._common(), "nonce": nonce}
-        _say(sock, hello)
-        answer = _heard(sock, inbox)
-        if "refused" in answer:
-            if answer.get("again"):
-                raise Lost("not yet")
-            raise UsageError(f"rank {rank} refused rank {self._place.rank}: {answer['refused']}")
-        if not hmac.compare_digest(answer["proof"], self._proof(nonce, f"answer {rank}")):
-            raise UsageError(f"rank {rank} does not know the secret of this job (CTL_HVD_SECRET).")
-        _say(sock, {"proof": self._proof(answer["nonce"], f"{role} {self._place.rank}")})
-        if "welcome" not in _heard(sock, inbox):
-            raise UsageError(f"rank {rank} refused rank {self._place.rank}.")
+    def _called(self, role: str, rank: int) -> socket.socket | None:
+        claim = {"role": role, "rank": self._place.rank, **self._common()}
+        try:
+            left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
+            return connect(
+                self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs)
+            )
+        except RefusedError as e:
+            if not e.again:
+                raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None
+            self._why = f"rank {rank}: {e}"
+        except OSError as e:
+            self._why = f"rank {rank}: {e.strerror or e}"
+        time.sleep(_RETRY_SECS)
+        return None
 
     def _common(self) -> dict:
         place = self._place
         return {"protocol": _PROTOCOL, "size": place.size, "generation": place.generation}
 
-    def _proof(self, nonce: str, what: str) -> str:
-        return hmac.new(self._settings.secret, f"{what} {nonce}".encode(), "sha256").hexdigest()
+    def _take_arrivals(self, wait_secs: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                sock, claim = self._arrivals.get(timeout=wait_secs or None, block=wait_secs > 0)
+                wait_secs = 0.0
+                connections = self._accepted if claim["role"] == "control" else self._peers
+                if claim["rank"] in connections:  # it did not hear that it was welcome
+                    connections[claim["rank"]].close()
+                connections[claim["rank"]] = sock
 
-    def _take_a_call(self, wait: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            if not selector.select(wait):
-                return
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        try:
-            sock.settimeout(_SHAKE_SECS)
-            self._admit(sock)
-        except (Lost, OSError, KeyError, ValueError, TypeError):
-            sock.close()
-
-    def _admit(self, sock: socket.socket) -> None:
-        inbox = Inbox()
-        hello = _heard(sock, inbox)
-        refused = self._refusal(hello)
-        if refused:
-            _say(
-                sock,
-                {"refused": refused, "again": hello.get("generation", 0) != self._place.generation},
-            )
-            raise Lost(refused)
-        role, rank = str(hello["role"]), int(hello["rank"])
-        nonce = os.urandom(16).hex()
-        mine = self._proof(str(hello["nonce"]), f"answer {self._place.rank}")
-        _say(sock, {"nonce": nonce, "proof": mine})
-        if not hmac.compare_digest(
-            str(_heard(sock, inbox)["proof"]), self._proof(nonce, f"{role} {rank}")
-        ):
-            _say(sock, {"refused": "secret"})
-            raise Lost("a wrong secret")
-        _say(sock, {"welcome": True})
-        connections = self._accepted if role == "control" else self._peers
-        if rank in connections:
-            connections[rank].close()
-        connections[rank] = _tuned(sock)
-
-    def _refusal(self, hello: dict) -> str:
+    def _refusal(self, claim: dict[str, Any]) -> RefusedError | None:
         for what, mine in self._common().items():
-            if hello.get(what) != mine:
-                return f"its {what} is {hello.get(what)}, here it is {mine}; start all ranks alike."
-        if hello["role"] == "control" and self._place.rank:
-            return (
-                f"{self._place.addresses[self._place.rank]} is rank {self._place.rank}, not rank 0."
-            )
-        return ""
+            if claim.get(what) != mine:
+                text = f"its {what} is {claim.get(what)}, here it is {mine}; start all ranks alike."
+                return RefusedError(text, again=claim.get("generation") != self._place.generation)
+        role, rank, place = claim.get("role"), claim.get("rank"), self._place
+        if role == "control" and place.rank:
+            return RefusedError(f"{place.addresses[place.rank]} is rank {place.rank}, not rank 0.")
+        is_higher = type(rank) is int and place.rank < rank < place.size
+        if role not in ("control", "peer") or not is_higher:
+            last = place.size - 1
+            return RefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
+        return None
 
     def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:
         now, why = time.monotonic(), self._lost()
@@ -232,32 +209,20 @@ class _Meeting:
         named = ", ".join(f"{rank} ({place.addresses[rank]})" for rank in sorted(waits)[:8])
         text = f"rank {place.rank} of {place.size} waits for rank {named}"
         if now >= self._deadline:
+            why = f" The last call, to {self._why}." if calls and self._why else ""
             raise HorovodInternalError(
                 f"{text}: not here after {self._settings.start_timeout:g} s. Do these processes run, "
                 "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
+                f"{why}{self._told_refused()}"
             )
         self._tell_at = now + _TELL_EVERY_SECS
         print(f"hvd: {text}", file=sys.stderr, flush=True)
 
-
-def _say(sock: socket.socket, header: dict) -> None:
-    sock.sendall(b"".join(packed(header)))
-
-
-def _heard(sock: socket.socket, inbox: Inbox) -> dict:
-    while True:
-        for header, _ in inbox.messages():
-            return header
-        inbox.read(sock)
-
-
-def _tuned(sock: socket.socket) -> socket.socket:
-    """Small messages leave at once, and a machine that went silent is noticed."""
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return sock
+    def _told_refused(self) -> str:
+        listener = self._listener
+        if not listener.refused:
+            return ""
+        return (
+            f" {listener.refused} connections to this rank, the last from {listener.last_refused}, did "
+            "not prove that they are of this job."
+        )

@@ -27,6 +27,7 @@ class Request:
       splits: rows for each rank in an alltoall; ranks or number of a process set.
       is_inline: the numbers came with the request.
       is_eager: the asking thread waits for it and does nothing else.
+      line: where an eager call without a name stands in the program, "train.py:12"; else "".
     """
 
     id: int
@@ -42,6 +43,7 @@ class Request:
     splits: Sequence[int] = ()
     is_inline: bool = False
     is_eager: bool = True
+    line: str = ""
 
     def header(self) -> dict[str, Any]:
         """For a message."""

@@ -1,8 +1,14 @@
-"""Collectives as a Chrome trace (chrome://tracing, Perfetto): a row per tensor."""
+"""Collectives as a Chrome trace (chrome://tracing, Perfetto): a row per tensor.
 
+A disk that refuses ends the trace, with a line on stderr, and not the job.
+"""
+
+import contextlib
 import json
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -32,8 +38,9 @@ class Timeline:
         """Closes the file; it is valid JSON then."""
         with self._lock:
             if self._file is not None:
-                self._file.write("{}]\n")
-                self._file.close()
+                with self._until_it_fails():
+                    self._file.write("{}]\n")
+                    self._file.close()
                 self._file = None
 
     def asked(self, name: str, kind: str, rank: int) -> None:
@@ -41,30 +48,45 @@ class Timeline:
         with self._lock:
             if self._file is None:
                 return
-            if name not in self._open:
-                self._open.add(name)
-                self._write("B", name, f"NEGOTIATE_{kind.upper()}")
-            self._write("X", name, str(rank), dur=0)
+            with self._until_it_fails():
+                if name not in self._open:
+                    self._open.add(name)
+                    self._write("B", name, f"NEGOTIATE_{kind.upper()}")
+                self._write("X", name, str(rank), dur=0)
 
     def agreed(self, name: str) -> None:
         """All ranks have asked for it."""
         with self._lock:
             if self._file is not None and name in self._open:
                 self._open.discard(name)
-                self._write("E", name, "")
+                with self._until_it_fails():
+                    self._write("E", name, "")
 
     def did(self, name: str, kind: str, start: float) -> None:
         """A collective began at `time.monotonic()` start, and has ended now."""
         with self._lock:
             if self._file is not None and start >= self._started:
                 ended = time.monotonic()
-                self._write("X", name, kind.upper(), at=start, dur=int(1e6 * (ended - start)))
+                with self._until_it_fails():
+                    self._write("X", name, kind.upper(), at=start, dur=int(1e6 * (ended - start)))
 
     def cycle(self) -> None:
         """Requests are looked at now."""
         with self._lock:
             if self._file is not None and self._mark_cycles:
-                self._write("i", "", "CYCLE_START", s="g")
+                with self._until_it_fails():
+                    self._write("i", "", "CYCLE_START", s="g")
+
+    @contextlib.contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                assert self._file is not None
+                self._file.close()
+            print(f"hvd: the timeline ends here: {e.strerror or e}", file=sys.stderr, flush=True)
+            self._file = None
 
     def _write(self, phase: str, row: str, what: str, at: float | None = None, **more) -> None:
         assert self._file is not None

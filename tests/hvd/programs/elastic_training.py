@@ -3,7 +3,8 @@
 python elastic_training.py DIRECTORY DONE
 
 DIRECTORY/go is the step up to which to train, as rank 0 reads it; in the step in DIRECTORY/die the last
-rank kills itself. Prints a JSON line per step. Each step
+rank kills itself. Process 0 takes the port in DIRECTORY/port once, as if a program had come to listen
+there just after it was found free. Prints a JSON line per step. Each step
 adds 1 to the weight on any number of ranks, so that a step that is lost or done twice shows.
 """
 
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
-from ctl.hvd import elastic
+from ctl.hvd import elastic, rendezvous
+from ctl.launch.ports import free_ports
 
 HERE, DONE = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -32,6 +34,16 @@ def say(**facts) -> None:
     print(json.dumps({"pid": os.getpid(), **facts}), flush=True)
 
 
+def found_ports(*arguments) -> list[int]:
+    port = HERE / "port"
+    if os.environ["CTL_HVD_WORKER"] == "0" and port.exists():
+        found = [int(port.read_text())]
+        port.unlink()
+        return found
+    return free_ports(*arguments)
+
+
+rendezvous.free_ports = found_ports
 hvd.init()
 weight = tf.Variable(0.0)
 state = elastic.TensorFlowState(variables=[weight], step=0)

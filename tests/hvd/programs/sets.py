@@ -7,6 +7,11 @@ from harness import raised, run_cases
 
 FIRST, LAST = hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 1])
 ALONE = hvd.ProcessSet([1])
+try:
+    hvd.init(process_sets=[FIRST, hvd.ProcessSet([1, 0])])
+    raise AssertionError("two equal sets")
+except ValueError as e:
+    assert "two process sets of the ranks [0, 1]" in str(e)
 hvd.init(process_sets=[FIRST, LAST])
 
 
@@ -15,6 +20,13 @@ def case_static_sets():
     assert (FIRST.size(), FIRST.included()) == (2, hvd.rank() < 2)
     assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0, 1], 2: [1, 2]}
     assert hvd.global_process_set.size() == 3 and hvd.global_process_set.rank() == hvd.rank()
+
+
+def case_an_equal_set_of_a_later_init_is_usable():
+    again = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == FIRST.process_set_id and again.size() == 2
+    assert str(again) == "ProcessSet(process_set_id=1, ranks=[0, 1], mpi_comm=None)"
 
 
 def case_overlapping_sets():

@@ -1,0 +1,116 @@
+"""Which checkpoint a run goes on from: the newest undamaged one that the chief sees, on all workers.
+
+Damage is a missing file, a wrong size or a wrong checksum. What cannot be read is tried again for some
+seconds, and is no damage: the job ends and is worth another attempt. Other workers see what the chief
+has chosen some time later on network file systems; they wait for it.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ctl import files
+from ctl.checkpoints import commit
+from ctl.checkpoints.protocol import Manifest
+from ctl.errors import CheckpointError, ReadError
+from ctl.files import AnyPath
+
+VISIBLE_SECS = 60.0  # how long a worker waits for what the chief sees
+_POLL_SECS = 0.5
+_log = logging.getLogger("ctl")
+
+
+class Choice(NamedTuple):
+    """A checkpoint to restore, and the damaged ones that were passed over, with the reason."""
+
+    path: AnyPath
+    manifest: Manifest
+    damaged: Mapping[AnyPath, str]
+
+
+def newest(directory: AnyPath) -> Choice | None:
+    """The newest undamaged checkpoint, None if there is none at all.
+
+    A warning names each damaged one, its file and the cause. Raises CheckpointError if all are damaged:
+    never a silent start at step 0. Raises ReadError where a newer one cannot be read.
+    """
+    found, faults = _survey(directory)
+    damaged = {p: str(e).rstrip(".") for p, e in faults.items() if not isinstance(e, ReadError)}
+    unread = {commit.step_of(p): e for p, e in faults.items() if isinstance(e, ReadError)}
+    for path, fault in damaged.items():
+        _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
+    for path, manifest in reversed(found):
+        _check_read(unread, manifest.step)
+        wrong = files.persistently(functools.partial(commit.verify, path, manifest))
+        if wrong is None:
+            return Choice(path, manifest, damaged)
+        damaged[path] = wrong
+        _log.warning("Passing over the damaged checkpoint %s: %s.", path, wrong)
+    _check_read(unread, -1)
+    if damaged:
+        listed = "; ".join(f"{p.name}: {fault}" for p, fault in damaged.items())
+        raise CheckpointError(
+            f"Every checkpoint in {directory} is damaged ({listed}). Restore one from a backup, or "
+            "start again with another --model_dir."
+        )
+    return None
+
+
+def _survey(directory: AnyPath) -> tuple[list, dict]:
+    try:
+        return files.persistently(lambda: commit.survey(directory, files.persistently))
+    except OSError as e:
+        failed = ReadError(f"{directory} cannot be read: {e.strerror or e}.")
+        failed.errno = e.errno
+        raise failed from e
+
+
+def _check_read(unread: Mapping[int, CheckpointError], step: int) -> None:
+    """Raises ReadError for the newest one that cannot be read and is newer than `step`."""
+    if unread and max(unread) > step:
+        raise unread[max(unread)]
+
+
+def of_step(directory: AnyPath, step: int) -> tuple[AnyPath, Manifest]:
+    """The good checkpoint of `step`; raises CheckpointError if there is none, or it is damaged."""
+    found, faults = _survey(directory)
+    for path, manifest in found:
+        if manifest.step == step:
+            fault = files.persistently(functools.partial(commit.verify, path, manifest))
+            if fault is None:
+                return path, manifest
+            raise CheckpointError(f"The checkpoint {path} is damaged: {fault}.")
+    for path, error in faults.items():
+        if commit.step_of(path) == step:
+            raise error
+    raise CheckpointError(
+        f"There is no good checkpoint of step {step} in {directory}; there are "
+        f"{[m.step for _, m in found] or 'none'}."
+    )
+
+
+def awaited(
+    directory: AnyPath, step: int, *, clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[AnyPath, Manifest]:  # fmt: skip
+    """The checkpoint of `step`, which the chief sees undamaged; waits until this worker sees it, too.
+
+    Raises ReadError if it does not within `VISIBLE_SECS`.
+    """
+    until, told = clock() + VISIBLE_SECS, False
+    while True:
+        try:
+            return of_step(directory, step)
+        except CheckpointError as e:
+            if clock() >= until:
+                raise ReadError(
+                    f"The chief restores the checkpoint of step {step}, and this worker has not seen it "
+                    f"within {VISIBLE_SECS:g} s: {str(e).rstrip('.')}. All workers must see the same "
+                    "model_dir: put it on shared storage."
+                ) from e
+            if not told:
+                _log.warning("Waiting for the checkpoint that the chief restores: %s", e)
+                told = True
+            sleep(_POLL_SECS)

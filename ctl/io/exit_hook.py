@@ -1,0 +1,161 @@
+"""The end of the process: the right exit code, everything flushed, no teardown of TensorFlow.
+
+    exit_hook.install()            # scripts: errors of ctl end the process with their exit code
+    raise exit_hook.Exit(0)        # ctl.run: end the process with 0, unless it is caught
+
+TensorFlow's own teardown at interpreter exit is neither quick nor silent. A tf.data iterator waits for
+its autotuning thread, whose wake-up can be lost: the destructor notifies the thread before it marks
+it as cancelled, and the thread then sleeps for a period that doubles up to a minute. Workers that
+leave one after the other log each other as crashed. So nothing of it is run: Python's exit
+functions and open files are taken care of, and the kernel releases the rest.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError
+
+_WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may hold unwritten data
+_installed = False
+_kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
+
+
+class Exit(SystemExit):
+    """SystemExit that, uncaught, ends the process with its code as soon as the interpreter gives up.
+
+    The exit functions of `atexit` run, open files and summary writers are flushed, and then the kernel
+    is asked to end the process. Where somebody catches it (a test, a notebook) it is a SystemExit.
+    """
+
+    def __init__(self, code: int):
+        super().__init__(code)
+
+    def __del__(self) -> None:
+        # Uncaught, it is dropped by the interpreter, which runs no Python frame any more.
+        if sys is not None and not _has_caller() and isinstance(self.code, int):
+            atexit.register(_leave, self.code)  # the last to be registered is the first to run
+
+
+def install() -> None:
+    """From now on an uncaught error ends this process with its exit code, at once; called again, nothing.
+
+    The traceback is printed as before. A script that ends in any other way keeps its exit code, and
+    skips TensorFlow's teardown. Under pytest, in a notebook and under `python -i` errors are left alone.
+    """
+    global _installed  # noqa: PLW0603
+    if _installed:
+        return
+    _installed = True
+    atexit.register(_skip_teardown)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        code = error.exit_code if isinstance(error, CtlError) else EXIT_FAILED
+        if isinstance(error, KeyboardInterrupt):
+            code = EXIT_INTERRUPTED
+        if sys.flags.interactive or sys.flags.inspect or _has_caller():
+            return  # the process goes on
+        if code == EXIT_RETRY:
+            end(code)
+        atexit.register(_leave, code)  # once threads have ended, as Python does
+
+    sys.excepthook = hook
+
+
+def end(code: int) -> None:
+    """Ends the process now; EXIT_RETRY does so without exit functions, which may wait for a lost peer."""
+    if code == EXIT_RETRY:
+        _flush_standard()
+        os._exit(code)
+    _leave(code)
+
+
+def keep(found: Callable[[], Iterable[Any]]) -> None:
+    """Has the objects that `found()` yields at the end of the process outlive it: never destroyed."""
+    _kept.append(found)
+
+
+def _has_caller() -> bool:
+    """Whether the method that calls this was called by Python code."""
+    try:
+        sys._getframe(2)
+    except ValueError:
+        return False
+    return True
+
+
+def _leave(code: int) -> None:
+    with contextlib.suppress(ValueError):  # not the main thread
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: os._exit(code))  # it is about to end, as it says
+    atexit.unregister(_leave)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):
+        _flush_all()
+    _flush_standard()
+    os._exit(code)
+
+
+def _flush_all() -> None:
+    """Writes what open files and writers hold: the interpreter's end would have destroyed them."""
+    kept = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    found: list[list[Any]] = [[] for _ in _CLOSED]
+    for thing in gc.get_objects():
+        with contextlib.suppress(Exception):
+            kind = type(thing)  # not its __class__: a proxy may have lost what it stands for
+            rank = next((i for i, kinds in enumerate(_CLOSED) if issubclass(kind, kinds())), None)
+            package = (kind.__module__ or "").partition(".")[0]
+            if rank is not None:
+                found[rank].append(thing)
+            elif issubclass(kind, io.IOBase) or (package in _WRITERS and hasattr(kind, "flush")):
+                thing.flush()
+    for thing in (thing for things in found for thing in things):
+        if not any(thing is stream for stream in kept):
+            with contextlib.suppress(Exception):
+                thing.close()
+
+
+def _loaded(module: str, name: str) -> tuple[type, ...]:
+    kind = getattr(sys.modules.get(module), name, None)
+    return (kind,) if isinstance(kind, type) else ()
+
+
+# What writes its last part when it is closed; each of these may stand on one that follows.
+_CLOSED: tuple[Callable[[], tuple[type, ...]], ...] = (
+    lambda: (io.TextIOWrapper,),
+    lambda: (*_loaded("tarfile", "TarFile"), *_loaded("zipfile", "ZipFile")),
+    lambda: (
+        *_loaded("gzip", "GzipFile"), *_loaded("bz2", "BZ2File"), *_loaded("lzma", "LZMAFile"),
+    ),
+)  # fmt: skip
+
+
+def _flush_standard() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _skip_teardown() -> None:
+    """What Python's end would destroy stays, and the C library's end is cut short."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    things = [] if context is None else [getattr(context, "_context", None)]
+    for found in _kept:
+        things += found()
+    with contextlib.suppress(Exception):
+        for thing in things:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        if context is not None:
+            library = ctypes.CDLL(None)
+            library.on_exit(library._exit, None)  # glibc hands the exit status to _exit

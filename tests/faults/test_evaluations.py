@@ -1,0 +1,62 @@
+"""Signals and errors within an evaluation of two workers: no trained step is lost."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
+from training import pids, saved, send, wait_until
+
+pytestmark = pytest.mark.workers
+
+
+def start(model_dir, **env):
+    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable,
+             str(PROGRAMS / "evaluating.py"), f"--model_dir={model_dir}", "--train_steps=6",
+             "--global_batch_size=8", "--eval_every_steps=4", "--export=none"]  # fmt: skip
+    return subprocess.Popen(
+        words, env=environment(**env), cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def log_of(model_dir, number=1):
+    path = model_dir / "workers" / f"job_{number}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_sigterm_within_a_long_evaluation_is_heard_and_its_steps_are_saved(tmp_path):
+    job = start(tmp_path / "run", EVAL="long")
+    try:
+        wait_until(lambda: "evaluating" in log_of(tmp_path / "run"), job)
+        send(pids(tmp_path / "run")[1], "TERM")
+        said, _ = job.communicate(timeout=TIMEOUT_SECS)
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == 143, said[-3000:]
+    assert saved(tmp_path / "run") == [4]
+    assert log_of(tmp_path / "run").count("evaluating") < 300, "the evaluation went on to its end"
+
+
+@pytest.mark.parametrize("unknown", ["", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_bad_record_on_one_worker_ends_the_job_and_its_steps_are_saved(tmp_path, unknown):
+    """With data of unknown length the others wait in the graph: then the save comes before."""
+    job = start(tmp_path / "run", EVAL="bad:1", UNKNOWN=unknown)
+    said, _ = job.communicate(timeout=TIMEOUT_SECS)
+    assert job.returncode == 1, said[-3000:]
+    assert saved(tmp_path / "run") == [4]
+    assert "a bad record" in said and "worker 1 (job 1) failed first" in said
+
+
+def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
+    job = start(tmp_path / "run", EVAL="long")
+    try:
+        wait_until(lambda: "evaluating" in log_of(tmp_path / "run"), job)
+        for worker, name in enumerate(("INT", "TERM")):
+            send(pids(tmp_path / "run")[worker], name)
+        said, _ = job.communicate(timeout=TIMEOUT_SECS)
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == 143 and "Stopped by SIGTERM at step 4" in said, said[-3000:]

@@ -1,0 +1,26 @@
+"""Promise 47: the chief chooses what is restored; other workers wait until they see it."""
+
+import pytest
+
+pytestmark = pytest.mark.workers
+PROGRAM = "tests/programs/late_directory.py"
+
+
+@pytest.fixture(scope="module")
+def found(run_program, tmp_path_factory):
+    chief, other = run_program(2, [PROGRAM, str(tmp_path_factory.mktemp("late"))])
+    return chief.json, other.json
+
+
+def test_a_worker_waits_for_a_checkpoint_that_it_does_not_see_yet(found):
+    assert [worker["late"] for worker in found] == [{"step": 3}, {"step": 3}]
+
+
+@pytest.mark.parametrize("case", ["never", "other content"])
+def test_a_worker_that_never_sees_it_ends_the_job_with_134_on_all_workers(case, found):
+    chief, other = (worker[case] for worker in found)
+    assert chief["code"] == other["code"] == 134
+    assert "Worker 1 could not restore a checkpoint; its log tells why" in chief["error"]
+    assert "The chief restores the checkpoint of step 3" in other["error"]
+    assert "put it on shared storage" in other["error"]
+    assert found[0]["there"] == ["ckpt-3"]  # nothing was set aside

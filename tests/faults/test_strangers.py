@@ -1,0 +1,140 @@
+"""Strangers at a port of a job that starts: the job neither ends, nor waits, nor lets them in."""
+
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
+from ctl import placement
+from ctl.hvd.engine import meeting
+from ctl.hvd.engine.settings import Settings
+from hvd.elastic_jobs import ElasticJob
+from hvd.ranks import rank_environment
+from strangers import call, crowd
+
+pytestmark = pytest.mark.workers
+
+MEET = """
+import json, sys
+from ctl import cluster, preflight
+input()
+preflight.meet(cluster.read(), {"--lr": 0.1}, 60.0)
+print(json.dumps("met"))
+"""
+INIT = """
+import json, os, pathlib
+import ctl.hvd as hvd
+input()
+hvd.init()
+mine = {os.readlink(f) for f in pathlib.Path("/proc/self/fd").iterdir() if f.is_symlink()}
+open_ports = [
+    line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+    if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine
+]
+total = hvd.allreduce(float(hvd.rank()), op=hvd.Sum).numpy()
+print(json.dumps([hvd.size(), float(total), open_ports]))
+"""
+
+
+def start(program, environ):
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=environ, cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def started_amid_a_crowd(program, environs, port):
+    """What two processes printed; the second one came when a crowd was at the first one's port."""
+    started = []
+    try:
+        started += [start(program, environ) for environ in environs]
+        started[0].stdin.write("\n")
+        started[0].stdin.flush()
+        while call(port) is None:
+            assert started[0].poll() is None, started[0].communicate()
+            time.sleep(0.05)
+        with crowd(port, silent=1200):
+            for _ in range(200):  # of them have been there before the other one comes
+                call(port)
+            done = [process.communicate("\n", timeout=TIMEOUT_SECS) for process in started[::-1]]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, (_, err) in zip(started[::-1], done, strict=True):
+        assert process.returncode == 0, err[-3000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in done]
+
+
+@pytest.mark.parametrize("secret", ["known to this job only", ""])
+def test_workers_meet_amid_strangers(secret):
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    environs = [
+        environment(
+            CTL_HVD_SECRET=secret,
+            TF_CONFIG=json.dumps(
+                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            ),
+        )
+        for index in range(2)
+    ]
+    assert started_amid_a_crowd(MEET, environs, ports[0]) == ["met", "met"]
+
+
+def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    port = int(addresses[0].rpartition(":")[2])
+    places = [placement.among(addresses, rank) for rank in range(2)]
+    settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(meeting.meet, places[0], settings)
+        while call(port) is None:
+            assert not first.done(), first.result()
+            time.sleep(0.05)
+        with crowd(port, silent=600):
+            for _ in range(200):  # of them have been there before the other one comes
+                call(port)
+            second = pool.submit(meeting.meet, places[1], settings).result(TIMEOUT_SECS)
+            first = first.result(TIMEOUT_SECS)
+    assert call(port) is None
+    second.peers[0].sendall(b"peer")
+    second.control.sendall(b"control")
+    assert first.peers[1].recv(8) == b"peer" and first.accepted[1].recv(8) == b"control"
+    open_still = [first.control, second.control, first.peers[1], second.peers[0]]
+    for one in [*open_still, *first.accepted.values()]:
+        one.close()
+
+
+@pytest.mark.slow
+def test_ranks_meet_amid_strangers_and_have_no_open_port_then():
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    environs = [
+        rank_environment(rank, addresses, CTL_HVD_SECRET="known to this job only")
+        for rank in range(2)
+    ]
+    assert started_amid_a_crowd(INIT, environs, ports[0]) == [[2, 1.0, []]] * 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_died_is_replaced_amid_strangers(tmp_path):
+    job = ElasticJob(tmp_path, "localhost:2", "-np", "2", "--min-np", "1")
+    job.wait_for_step(3, 2)
+    port = next(
+        int(word.rpartition(b":")[2])
+        for fact in job.steps(3, 2)
+        for word in Path(f"/proc/{fact['pid']}/environ").read_bytes().split(b"\0")
+        if word.startswith(b"CTL_HVD_RENDEZVOUS=")
+    )
+    with crowd(port, silent=600):
+        job.die(5)
+        job.go(8)
+        job.wait_for_step(8, 2)
+        job.go(1000)
+        code, said = job.end()
+    assert code == 0 and "nothing more is started there" not in said, said[-3000:]

@@ -1,0 +1,97 @@
+"""Something breaks in the way that the command line says; every rank prints what became of its calls."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+
+import ctl.hvd as hvd
+import tensorflow as tf
+from ctl.hvd import process
+from ctl.hvd.engine.agreement import Agreement
+
+how = sys.argv[1]
+LARGE = tf.ones([2_000_000])
+held = []
+if how == "descriptors":
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+hvd.init()
+last = hvd.rank() == hvd.size() - 1
+pids = hvd.allgather_object(os.getpid())
+hvd.allreduce(LARGE)
+
+
+def common():
+    return hvd.allreduce(tf.constant(1.0), op=hvd.Sum).numpy().item()
+
+
+def is_running(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def rounds(count, one_more):
+    for number in range(count + 1):
+        if number == count:
+            if hvd.rank() != one_more:
+                return "done"
+            while how == "round_more_when_alone" and is_running(pids[0]):
+                time.sleep(0.05)
+        common()
+    return "one more"
+
+
+def train():  # noqa: PLR0912  one branch for each way
+    if how == "timeline":
+        hvd.start_timeline("/dev/full", mark_cycles=True)
+    elif how == "coordinator" and hvd.rank() == 0:
+
+        def fail(self):
+            raise RuntimeError("on purpose")
+
+        Agreement.answer = fail
+    elif how.startswith("stop"):
+        victim = 0 if how == "stop_rank_0" else hvd.size() - 1
+        if hvd.rank() == victim:
+            if how == "stop_in_an_exchange":  # the others are between its first and its last byte
+                process.engine()._mesh.exchange = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "one_more":
+        for _ in range(3):
+            common()
+        if last:
+            hvd.allreduce(tf.constant(5.0), op=hvd.Sum)
+        return common() + common()
+    elif how.startswith("round_more"):
+        return rounds(3, 0 if how == "round_more_of_rank_0" else hvd.size() - 1)
+    elif how == "branches":
+        if hvd.rank() == 0:
+            one = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
+        else:
+            one = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
+        return one.numpy().item() + common()
+    hvd.allreduce(LARGE)
+    return common()
+
+
+start = time.monotonic()
+try:
+    said = ["no error", train()]
+except (hvd.HorovodInternalError, tf.errors.OpError) as e:
+    said = [type(e).__name__, str(e)]
+print(json.dumps({"said": said, "secs": time.monotonic() - start}), flush=True)
+if how.startswith("stop"):
+    victim = 0 if how == "stop_rank_0" else hvd.size() - 1
+    time.sleep(1 if hvd.rank() == 1 else 3)  # all have seen it by themselves
+    with contextlib.suppress(OSError):
+        os.kill(pids[victim], signal.SIGKILL)
+    os._exit(0)

@@ -1,0 +1,38 @@
+"""With several ranks Keras 3 does not compile with XLA by itself, as it would on a machine with a GPU."""
+
+from hvd.ranks import results
+
+FIT = """
+import json
+import ctl.hvd.keras as hvd
+import keras, numpy as np, tensorflow as tf
+
+seen = tf.config.list_physical_devices
+tf.config.list_physical_devices = lambda kind=None: [
+    *seen(kind),
+    *([tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")] if kind in (None, "GPU") else []),
+]
+hvd.init()
+keras.utils.set_random_seed(3)
+model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+x, y = np.ones([8, 4], "float32"), np.full([8, 1], hvd.rank(), "float32")
+model.fit(x, y, batch_size=4, epochs=1, verbose=0)
+weights = hvd.allgather(tf.reshape(model.layers[0].kernel, [1, -1])).numpy()
+plain = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
+plain.compile(optimizer="sgd", loss="mse")
+print(json.dumps({
+    "jit": model.jit_compile, "plain": plain.jit_compile, "size": hvd.size(),
+    "alike": bool((weights == weights[0]).all()),
+}))
+"""
+
+
+def test_a_script_of_several_ranks_fits_where_keras_sees_a_gpu():
+    expected = {"jit": False, "plain": False, "size": 2, "alike": True}
+    assert results(FIT, 2) == [expected] * 2
+
+
+def test_one_rank_alone_is_compiled_as_before():
+    (found,) = results(FIT.replace("model.fit(", "# "), 1)
+    assert found["jit"] is True and found["plain"] is True

@@ -1,0 +1,144 @@
+"""Exit codes of scripts that use `ctl` without `ctl.run`."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import TIMEOUT_SECS, environment
+
+SCRIPT = """
+import atexit
+import ctl
+from ctl.io import exit_hook
+exit_hook.install()
+exit_hook.install()
+atexit.register(lambda: print("tidied up"))
+print("first")
+raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "tidied"),
+    [
+        ("ctl.UsageError('a wrong flag')", 2, True),
+        ("ctl.NonFiniteError('NaN')", 1, True),
+        ("ctl.PeerLostError('worker 1 is gone')", 134, False),
+        ("ctl.Stopped('by SIGTERM', 143)", 143, True),
+        ("ValueError('not ours')", 1, True),
+    ],
+)
+def test_an_uncaught_error_ends_the_process_with_its_exit_code(error, code, tidied):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(error=error)], env=environment(), capture_output=True,
+        text=True, timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert done.stdout == "first\n" + "tidied up\n" * tidied
+    if code != 143:
+        assert error.partition("'")[2].rstrip("')") in done.stderr
+
+
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment(), capture_output=True, text=True,
+        timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+
+
+EXIT = """
+import atexit, sys, threading, time
+from ctl.io import exit_hook
+atexit.register(lambda: print("first registered"))
+file = open(sys.argv[1], "w")
+file.write("not yet flushed")
+threading.Thread(target=lambda: (time.sleep(0.3), print("a thread ends"))).start()
+class Late:
+    def __del__(self): print("torn down")      # skipped: nothing is destroyed
+late = Late()
+{raises}
+"""
+
+
+def test_exit_runs_exit_functions_flushes_files_and_tears_nothing_down(tmp_path):
+    done = run_script(EXIT.format(raises="raise exit_hook.Exit(7)"), str(tmp_path / "file"))
+    assert (done.returncode, done.stdout) == (7, "a thread ends\nfirst registered\n"), done.stderr
+    assert (tmp_path / "file").read_text() == "not yet flushed"
+
+
+def test_exit_that_is_caught_changes_nothing(tmp_path):
+    caught = "try: raise exit_hook.Exit(7)\nexcept SystemExit as e: print(e.code)\nsys.exit(3)"
+    done = run_script(EXIT.format(raises=caught), str(tmp_path / "file"))
+    assert done.returncode == 3 and "torn down" in done.stdout
+
+
+PIPELINES = """
+import sys, time
+import ctl
+import tensorflow as tf
+from ctl.batches import Batches
+from ctl.io import exit_hook
+exit_hook.install()
+
+def numbers():
+    while True: yield 1.0
+
+auto = {"num_parallel_calls": tf.data.AUTOTUNE}
+pipelines = [
+    tf.data.Dataset.range(10**9).map(lambda x: x + 1, **auto),
+    tf.data.Dataset.range(10**9).interleave(tf.data.Dataset.range, cycle_length=4, **auto),
+    tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([])).map(tf.abs, **auto),
+]
+held = []
+for dataset in pipelines:
+    iterator = iter(dataset.prefetch(tf.data.AUTOTUNE))
+    held.append(Batches(iterator, None, False, None, "skip", ""))
+    for _ in range(1000): next(iterator)
+sys.exit(5)
+"""
+
+
+def test_a_script_with_open_pipelines_ends_with_its_code_and_without_a_word():
+    done = run_script(PIPELINES)
+    said = [line for line in done.stderr.splitlines() if "cuInit" not in line]
+    assert (done.returncode, said) == (5, [])
+
+
+DESTROYED = """
+import sys, threading, time
+import ctl, tensorflow as tf
+from ctl.batches import Batches
+from ctl.io import exit_hook
+exit_hook.install()
+
+class Iterator:
+    def __del__(self):
+        print(threading.current_thread().name, flush=True)
+        destroyed.set()
+
+destroyed = threading.Event()
+dropped, held = (Batches(Iterator(), None, False, None, "skip", "") for _ in range(2))
+del dropped
+destroyed.wait(60)
+"""
+
+
+def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
+    """tf.data's destructor may wait for as long as the pipeline has run."""
+    assert run_script(DESTROYED).stdout == "ctl-drop-iterators\n"
+
+
+def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():
+    script = """
+import sys, threading, time
+from ctl.io import exit_hook
+exit_hook.install()
+try: raise ValueError("shown")
+except ValueError: sys.excepthook(*sys.exc_info())
+threading.Thread(target=lambda: (time.sleep(0.3), print("a thread ends"))).start()
+print("goes on")
+raise KeyError("the end")
+"""
+    done = run_script(script)
+    assert (done.returncode, done.stdout) == (1, "goes on\na thread ends\n")
+    assert "shown" in done.stderr and "the end" in done.stderr

@@ -1,0 +1,68 @@
+"""Two workers, of which the second sees the checkpoints later than the first, or never.
+
+late_directory.py <directory>: prints what became of a resumed run where they come late, where they do
+not come, and where the second worker sees another content.
+"""
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import ctl
+from ctl.checkpoints import restoring
+from small_models import Small, every_step
+
+DIRECTORY = Path(sys.argv[1])
+STRATEGY = ctl.make_strategy("multi_worker")
+CHIEF = STRATEGY.cluster_resolver.task_id == 0
+
+
+class WhenWaiting(logging.Handler):
+    """Does something as soon as a worker says that it waits."""
+
+    def __init__(self, act):
+        super().__init__()
+        self._act = act
+
+    def emit(self, record):
+        if record.getMessage().startswith("Waiting for the checkpoint"):
+            self._act()
+
+
+def resumed(model_dir, act=lambda: None):
+    handler = WhenWaiting(act)
+    logging.getLogger("ctl").addHandler(handler)
+    trainer = make(model_dir)
+    try:
+        trainer.prepare()
+        return {"step": trainer.step}
+    except ctl.CtlError as e:
+        return {"error": str(e), "code": e.exit_code}
+    finally:
+        logging.getLogger("ctl").removeHandler(handler)
+
+
+def make(model_dir):
+    return Small(strategy=STRATEGY, model_dir=str(model_dir), intervals=every_step(), reports=[])
+
+
+def main():
+    shared = DIRECTORY / "shared"
+    make(shared).train(3)
+    late = DIRECTORY / ("shared" if CHIEF else "late")
+    seen = late / "checkpoints"
+    result = {"late": resumed(late, lambda: seen.symlink_to(shared / "checkpoints"))}
+    restoring.VISIBLE_SECS = 1.0
+    result["never"] = resumed(shared if CHIEF else DIRECTORY / "nowhere")
+    other = shared if CHIEF else shutil.copytree(shared, DIRECTORY / "other")
+    if not CHIEF:
+        (other / "checkpoints" / "ckpt-3" / "state.index").write_bytes(b"old")
+    result["other content"] = resumed(other)
+    result["there"] = sorted(p.name for p in (shared / "checkpoints").iterdir())
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

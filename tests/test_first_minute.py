@@ -1,0 +1,152 @@
+"""What is wrong at the start is said at the start: a full disk, a misspelt metric, a seed, variables."""
+
+import errno
+import json
+import subprocess
+from pathlib import Path
+
+import ctl
+import pytest
+import tensorflow as tf
+from ctl import causes, cluster
+from ctl.checkpoints import restoring
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.errors import PeerLostError, ReadError
+from ctl.lease import Lease
+from ctl.platforms import slurm
+from ctl.strategies import Placement
+from small_models import Small, every_step
+from test_reports_disk import fill, small_disk  # noqa: F401
+
+
+def make(**options):
+    return Small(strategy="default", reports=[], **options)
+
+
+def test_a_disk_that_is_full_is_found_before_the_first_step(small_disk):  # noqa: F811
+    (small_disk / "run").mkdir()
+    fill(small_disk / "filler")
+    (small_disk / "run" / "empty").touch()  # an empty file is no proof
+    trainer = make(model_dir=str(small_disk / "run"))
+    with pytest.raises(ctl.UsageError, match="cannot be written: No space left on device"):
+        trainer.train(2)
+
+
+class Large(Small):
+    def build(self):
+        super().build()
+        self.large = tf.Variable(tf.zeros([400_000]), trainable=False)  # 1.6 MB
+
+
+def test_a_disk_with_too_little_room_for_a_checkpoint_is_found_before_the_first_step(small_disk):  # noqa: F811
+    trainer = Large(strategy="default", reports=[], model_dir=str(small_disk / "run"))
+    with pytest.raises(ctl.UsageError, match=r"cannot hold a checkpoint: No space left.*needs 1,6\d\d,"):
+        trainer.train(2)
+    assert trainer.step == 0
+    assert not list(small_disk.rglob(".probe*"))
+
+
+def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk):  # noqa: F811
+    small = subprocess.run(["mount", "-o", "remount,nr_inodes=6", str(small_disk)], check=False)
+    if small.returncode:
+        pytest.skip("no limit of inodes")
+    (small_disk / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(OSError, match="No space left"):
+        for i in range(10):
+            (small_disk / f"filler-{i}").touch()
+    with pytest.raises(ctl.UsageError, match="cannot be written: No space left on device"):
+        make(model_dir=str(small_disk / "run")).train(2)
+
+
+@pytest.mark.parametrize("kind", ["keep", "early_stopping", "plateau", "save_best"])
+def test_a_metric_that_eval_step_does_not_return_is_found_before_the_first_step(kind, tmp_path):
+    part = {"early_stopping": ctl.EarlyStopping("typo"), "plateau": ctl.ReduceOnPlateau("typo"),
+            "save_best": ctl.SaveBest("typo")}.get(kind)  # fmt: skip
+    best = ctl.Keep(best="typo") if kind == "keep" else ctl.Keep()
+    checkpoints = ChiefOnlyCheckpoints(tmp_path / "checkpoints", keep=best)
+    trainer = make(model_dir=str(tmp_path), checkpoints=checkpoints,
+                   intervals=every_step(evaluate=ctl.Every(steps=50)))  # fmt: skip
+    if part is not None:
+        setattr(trainer, kind, part)
+    with pytest.raises(ctl.UsageError, match="'typo'.*loss"):
+        trainer.train(3)
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("seed", [2**32, 2**64, 10**30, -1])
+def test_a_seed_out_of_range_is_refused_in_words(seed):
+    with pytest.raises(ctl.UsageError, match=f"seed is {seed}; expected .*<= 4294967295"):
+        make(seed=seed)
+
+
+DEEP = '{"cluster":' + "[" * 100_000 + "]" * 100_000 + "}"
+LONG = '{"task": {"type": "worker", "index": ' + "9" * 5000 + "}}"
+INFINITE = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TF_CONFIG": DEEP}, {"TF_CONFIG": LONG},
+        {"TF_CONFIG": INFINITE.replace('"index": 1', '"index": Infinity')},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:' + "9" * 5000 + '"]}}'},
+        {"CLUSTER_SPEC": DEEP}, {"CLUSTER_SPEC": LONG}, {"SM_HOSTS": "[" * 100_000},
+        {"SM_HOSTS": "9" * 5000}, {"CTL_WORKERS": "a:1,b:2", "CTL_TASK_INDEX": "9" * 5000},
+    ],
+    ids=["deep", "long", "infinite", "port", "spec deep", "spec long", "hosts deep", "hosts long", "index"],
+)  # fmt: skip
+def test_variables_without_end_are_refused_in_words(environ):
+    with pytest.raises(ctl.UsageError) as raised:
+        cluster.read(environ)
+    assert 10 < len(str(raised.value)) < 1500
+
+
+@pytest.mark.parametrize("text", ["n[1-999999999]", "n[1-999][1-999]", "n[1-" + "9" * 5000 + "]", "n[²-3]"])
+def test_a_list_of_hosts_without_end_is_refused_in_words(text):
+    with pytest.raises(ctl.UsageError, match="Slurm's list of hosts has"):
+        slurm.host_names(text)
+    with pytest.raises(ctl.UsageError, match="Slurm's tasks per host"):
+        slurm.tasks_of_hosts("1(x999999999)", 2)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"pid": ' + "9" * 5000 + "}"])
+def test_a_lock_without_end_is_none(tmp_path, content):
+    (tmp_path / "LOCK").write_text(content)
+    assert Lease(tmp_path / "LOCK").read() is None
+
+
+def test_a_directory_of_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
+    def refused(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    monkeypatch.setattr("ctl.files.time.sleep", lambda secs: None)
+    with pytest.raises(ReadError, match="cannot be read: Permission denied") as raised:
+        restoring.newest(tmp_path)
+    assert raised.value.exit_code == 134
+
+
+@pytest.mark.parametrize("kind", [tf.errors.InternalError, tf.errors.UnknownError])
+def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind):
+    def explained(text, several=True):
+        return causes.explained(
+            kind(None, None, text), step=3, manager=None, batch_size=8,
+            place=Placement(2, 0, 2, 1, True), several=several,
+        )  # fmt: skip
+
+    lost = explained("NCCL: remote process exited or there was a network error")
+    assert isinstance(lost, PeerLostError) and "NCCL: remote process" in str(lost)
+    assert type(explained("NCCL: invalid usage")) is kind
+    assert type(explained("something else")) is kind
+    assert type(explained("NCCL: unhandled system error", several=False)) is kind
+
+
+@pytest.mark.workers
+def test_deterministic_operations_begin_with_several_workers(run_program):
+    program = (
+        "import ctl; from small_models import Small; "
+        "t = Small(strategy=ctl.make_strategy('multi_worker'), reports=[]); t.train(2); "
+        "print('{\"step\": %d}' % t.step)"
+    )
+    first, second = run_program(2, ["-c", program], TF_DETERMINISTIC_OPS="1")
+    assert first.json == second.json == {"step": 2}, first.output

@@ -1,0 +1,113 @@
+"""Which layer of a model is which of a saved one: names that people chose count, Keras's numbers shift."""
+
+import logging
+
+import ctl
+import keras
+import numpy as np
+import pytest
+from ctl.checkpoints.name_matching import Ambiguous, pairs
+from small_models import Small, every_step
+
+OPTIONS = dict(strategy="default", reports=[], intervals=every_step(save=ctl.Every(steps=2)))
+
+
+def matched(here, there):
+    return pairs({p: p for p in here.split()}, {p: p for p in there.split()})
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ("m/a/k m/b/k", "m/b/k m/a/k", "m/a/k=m/a/k m/b/k=m/b/k"),
+        ("m/block_2/k m/block_3/k", "m/block_1/k m/block_2/k m/block_3/k",
+         "m/block_2/k=m/block_2/k m/block_3/k=m/block_3/k"),
+        ("m/block_2/dense/k", "m/block_1/dense/k m/block_2/dense~1/k",
+         "m/block_2/dense/k=m/block_2/dense~1/k"),
+        ("m/dense~3/k m/dense~4/k", "m/dense/k m/dense~1/k",
+         "m/dense~3/k=m/dense/k m/dense~4/k=m/dense~1/k"),
+        ("m/dense/k m/dense~1/k", "m/dense/k m/dense~1/k m/dense~2/k",
+         "m/dense/k=m/dense/k m/dense~1/k=m/dense~1/k"),
+        ("m/dense/k m/dense~1/k m/dense~2/k", "m/dense/k m/dense~1/k",
+         "m/dense/k=m/dense/k m/dense~1/k=m/dense~1/k"),
+        ("m/seq~1/dense~10/k m/seq~1/dense~9/k", "m/seq/dense/k m/seq/dense~1/k",
+         "m/seq~1/dense~9/k=m/seq/dense/k m/seq~1/dense~10/k=m/seq/dense~1/k"),
+        ("m/new/k", "m/old/k", ""),
+    ],
+)  # fmt: skip
+def test_pairs(here, there, expected):
+    assert matched(here, there) == dict(pair.split("=") for pair in expected.split())
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ("m/block~1/k m/block~2/k", "m/block~2/k m/block~3/k"),  # shifted, or named so?
+        ("m/dense~1/k m/dense~2/k", "m/dense/k m/dense~1/k m/dense~2/k"),
+        ("m/dense~4/k", "m/dense/k m/dense~1/k"),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_the_names_of_both_sides(here, there):
+    with pytest.raises(Ambiguous) as raised:
+        matched(here, there)
+    for name in (here + " " + there).split():
+        assert name.replace("~", "_") in str(raised.value)
+
+
+def test_variables_with_one_name_are_paired_by_order_only_where_there_are_as_many():
+    def of(count):
+        return {f"w#{i}": "m/w" for i in range(count)}
+
+    assert pairs(of(2), of(2)) == {"w#0": "w#0", "w#1": "w#1"}
+    with pytest.raises(Ambiguous):
+        pairs(of(2), of(3))
+
+
+class Blocks(Small):
+    """Layers of equal shapes with names that a person chose."""
+
+    numbers = (1, 2, 3)
+
+    def build(self):
+        blocks = [keras.layers.Dense(8, name=f"block_{i}") for i in self.numbers]
+        self.model = keras.Sequential([keras.Input((8,)), *blocks, keras.layers.Dense(4, name="head")])
+        self.optimizer = keras.optimizers.SGD(1e-2)
+
+
+class Fewer(Blocks):
+    numbers = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    trainer = Blocks(model_dir=str(tmp_path_factory.mktemp("source") / "run"), **OPTIONS)
+    trainer.train(2)
+    return trainer
+
+
+def test_weights_go_to_the_layers_of_the_same_name(source, caplog):
+    caplog.set_level(logging.INFO, "ctl")
+    trainer = Fewer(**OPTIONS)
+    trainer.init_from = source.model_dir
+    trainer.prepare()
+    for name in ("block_2", "block_3", "head"):
+        for mine, saved in zip(trainer.model.get_layer(name).get_weights(),
+                               source.model.get_layer(name).get_weights(), strict=True):  # fmt: skip
+            np.testing.assert_array_equal(mine, saved, err_msg=name)
+    assert "block_1/kernel: only in the checkpoint" in caplog.text
+
+
+def test_a_checkpoint_without_paths_is_refused_where_people_numbered_layers(source, monkeypatch):
+    from ctl.checkpoints import warm_start
+
+    newest_good = warm_start.newest_good
+
+    def older(where):
+        path, manifest = newest_good(where)
+        return path, type(manifest)(**{**vars(manifest), "paths": {}})
+
+    monkeypatch.setattr(warm_start, "newest_good", older)
+    trainer = Fewer(**OPTIONS)
+    trainer.init_from = source.model_dir
+    with pytest.raises(ctl.CheckpointError, match="left numbers out of names.*block_2"):
+        trainer.prepare()

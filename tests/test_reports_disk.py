@@ -1,0 +1,107 @@
+"""A disk that is full for a while costs no line of metrics.jsonl and no event of TensorBoard."""
+
+import errno
+import json
+import logging
+import subprocess
+
+import pytest
+from ctl.reports.jsonl import JsonlReport
+from ctl.reports.protocol import Ended, RunInfo, Started
+from ctl.reports.tensorboard import TensorBoardReport
+from test_report_tensorboard_thread import scalar_steps
+
+INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, timeout=30, check=False)
+    except OSError as e:
+        pytest.skip(f"mount: {e}")
+    if done.returncode:
+        pytest.skip(f"mount: {done.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], timeout=30, check=False)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError as e:
+                assert e.errno == errno.ENOSPC
+
+
+def until_said(caplog, words):
+    import time
+
+    deadline = time.monotonic() + 60
+    while words not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
+
+
+def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, caplog):
+    caplog.set_level(logging.WARNING, "ctl")
+    path = small_disk / "metrics.jsonl"
+    report = JsonlReport(path)
+    report.note(Started(0, None, INFO))
+    report.write(1, {"loss": 1.0})
+    fill(small_disk / "filler")
+    for step in range(2, 200):  # beyond the page that the file has already
+        report.write(step, {"loss": 1.0, "x" * 100: 2.0})
+    [said] = caplog.messages
+    assert "cannot be written for now (No space left on device)" in said
+    (small_disk / "filler").unlink()
+    report.write(200, {"loss": 1.0})
+    report.note(Ended(200, "done"))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 201))
+    assert "is written again; 0 lines were dropped" in caplog.messages[-1]
+
+
+def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, caplog):
+    caplog.set_level(logging.WARNING, "ctl")
+    report = TensorBoardReport(small_disk / "logs", flush_every_secs=0.02)
+    report.note(Started(0, None, INFO))
+    report.write(1, {"loss": 1.0})
+    fill(small_disk / "filler")
+    for step in range(2, 400):
+        report.write(step, {"loss": 1.0, "x" * 100: 2.0})
+    until_said(caplog, "cannot be written for now")
+    report.write(400, {"loss": 1.0})
+    (small_disk / "filler").unlink()
+    until_said(caplog, "are written again; 0 entries were dropped")
+    report.note(Ended(400, "done"))
+    assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
+
+
+def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
+    monkeypatch.setattr("ctl.reports.jsonl.MOST_WAITING", 50)
+    path = small_disk / "metrics.jsonl"
+    report = JsonlReport(path)
+    fill(small_disk / "filler")
+    for step in range(80):
+        report.write(step, {"loss": 1.0})
+    (small_disk / "filler").unlink()
+    report.write(80, {"loss": 1.0})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(31, 81))
+    assert "is written again; 31 lines were dropped" in caplog.text
+
+
+def test_a_file_that_is_deleted_is_begun_anew_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "run" / "metrics.jsonl"
+    report = JsonlReport(path)
+    report.write(1, {"loss": 1.0})
+    path.unlink()
+    path.parent.rmdir()
+    report.write(2, {"loss": 1.0})
+    assert json.loads(path.read_text())["step"] == 2
+    assert "is gone, with what it held" in caplog.text

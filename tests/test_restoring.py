@@ -1,0 +1,142 @@
+"""What cannot be read for a moment is read again; only what is wrong on the disk is damaged."""
+
+import errno
+import os
+
+import ctl
+import pytest
+from ctl import files
+from ctl.checkpoints import commit, restoring
+from ctl.checkpoints.protocol import Manifest
+from ctl.errors import ReadError
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Checkpoints of steps 1 and 2."""
+    for step in (1, 2):
+        commit.write(tmp_path, Manifest(step=step, created=0.0), write)
+    return tmp_path
+
+
+def write(prefix):
+    for part in ("index", "data-00000-of-00001"):
+        with open(f"{prefix}.{part}", "wb") as file:
+            file.write(b"tensors " * 100)
+
+
+@pytest.fixture(autouse=True)
+def slept(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(files.time, "sleep", pauses.append)
+    return pauses
+
+
+class Failing:
+    """Opens files; the first times that one whose path ends so is asked for, it fails."""
+
+    def __init__(self, monkeypatch, ending, times, number=None):
+        self._ending, self._times, self._number = ending, times, number
+        self._open, self._read = os.open, os.read
+        self._short: set[int] = set()
+        monkeypatch.setattr(files.os, "open", self.open)
+        monkeypatch.setattr(files.os, "read", self.read)
+
+    def open(self, path, *how):
+        failing = str(path).endswith(self._ending) and self._times > 0
+        self._times -= failing
+        if failing and self._number:
+            raise OSError(self._number, os.strerror(self._number), str(path))
+        descriptor = self._open(path, *how)
+        self._short.discard(descriptor)
+        if failing:
+            self._short.add(descriptor)
+        return descriptor
+
+    def read(self, descriptor, size):
+        return b"" if descriptor in self._short else self._read(descriptor, size)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, None])
+@pytest.mark.parametrize("ending", ["ckpt-2/manifest.json", "ckpt-2/state.index"])
+def test_an_error_that_passes_costs_nothing(directory, monkeypatch, slept, ending, number, caplog):
+    Failing(monkeypatch, ending, 3, number)
+    found = restoring.newest(directory)
+    assert found.manifest.step == 2 and not found.damaged
+    assert slept == [0.1, 0.2, 0.4]
+    assert "Trying again in 0.1 s" in caplog.text and "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EIO, None])
+@pytest.mark.parametrize("ending", ["ckpt-2/manifest.json", "ckpt-2/state.index"])
+def test_an_error_that_stays_is_worth_another_attempt_and_is_no_damage(
+    directory, monkeypatch, ending, number
+):
+    Failing(monkeypatch, ending, 10**6, number)
+    with pytest.raises(ReadError, match="cannot be read") as raised:
+        restoring.newest(directory)
+    assert raised.value.exit_code == 134 and "damaged" not in str(raised.value)
+
+
+def test_an_old_one_that_cannot_be_read_does_not_matter(directory, monkeypatch):
+    Failing(monkeypatch, "ckpt-1/manifest.json", 10**6, errno.EIO)
+    assert restoring.newest(directory).manifest.step == 2
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.index"])
+@pytest.mark.parametrize("content", [b"", None])
+def test_damage_is_passed_over_with_its_cause_and_at_once(directory, name, content, slept, caplog):
+    where = directory / "ckpt-2" / name
+    where.unlink()
+    if content is not None:
+        where.write_bytes(content)
+    found = restoring.newest(directory)
+    assert found.manifest.step == 1 and not slept
+    [(path, cause)] = found.damaged.items()
+    assert path == where.parent and name in cause and cause in caplog.text
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.index"])
+def test_a_pipe_in_place_of_a_file_is_damage_and_does_not_hang(directory, name):
+    where = directory / "ckpt-2" / name
+    where.unlink()
+    os.mkfifo(where)
+    found = restoring.newest(directory)
+    assert found.manifest.step == 1
+    assert "not a" in found.damaged[where.parent]
+    aside = commit.set_aside(where.parent)
+    assert (aside / name).exists() and commit.scan(directory)[-1][1].step == 1
+
+
+def test_left_overs_are_not_swept_while_nobody_can_tell_what_they_are(directory, monkeypatch):
+    (directory / "ckpt-2").rename(directory / "replaced-ckpt-2")
+    with monkeypatch.context() as patch:
+        Failing(patch, "replaced-ckpt-2/manifest.json", 10**6, errno.EIO)
+        with pytest.raises(OSError, match="cannot be read"):
+            commit.sweep(directory)
+    assert restoring.newest(directory).manifest.step == 2
+
+
+def test_tensors_that_cannot_be_read_for_a_moment_are_read_again(tmp_path, monkeypatch, slept):
+    import tensorflow as tf
+    from small_models import Small
+
+    def make():
+        return Small(model_dir=str(tmp_path), reports=[])
+
+    make().train(1)
+    read, failures = tf.train.Checkpoint.read, [tf.errors.UnknownError, tf.errors.OutOfRangeError]
+
+    def failing(self, *arguments, **options):
+        if failures:
+            raise failures.pop()(None, None, "Input/output error")
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(tf.train.Checkpoint, "read", failing)
+    trainer = make()
+    trainer.prepare()
+    assert trainer.step == 1 and slept == [0.1, 0.2]
+    failures += [tf.errors.UnknownError] * 100
+    with pytest.raises(ctl.CheckpointError, match="Input/output error") as raised:
+        make().prepare()
+    assert raised.value.exit_code == 134
