@@ -22,6 +22,20 @@ tf.config.set_logical_device_configuration(
 )
 
 
+@pytest.fixture(autouse=True)
+def unchanged_environment():
+    """A test that leaves variables behind would change what the tests after it see."""
+    before = dict(os.environ)
+    yield
+    after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    left = sorted(k for k in {*before, *after} if before.get(k) != after.get(k))
+    for name in left:
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
+    assert not left, f"the test left these variables changed: {left}"
+
+
 @pytest.fixture
 def two_replicas():
     """A MirroredStrategy over two logical CPUs."""
