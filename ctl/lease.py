@@ -118,13 +118,20 @@ class Lease:
     def read(self) -> Holder | None:
         """What the file says now; None if there is none, or none that can be read."""
         try:
+            return self._read()
+        except OSError:
+            return None
+
+    def _read(self) -> Holder | None:
+        """The same; raises OSError where there is a file that the disk does not give."""
+        try:
             content = json.loads(files.read(self._path))
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
             good = all(isinstance(n, (int, float)) and abs(n) < 2**53 for n in numbers)
             return holder if good and isinstance(holder.process, str) else None
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def is_alive(self, holder: Holder) -> bool:
@@ -204,13 +211,18 @@ class Lease:
         Reads the file only if no beat has confirmed the lease lately: cheap enough for every loop.
         """
         if time.monotonic() - self._confirmed_secs >= 2 * self._beat_secs:
-            self.check_now()
+            with contextlib.suppress(OSError):  # the next loop asks again
+                self.check_now()
 
     def check_now(self) -> None:
-        """The same, by reading the file: before what must not be written twice."""
-        mine, there = self._mine, self.read()
+        """The same, by reading the file: before what must not be written twice.
+
+        Raises OSError if the file is there and cannot be read: then nobody knows.
+        """
+        mine = self._mine
+        there = self._read() if mine is not None else None
         if mine is None or there is None:
-            return  # what cannot be read now is read again by the next call
+            return
         if there.identity == mine.identity:
             self._confirmed_secs = time.monotonic()
             return
@@ -267,6 +279,9 @@ class Lease:
             except LeaseLostError:
                 self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
                 return
+            except OSError as e:
+                self._warn(e)
+                continue
             self._write(mine, step=step())
 
     def _write(self, mine: Holder, **changes) -> None:
@@ -275,7 +290,7 @@ class Lease:
         try:
             if self._ended.is_set() and "state" not in changes:
                 return  # a beat that comes too late must not undo the end
-            there = self.read() if changes else None
+            there = self._read() if changes else None
             if there is not None and there.identity != mine.identity:
                 return  # another one has taken over
             content = {**asdict(mine), "beat": self._clock(), **changes}
@@ -289,7 +304,7 @@ class Lease:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "%s cannot be written (%s); training goes on, but an evaluator may take it for dead.",
+                "%s cannot be renewed (%s); training goes on, but an evaluator may take it for dead.",
                 self._path, error.strerror or error,
             )  # fmt: skip
 

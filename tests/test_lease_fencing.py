@@ -143,3 +143,25 @@ def test_a_run_whose_model_dir_was_taken_over_saves_nothing_more(tmp_path):
         trainer.train(10)
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["ckpt-2"]
     assert Lease(tmp_path / "LOCK").read().host == "thief" and steps[-1] == 4
+
+
+def test_nothing_is_saved_while_nobody_can_tell_whose_the_directory_is(tmp_path, caplog):
+    """A LOCK that is there and cannot be read: the save fails, and the next one is tried."""
+    lock, away = tmp_path / "LOCK", tmp_path / "aside"
+
+    class Unreadable(Small):
+        def after_loop(self, step, means):
+            if step == 3:
+                lock.rename(away)
+                lock.mkdir()
+            if step == 5:
+                lock.rmdir()
+                away.rename(lock)
+
+    trainer = Unreadable(
+        model_dir=str(tmp_path), strategy="default", reports=[],
+        intervals=every_step(steps_per_loop=1, save=ctl.Every(steps=2)),
+    )  # fmt: skip
+    trainer.train(6)
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["ckpt-2", "ckpt-6"]
+    assert any("step 4" in m for m in caplog.messages)

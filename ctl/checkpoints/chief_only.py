@@ -171,8 +171,8 @@ class ChiefOnlyCheckpoints:
     def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
         """Notes, on the chief, what was evaluated after the save of `step`; False if it cannot be."""
         self._saving.wait()
-        self._fence()
         try:
+            self._fence()
             commit.amend(self.directory / f"ckpt-{step}", metrics, state)
         except (OSError, CheckpointError):
             return False
@@ -202,7 +202,8 @@ class ChiefOnlyCheckpoints:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             commit.write(self.directory, manifest, write, owner=self._owner, fence=self._fence)
         except OSError as e:
-            self._fence()  # then the other job has tidied up what was being written
+            with contextlib.suppress(OSError):
+                self._fence()  # then the other job has tidied up what was being written
             raise failed(manifest.step, path, e, num_bytes, self._newest()) from e
         self._there = True
         self._delete_surplus()

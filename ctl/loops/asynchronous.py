@@ -55,8 +55,8 @@ class Asynchronous(Synchronous):
             length = max(pace.length * self._loop.num_workers, int(self._rate * _ROUND_SECS))
         return max(1, min([length, *(e - step for e in (mark, steps) if e is not None)]))
 
-    def _why(self, ended: bool, signals: Signals) -> str:
-        return super()._why(False, signals)  # the data is endless: only a signal cuts a round short
+    def _why(self, data_ended: bool) -> str:
+        return super()._why(False)  # the data is endless: only a signal cuts a round short
 
 
 class Watch:

@@ -94,6 +94,7 @@ class Synchronous:
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self._enough = False  # a watcher wants to stop
         self._interrupted = False  # an evaluation, by a signal
+        self._signalled = False  # and the workers know it of each other
         self._failure: Exception | None = None  # of the hook
 
     def restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -131,7 +132,8 @@ class Synchronous:
             if self._agreement.num_workers == 1:
                 due |= timers.due(self._clock()) if timers else due
                 pace.length = pace.proposed
-                stop = stop or signals.received is not None
+                self._signalled = signals.received is not None
+                stop = stop or self._signalled
             elif step >= agree_at or due or self._actions.after_loop is not None:
                 stop, due, agree_at = self._agree(pace, timers, step, stop, due, signals)
             behind = self._log_or_go_back(step, ran, due, before, stop)
@@ -143,7 +145,7 @@ class Synchronous:
                 mark = self._intervals.next_mark(step, batches.steps_per_epoch)
                 continue
             if ran < asked or stop:
-                reason = self._why(ran < asked, signals)
+                reason = self._why(ran < asked)
                 self._pending = due & _EVALUATION if reason == "signal" else frozenset()
                 break
             if steps is not None and step >= steps and due & _EVALUATION:
@@ -183,7 +185,8 @@ class Synchronous:
         pace.length = int(total[0])
         due |= frozenset(n for n, said in zip(names, total[2:5], strict=True) if said)
         wait = max(1, int(total[1]))
-        return signals.agree(total[6:8]) or bool(total[5]), due, step + wait
+        self._signalled = signals.agree(total[6:8])
+        return self._signalled or bool(total[5]), due, step + wait
 
     def _log_or_go_back(
         self, step: int, ran: int, due: frozenset[str], before: Any, stop: bool
@@ -325,7 +328,8 @@ class Synchronous:
         secs = np.sum([s for _, s in self._rates])
         return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
 
-    def _why(self, data_ended: bool, signals: Signals) -> str:
+    def _why(self, data_ended: bool) -> str:
+        """The same on every worker: a signal counts once they have agreed on it."""
         if data_ended:
             return "data ended"
-        return "stopped" if signals.received is None else "signal"
+        return "signal" if self._signalled else "stopped"
