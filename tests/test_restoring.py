@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 
 import ctl
 import pytest
@@ -27,8 +29,12 @@ def write(prefix):
 
 @pytest.fixture(autouse=True)
 def slept(monkeypatch):
-    pauses = []
-    monkeypatch.setattr(files.time, "sleep", pauses.append)
+    pauses, sleep = [], time.sleep
+
+    def pause(secs):
+        pauses.append(secs) if threading.current_thread() is threading.main_thread() else sleep(secs)
+
+    monkeypatch.setattr(files.time, "sleep", pause)
     return pauses
 
 

@@ -64,8 +64,11 @@ def launcher(monkeypatch):
     monkeypatch.setattr(rendezvous, "_client", None)
     rendezvous.tell_synced()
     assert made.wait_for("synced")
+    before = dict(os.environ)
     yield made
     made.service.close()
+    for name in set(os.environ) - set(before):  # where it is in the group
+        os.environ.pop(name)
 
 
 def test_a_place_comes_once_the_launcher_has_a_group(launcher):
