@@ -6,9 +6,10 @@ import sys
 import threading
 
 import pytest
-from ctl.reports.protocol import Ended, Progressed, RunInfo, Started
+from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
 from ctl.reports.tensorboard import TensorBoardReport
 from ctl.reports.tensorboard_log import TensorBoardLog
+from launching import wait_for
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -126,6 +127,16 @@ def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkey
     report.write(2, {"loss": 1.0})
     assert flushed.wait(10)
     report.note(Ended(2, "done"))
+
+
+def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
+    """A run that is killed goes on from there, and writes them no second time."""
+    report = TensorBoardReport(logs, flush_every_secs=1000.0)
+    for step in range(1, 6):
+        report.write(step, {"loss": 1.0})
+    report.note(Saved(5, "ckpt-5"))
+    wait_for(lambda: scalar_steps(logs / "train") == [1, 2, 3, 4, 5])
+    report.note(Ended(5, "done"))
 
 
 def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ctl import files
-from ctl.reports.protocol import Ended, Event, Pictured, Started, Traced
+from ctl.reports.protocol import Ended, Event, Pictured, Saved, Started, Traced
 from ctl.reports.tensorboard_log import TensorBoardLog
 
-_HEEDED = (Started, Traced, Pictured, Ended)
+_HEEDED = (Started, Traced, Pictured, Saved, Ended)
 _STOP = object()
 _LAST_SECS = 5.0  # for a disk that refuses at the end
 _RETRY_SECS = 0.2
@@ -141,7 +141,8 @@ class TensorBoardReport:
                 waiting.append(item)
             elif item is not None:
                 self._lost += 1
-            due = item is None or time.monotonic() >= flush_at
+                # a run that goes on from a checkpoint does not write the numbers before it again
+            due = item is None or isinstance(item[1], Saved) or time.monotonic() >= flush_at
             if self._in_trouble and not due:
                 continue
             self._written(log, waiting, flush=due)
@@ -203,5 +204,5 @@ def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
         log.picture(what, wall_time)
     elif isinstance(what, Ended):
         log.end(what, wall_time)
-    else:
+    elif not isinstance(what, Saved):
         log.scalars(wall_time, what, *rest)
