@@ -141,7 +141,7 @@ class TensorBoardReport:
                 waiting.append(item)
             elif item is not None:
                 self._lost += 1
-                # a run that goes on from a checkpoint does not write the numbers before it again
+            # a run that goes on from a checkpoint does not write the numbers before it again
             due = item is None or isinstance(item[1], Saved) or time.monotonic() >= flush_at
             if self._in_trouble and not due:
                 continue
