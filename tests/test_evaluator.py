@@ -50,10 +50,11 @@ def files(directory):
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_an_evaluator_has_the_numbers_of_an_evaluation_on_the_spot(tmp_path, as_evaluator, listed):
-    inline = train(tmp_path)
+    several_batches = {"global_batch_size": 4}
+    inline = train(tmp_path, **several_batches)
     before = files(tmp_path / "checkpoints")
     as_evaluator(listed)
-    assert follow(tmp_path) == sorted(inline.items()) and list(inline) == [2, 4, 6]
+    assert follow(tmp_path, **several_batches) == sorted(inline.items()) and list(inline) == [2, 4, 6]
     assert files(tmp_path / "checkpoints") == before
 
 

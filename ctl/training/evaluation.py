@@ -80,7 +80,8 @@ def _agree(
 ) -> None:  # fmt: skip
     """Workers compare notes: the chief's pace holds, anybody's signal or error ends the evaluation."""
     wishes = signals.wishes() if signals else [0.0, 0.0]
-    mine = [float(pace.proposed) if is_chief else 0.0, float(error is not None), *wishes]
+    leads = is_chief or agreement.num_workers == 1  # an evaluator is alone, and no chief
+    mine = [float(pace.proposed) if leads else 0.0, float(error is not None), *wishes]
     length, failed, *wishes = agreement.sum(mine)
     pace.length = int(length)
     if error is not None:
