@@ -125,10 +125,7 @@ class Soak:
         fault = Fault(kind, self.step())
         told, began = self.noticed(), time.monotonic()
         strike(kind, self.model_dir, self.process)
-        while self.noticed() == told and self.process.poll() is None:
-            time.sleep(0.01)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        fault.noticed_secs = time.monotonic() - began
+        fault.noticed_secs = self.until_noticed(told, began)
         resumed = self.resumed()
         while self.resumed() == resumed:
             if self.process.poll() is not None:
@@ -161,13 +158,17 @@ class Soak:
         time.sleep(dice.uniform(0.0, 1.0))
         told, began = self.noticed(), time.monotonic()
         strike(kind, self.model_dir, self.process)
-        while self.noticed() == told and self.process.poll() is None:
-            time.sleep(0.01)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        fault.noticed_secs = time.monotonic() - began
+        fault.noticed_secs = self.until_noticed(told, began)
         self.reach(max(fault.step, self.step()) + 1)
         fault.recovered_secs = time.monotonic() - began
         return fault
+
+    def until_noticed(self, told, began):
+        """Seconds since `began` until the launcher says more endings than it had told, or ends itself."""
+        while self.noticed() == told and self.process.poll() is None:
+            time.sleep(0.01)
+            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
+        return time.monotonic() - began
 
     def running(self):
         return training.pids(self.model_dir)
@@ -224,12 +225,12 @@ def main():
         at += dice.randint(*GAP)
         marks.append(at)
     steps = at + 20
-    place = Path(tempfile.mkdtemp(prefix="soak-"))
+    base = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        whole = place / "unbroken"
+        whole = base / "unbroken"
         done = training.run(whole, f"--train_steps={steps}", workers=2)
         assert done.code == 0, done.output[-3000:]
-        soak, faults = Soak(place / "soak", steps, asked.pause_secs), []
+        soak, faults = Soak(base / "soak", steps, asked.pause_secs), []
         for kind, place, mark in zip(kinds, places, marks, strict=True):
             soak.reach(mark)
             hit = soak.suffer_at_start(kind, place, dice) if place else soak.suffer(kind)
@@ -237,14 +238,14 @@ def main():
             print(json.dumps(vars(faults[-1])), flush=True)
         soak.reach(steps)
         code = soak.process.wait(training.TIMEOUT_SECS)
-        training.assert_bit_identical(place / "soak", whole, steps)
-        left = sorted(p.name for p in (place / "soak" / "checkpoints").iterdir())
+        training.assert_bit_identical(base / "soak", whole, steps)
+        left = sorted(p.name for p in (base / "soak" / "checkpoints").iterdir())
         assert not [n for n in left if "temp" in n or n.startswith("tmp")], left
         print(f"\n{table(faults)}\n")
         print(f"exit code {code}; all {steps} steps are bit for bit those of the unbroken run")
         return code
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
 
 
 if __name__ == "__main__":
