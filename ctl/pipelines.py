@@ -16,7 +16,7 @@ _STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed genera
     "StatefulUniform", "StatefulStandardNormalV2",
 }  # fmt: skip
 _IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
-_MOST_BYTES = 1 << 28  # of a pipeline whose operations are looked at: it is serialized for that
+_MOST_BYTES = 1 << 28  # of a pipeline that is serialized to look at its operations
 
 
 def made_of(dataset: Any) -> Iterator[Any]:
@@ -92,9 +92,26 @@ def _nodes(dataset: tf.data.Dataset) -> tuple[list[Any], dict[str, list[Any]]]:
     try:
         if _bytes_in_memory(dataset) <= _MOST_BYTES:
             return _parsed(tf.compat.v1.GraphDef.FromString(graph_of(dataset).numpy()))
+        return _from_objects(dataset)
     except (tf.errors.OpError, ValueError):
         pass
     return [], {}
+
+
+def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The same for a pipeline that holds too many bytes to be serialized: a node for each of its parts."""
+    nodes: list[Any] = []
+    functions: dict[str, list[Any]] = {}
+    for part in made_of(dataset):
+        node = tf.compat.v1.NodeDef(op=type(part).__name__.strip("_"))
+        node.attr["deterministic"].s = str(getattr(part, "_deterministic", "")).encode()
+        for i, wrapper in enumerate(part._functions()):
+            called = node.attr[f"function_{i}"].func
+            called.name = wrapper.function.name
+            body, inner = _parsed(wrapper.function.graph.as_graph_def())
+            functions |= {**inner, called.name: body}
+        nodes.append(node)
+    return nodes, functions
 
 
 def _parsed(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import positions, sharding
+from ctl import pipelines, positions, sharding
 from ctl.strategies import Placement
 from small_models import every_step
 
@@ -108,6 +108,13 @@ class HastyMap(Least):
         return data.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
 
 
+@pytest.fixture(params=["serialized", "too large to be serialized"])
+def looked_at(request, monkeypatch):
+    if request.param != "serialized":
+        monkeypatch.setattr(pipelines, "_MOST_BYTES", -1)
+
+
+@pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False"),
@@ -118,6 +125,7 @@ def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, ca
     assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
 
 
+@pytest.mark.usefixtures("looked_at")
 def test_a_pipeline_that_repeats_itself_is_not_named(caplog):
     Least(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
     assert not caplog.messages
@@ -156,6 +164,7 @@ class Augmented(Least):
         return data.map(lambda x, y: (noise(x, training=True), y), num_parallel_calls=8).batch(batch_size)
 
 
+@pytest.mark.usefixtures("looked_at")
 def test_random_layers_in_a_parallel_map_repeat_after_a_resume_too(tmp_path, caplog):
     caplog.set_level("INFO", "ctl")
     how = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
@@ -186,6 +195,7 @@ def test_a_dataset_that_was_shuffled_without_a_seed_before_is_named_where_a_run_
     assert "shuffled without a seed" in said and "write shuffle(n, seed=0)" in said
 
 
+@pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("kind", [Hasty, HastyMap])
 def test_data_in_any_order_are_refused_on_several_workers(kind):
     place = Placement(2, 0, 2, 1, is_chief=True)
