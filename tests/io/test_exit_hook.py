@@ -115,6 +115,25 @@ def test_exit_closes_what_writes_its_last_part_when_it_is_closed(tmp_path):
         assert tar.getnames() == ["member"]
 
 
+IN_USE = """
+import os, sys, threading, time
+from ctl.io import exit_hook
+exit_hook._FLUSH_SECS = float(sys.argv[2])
+empty, full = os.fdopen(os.pipe()[0]), os.fdopen(os.pipe()[1], "wb")
+uses = {"reads": empty.readline, "writes": lambda: full.write(bytes(2**20))}
+threading.Thread(target=uses[sys.argv[1]], daemon=True).start()
+time.sleep(0.3)                            # until it waits
+print("summary")
+raise exit_hook.Exit(0)
+"""
+
+
+@pytest.mark.parametrize(("use", "secs"), [("reads", 1000), ("writes", 0.5)])
+def test_exit_does_not_wait_for_a_thread_that_uses_a_file(use, secs):
+    done = run_script(IN_USE, use, str(secs))
+    assert (done.returncode, done.stdout) == (0, "summary\n"), done.stderr
+
+
 TORN_DOWN = """
 import ctypes, os, sys, types
 from ctl.io import exit_hook
