@@ -199,6 +199,42 @@ def test_a_failing_delete_is_a_warning(place, monkeypatch, caplog):
     assert good(place) == [1, 2, 3]
 
 
+def test_what_another_job_has_taken_over_is_left_as_it_is(place):
+    commit.write(place, manifest(4), writer("theirs"))
+    manager = ctl.ChiefOnlyCheckpoints(str(place))
+
+    def lost():
+        raise ctl.errors.LeaseLostError("taken over")
+
+    def swept(prefix):  # what the other one finds when it begins
+        raise FileNotFoundError(prefix)
+
+    manager.fence(lost)
+    for act in (
+        lambda: manager._commit(manifest(4), writer("mine"), 0),
+        lambda: manager._commit(manifest(5), writer("mine"), 0),
+        lambda: manager._commit(manifest(5), swept, 0),
+        lambda: manager.amend(4, {"loss": 1.0}, {}),
+    ):
+        with pytest.raises(ctl.errors.LeaseLostError):
+            act()
+    assert good(place) == [4] and names(place) == ["ckpt-4"]
+    assert (place / "ckpt-4" / "state.index").read_bytes() == b"theirs"
+    assert not commit.read_manifest(place / "ckpt-4").metrics
+
+
+def test_two_jobs_that_save_one_step_do_not_break_each_other_s_saves(tmp_path):
+    first, second = (ctl.ChiefOnlyCheckpoints(tmp_path / "c") for _ in range(2))
+
+    def meanwhile(prefix):
+        writer("first")(prefix)
+        second._commit(manifest(2), writer("second"), 0)
+
+    first._commit(manifest(2), meanwhile, 0)
+    assert good(tmp_path / "c") == [2] and names(tmp_path / "c") == ["ckpt-2"]
+    assert (tmp_path / "c" / "ckpt-2" / "state.index").read_bytes() == b"first"
+
+
 def test_a_url_is_no_local_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = files.path("ram://tests-names/a") / "b"

@@ -92,6 +92,25 @@ def test_steps_within_a_long_graph_call_are_progress():
     assert not ended
 
 
+@pytest.mark.parametrize("phase", ["evaluating", "saving", "compiling"])
+def test_the_limit_of_steps_is_not_that_of_other_phases(tmp_path, monkeypatch, capfd, phase):
+    path, ended = tmp_path / "job_0.json", []
+    heart = Heartbeat(path, beat_secs=0.01, end=ended.append)
+
+    def is_older_than_a_step():
+        now = content(path)
+        return now["phase"] == phase and now["beat"] > now["progressed"] + 0.1
+
+    with heart.watched(0.05), heart.doing(phase):
+        until(is_older_than_a_step)
+        last = content(path)["beat"]
+        until(lambda: content(path)["beat"] > last)  # it has looked in between
+        assert not ended
+        monkeypatch.setitem(heartbeat._LEAST_SECS, phase, 0.2)
+        until(lambda: ended)
+    assert ended[0] == 134 and "nothing has moved for 0.2 s" in capfd.readouterr().err
+
+
 def test_a_trainer_tells_its_steps_and_its_end(tmp_path, monkeypatch):
     path = tmp_path / "job_0.json"
     heart = Heartbeat(path, beat_secs=0.01)
@@ -106,6 +125,22 @@ def test_a_trainer_tells_its_steps_and_its_end(tmp_path, monkeypatch):
     Slow(strategy="default", intervals=every_step(), reports=[]).train(3)
     assert phases == {"training"}
     assert content(path)["phase"] == "ended" and content(path)["step"] == 3
+
+
+def test_a_trainer_says_when_it_makes_no_steps(tmp_path, monkeypatch):
+    phases = []
+
+    class Noting(Heartbeat):
+        def doing(self, phase):
+            phases.append(phase)
+            return super().doing(phase)
+
+    monkeypatch.setattr(heartbeat, "here", Noting())
+    intervals = every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2), save=ctl.Every(steps=2))
+    Small(strategy="default", model_dir=str(tmp_path), intervals=intervals, reports=[]).train(2)
+    about = ["saving"]  # what the manager does at the start and at the end
+    steps = ["compiling", "training", "saving", "evaluating"]
+    assert phases == ["training", *about, *steps, *about]
 
 
 @pytest.mark.parametrize("step_timeout_secs", [0.0, 30.0])

@@ -18,6 +18,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError
 
 _WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may hold unwritten data
+_FLUSH_SECS = 10.0  # for what is open at the end
 _ANY_FILE = io.IOBase.__base__  # of all files, and no abstract class
 _installed = False
 _kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
@@ -103,9 +105,20 @@ def _leave(code: int) -> None:
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     with contextlib.suppress(Exception):
-        _flush_all()
+        _within(_FLUSH_SECS, _flush_all)
     _flush_standard()
     os._exit(code)
+
+
+def _within(limit_secs: float, act: Callable[[], None]) -> None:
+    """Calls it; not for longer: a thread that still writes to a full pipe holds the lock of its file."""
+    thread = threading.Thread(target=act, name="ctl-flush", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # newer Pythons start no thread at their end
+        act()
+        return
+    thread.join(limit_secs)
 
 
 def _flush_all() -> None:
@@ -127,7 +140,8 @@ def _flush_all() -> None:
     for thing in (thing for things in found for thing in things):
         if not any(thing is stream for stream in kept):
             with contextlib.suppress(Exception):
-                thing.close()
+                if _writes(thing):
+                    thing.close()
 
 
 def _treatment(
@@ -140,8 +154,14 @@ def _treatment(
             return things.append
     package = (kind.__module__ or "").partition(".")[0]
     if _ANY_FILE in bases or (package in _WRITERS and hasattr(kind, "flush")):
-        return lambda thing: thing.flush()
+        return lambda thing: _writes(thing) and thing.flush()
     return None
+
+
+def _writes(thing: Any) -> bool:
+    """Whether it may hold unwritten data. A file that a thread reads from would wait for that thread."""
+    writable = getattr(thing, "writable", None)
+    return writable is None or bool(writable())
 
 
 def _loaded(module: str, name: str) -> tuple[type, ...]:

@@ -1,7 +1,12 @@
 """Exit codes of scripts that use `ctl` without `ctl.run`."""
 
+import bz2
+import gzip
+import lzma
 import subprocess
 import sys
+import tarfile
+import zipfile
 
 import pytest
 from conftest import TIMEOUT_SECS, environment
@@ -74,6 +79,86 @@ def test_exit_that_is_caught_changes_nothing(tmp_path):
     assert done.returncode == 3 and "torn down" in done.stdout
 
 
+FILES = """
+import bz2, gzip, io, lzma, os, pathlib, sys, tarfile, zipfile
+from ctl.io import exit_hook
+os.chdir(sys.argv[1])
+files = [open("x", "wb"), gzip.open("x.gz", "wb"), bz2.open("x.bz2", "wb"), lzma.open("x.xz", "wb")]
+for file in files: file.write(b"all")
+text = io.TextIOWrapper(gzip.open("text.gz", "wb"))
+text.write("all")
+archive = zipfile.ZipFile("x.zip", "w")
+archive.writestr("member", b"all")
+tar = tarfile.open("x.tar.gz", "w:gz")
+tar.addfile(tarfile.TarInfo("member"))
+
+class Upload(io.RawIOBase):
+    data = b""
+    def writable(self): return True
+    def write(self, data): self.data += bytes(data); return len(data)
+    def close(self):
+        if not self.closed: pathlib.Path("uploaded").write_bytes(self.data)
+        super().close()
+
+uploads = io.TextIOWrapper(io.BufferedWriter(Upload()))
+uploads.write("all")
+raise exit_hook.Exit(0)
+"""
+
+
+def test_exit_closes_what_writes_its_last_part_when_it_is_closed(tmp_path):
+    assert run_script(FILES, str(tmp_path)).returncode == 0
+    for name in ("x", "uploaded"):
+        assert (tmp_path / name).read_bytes() == b"all"
+    for name, packer in (("x.gz", gzip), ("text.gz", gzip), ("x.bz2", bz2), ("x.xz", lzma)):
+        assert packer.decompress((tmp_path / name).read_bytes()) == b"all", name
+    assert zipfile.ZipFile(tmp_path / "x.zip").read("member") == b"all"
+    with tarfile.open(tmp_path / "x.tar.gz") as tar:
+        assert tar.getnames() == ["member"]
+
+
+IN_USE = """
+import os, sys, threading, time
+from ctl.io import exit_hook
+exit_hook._FLUSH_SECS = float(sys.argv[2])
+empty, full = os.fdopen(os.pipe()[0]), os.fdopen(os.pipe()[1], "wb")
+uses = {"reads": empty.readline, "writes": lambda: full.write(bytes(2**20))}
+threading.Thread(target=uses[sys.argv[1]], daemon=True).start()
+time.sleep(0.3)                            # until it waits
+print("summary")
+raise exit_hook.Exit(0)
+"""
+
+
+@pytest.mark.parametrize(("use", "secs"), [("reads", 1000), ("writes", 0.5)])
+def test_exit_does_not_wait_for_a_thread_that_uses_a_file(use, secs):
+    done = run_script(IN_USE, use, str(secs))
+    assert (done.returncode, done.stdout) == (0, "summary\n"), done.stderr
+
+
+TORN_DOWN = """
+import ctypes, os, sys, types
+from ctl.io import exit_hook
+exit_hook.install()
+library = ctypes.CDLL(None)
+library.on_exit(library.abort, None)      # in the place of TensorFlow's destructors
+
+class Late:
+    def __init__(self, name): self.name = name
+    def __del__(self, write=os.write): write(1, self.name)
+
+kept = Late(b"kept")
+exit_hook.keep(lambda: [kept])
+sys.modules["tensorflow.python.eager.context"] = types.SimpleNamespace(_context=Late(b"context"))
+sys.exit(5)
+"""
+
+
+def test_a_script_that_ends_by_itself_destroys_neither_what_is_kept_nor_tensorflow():
+    done = run_script(TORN_DOWN)
+    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+
+
 PIPELINES = """
 import sys, time
 import ctl
@@ -107,15 +192,16 @@ def test_a_script_with_open_pipelines_ends_with_its_code_and_without_a_word():
 
 
 DESTROYED = """
-import sys, threading, time
+import os, threading
 import ctl, tensorflow as tf
 from ctl.batches import Batches
 from ctl.io import exit_hook
 exit_hook.install()
 
 class Iterator:
-    def __del__(self):
-        print(threading.current_thread().name, flush=True)
+    def __del__(self, write=os.write, thread=threading.current_thread):
+        write(1, b"destroyed by ")            # at the end of the process the rest may fail
+        write(1, thread().name.encode())
         destroyed.set()
 
 destroyed = threading.Event()
@@ -127,7 +213,7 @@ destroyed.wait(60)
 
 def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
     """tf.data's destructor may wait for as long as the pipeline has run."""
-    assert run_script(DESTROYED).stdout == "ctl-drop-iterators\n"
+    assert run_script(DESTROYED).stdout == "destroyed by ctl-drop-iterators"
 
 
 def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():

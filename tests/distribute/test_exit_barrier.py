@@ -1,0 +1,72 @@
+"""The chief leaves last: TensorFlow takes a worker that outlives it for crashed."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
+from training import wait_until
+
+LEAVES = """
+from ctl import cluster
+from ctl.distribute import exit_barrier
+from ctl.io import exit_hook
+exit_barrier.arm(cluster.read())
+raise exit_hook.Exit(0)
+"""
+
+
+def leaving(kind: str, chief: str, worker: str) -> subprocess.Popen:
+    cluster = {"chief": [chief], "worker": [worker]}
+    config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+    return subprocess.Popen([sys.executable, "-c", LEAVES], env=environment(TF_CONFIG=config))
+
+
+def test_the_chief_waits_while_another_worker_takes_connections():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+
+        def is_asked():
+            try:
+                server.accept()[0].close()
+            except BlockingIOError:
+                return False
+            return True
+
+        there, nowhere = (f"127.0.0.1:{p}" for p in (server.getsockname()[1], free_ports(1)[0]))
+        assert leaving("worker", chief=there, worker=nowhere).wait(TIMEOUT_SECS) == 0
+        assert not is_asked(), "workers do not wait for the chief"
+        chief = leaving("chief", chief=nowhere, worker=there)
+        for _ in range(3):
+            wait_until(is_asked, chief)
+    assert chief.wait(TIMEOUT_SECS) == 0
+
+
+TRAINS = """
+import atexit, os, pathlib, time
+from ctl import cluster
+left = pathlib.Path(os.environ["LEFT"])
+
+def leave():
+    if cluster.read().is_chief: print("the other left before:", left.exists(), flush=True)
+    else: time.sleep(2); left.touch()
+
+atexit.register(leave)                   # before all others, so it runs after them
+import ctl, evaluating
+ctl.run(evaluating.Job)
+"""
+
+
+@pytest.mark.workers
+def test_workers_that_have_trained_leave_before_the_chief(tmp_path):
+    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-c", TRAINS,
+             f"--model_dir={tmp_path / 'run'}", "--train_steps=2", "--global_batch_size=8",
+             "--export=none"]  # fmt: skip
+    done = subprocess.run(
+        words, env=environment(LEFT=str(tmp_path / "left")), cwd=ROOT, capture_output=True, text=True,
+        timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the other left before: True" in done.stdout
