@@ -20,6 +20,8 @@ from ctl.io import exit_hook
 from ctl.strategies import Placement, word_of
 
 _DROP_SECS = 0.2  # between two looks
+_LAST_SECS = 10.0  # for a destructor that is at work when the process ends
+_destroying = threading.Lock()
 _open: dict[int, Any] = {}  # iterators that nobody has dropped yet
 _keys = itertools.count()
 _dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -67,7 +69,9 @@ class Batches:
 def _start_dropping() -> None:
     global _dropper  # noqa: PLW0603
     if _dropper is None:
-        exit_hook.keep(lambda: list(_open.values()))
+        exit_hook.keep(
+            lambda: list(_open.values()), pause=lambda: _destroying.acquire(timeout=_LAST_SECS)
+        )
         _dropper = threading.Thread(target=_drop, name="ctl-drop-iterators", daemon=True)
         _dropper.start()
 
@@ -83,7 +87,8 @@ def _drop() -> None:
             waiting.append(_dropped.get())
         for key in waiting[:]:
             if sys.getrefcount(_open[key]) <= 2:  # the table's, and that of the call
-                del _open[key]
+                with _destroying:
+                    del _open[key]
                 waiting.remove(key)
 
 

@@ -29,7 +29,9 @@ _WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may h
 _FLUSH_SECS = 10.0  # for what is open at the end
 _ANY_FILE = io.IOBase.__base__  # of all files, and no abstract class
 _installed = False
+_leaving = False  # without the interpreter's own end
 _kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
+_pauses: list[Callable[[], object]] = []
 
 
 class Exit(SystemExit):
@@ -83,9 +85,14 @@ def end(code: int) -> None:
     _leave(code)
 
 
-def keep(found: Callable[[], Iterable[Any]]) -> None:
-    """Has the objects that `found()` yields at the end of the process outlive it: never destroyed."""
+def keep(found: Callable[[], Iterable[Any]], pause: Callable[[], object]) -> None:
+    """Has the objects that `found()` yields at the end of the process outlive it: never destroyed.
+
+    `pause()` comes before the interpreter's own end, which aborts the process if a thread comes back from
+    native code meanwhile: it returns once no thread destroys such an object, and none will.
+    """
     _kept.append(found)
+    _pauses.append(pause)
 
 
 def _has_caller() -> bool:
@@ -98,6 +105,8 @@ def _has_caller() -> bool:
 
 
 def _leave(code: int) -> None:
+    global _leaving  # noqa: PLW0603
+    _leaving = True
     with contextlib.suppress(ValueError):  # not the main thread
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(code))  # it is about to end, as it says
@@ -189,6 +198,8 @@ def _skip_teardown() -> None:
     """What Python's end would destroy stays, and the C library's end is cut short."""
     context = sys.modules.get("tensorflow.python.eager.context")
     things = [] if context is None else [getattr(context, "_context", None)]
+    for pause in () if _leaving else _pauses:
+        pause()
     for found in _kept:
         things += found()
     with contextlib.suppress(Exception):

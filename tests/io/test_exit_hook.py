@@ -148,7 +148,7 @@ class Late:
     def __del__(self, write=os.write): write(1, self.name)
 
 kept = Late(b"kept")
-exit_hook.keep(lambda: [kept])
+exit_hook.keep(lambda: [kept], pause=lambda: None)
 sys.modules["tensorflow.python.eager.context"] = types.SimpleNamespace(_context=Late(b"context"))
 sys.exit(5)
 """
@@ -214,6 +214,31 @@ destroyed.wait(60)
 def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
     """tf.data's destructor may wait for as long as the pipeline has run."""
     assert run_script(DESTROYED).stdout == "destroyed by ctl-drop-iterators"
+
+
+HALF_DESTROYED = """
+import os, threading, time
+import ctl, tensorflow as tf
+from ctl.batches import Batches
+from ctl.io import exit_hook
+exit_hook.install()
+
+class Iterator:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        begun.set()
+        sleep(1)
+        write(1, b"destroyed")
+
+begun = threading.Event()
+dropped = Batches(Iterator(), None, False, None, "skip", "")
+del dropped
+begun.wait(60)
+"""
+
+
+def test_the_interpreter_does_not_end_while_an_iterator_is_being_destroyed():
+    """A thread that comes back from native code meanwhile would abort the process."""
+    assert run_script(HALF_DESTROYED).stdout == "destroyed"
 
 
 def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():
