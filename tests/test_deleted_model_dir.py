@@ -36,7 +36,7 @@ def test_a_run_that_could_save_nothing_begins_at_0_again(tmp_path, monkeypatch):
     assert again.step == 2
 
 
-def _full(*_):
+def _full(*_, **__):
     raise OSError(28, "No space left on device")
 
 

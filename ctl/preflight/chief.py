@@ -185,7 +185,7 @@ class Chief:
         )
 
     def _tell(self, message: dict) -> None:
-        for guest, _ in self._here():
+        for guest in self._guests.values():  # those too that have still to say how they were started
             _send(guest.connection, message)
 
     def _see_them_off(self) -> None:
