@@ -6,49 +6,49 @@ Names are loaded when first used: `import ctl` alone imports neither TensorFlow 
 import importlib
 from typing import TYPE_CHECKING
 
-from ctl import quiet as _quiet
+from ctl.io import log_filter as _quiet
 from ctl.version import __version__
 
 _NAMES = {
-    "Agreement": "ctl.agreement",
+    "Agreement": "ctl.distribute.host_allreduce",
     "CheckpointError": "ctl.errors",
     "CheckpointManager": "ctl.checkpoints.protocol",
     "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
-    "ConsoleReport": "ctl.reports.console",
+    "ConsoleReport": "ctl.metrics.console",
     "CtlError": "ctl.errors",
-    "EarlyStopping": "ctl.watchers",
-    "Every": "ctl.every",
-    "Gradients": "ctl.gradients",
-    "Intervals": "ctl.every",
-    "KerasTrainer": "ctl.keras_training",
-    "History": "ctl.fitting",
-    "JsonlReport": "ctl.reports.jsonl",
+    "EarlyStopping": "ctl.callbacks.watchers",
+    "Every": "ctl.callbacks.schedule",
+    "Gradients": "ctl.step.gradients",
+    "Intervals": "ctl.callbacks.schedule",
+    "KerasTrainer": "ctl.keras.trainer",
+    "History": "ctl.keras.fit",
+    "JsonlReport": "ctl.metrics.jsonl",
     "Keep": "ctl.checkpoints.retention",
-    "LossSpike": "ctl.spikes",
+    "LossSpike": "ctl.callbacks.loss_spike",
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
-    "MemoryReport": "ctl.reports.memory",
+    "MemoryReport": "ctl.metrics.memory",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
-    "NullReport": "ctl.reports.protocol",
+    "NullReport": "ctl.metrics.protocol",
     "PeerLostError": "ctl.errors",
-    "ReduceOnPlateau": "ctl.watchers",
-    "Report": "ctl.reports.protocol",
-    "SaveBest": "ctl.watchers",
+    "ReduceOnPlateau": "ctl.callbacks.watchers",
+    "Report": "ctl.metrics.protocol",
+    "SaveBest": "ctl.callbacks.watchers",
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
-    "TensorBoardReport": "ctl.reports.tensorboard",
+    "TensorBoardReport": "ctl.metrics.tensorboard",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
-    "evaluate": "ctl.fitting",
-    "example_numbers": "ctl.arrays",
-    "fit": "ctl.fitting",
-    "from_arrays": "ctl.arrays",
-    "make_strategy": "ctl.strategies",
+    "evaluate": "ctl.keras.fit",
+    "example_numbers": "ctl.data.arrays",
+    "fit": "ctl.keras.fit",
+    "from_arrays": "ctl.data.arrays",
+    "make_strategy": "ctl.distribute.strategies",
     "run": "ctl.app",
-    "scale_learning_rate": "ctl.gradients",
-    "shard": "ctl.sharding",
+    "scale_learning_rate": "ctl.step.gradients",
+    "shard": "ctl.data.sharding",
 }
 _OTHER_NAME = {"make_strategy": "make"}
 
@@ -70,14 +70,19 @@ def __dir__():
 
 
 if TYPE_CHECKING:
-    from ctl.agreement import Agreement
     from ctl.app import run
-    from ctl.arrays import example_numbers, from_arrays
+    from ctl.callbacks.loss_spike import LossSpike
+    from ctl.callbacks.schedule import Every, Intervals
+    from ctl.callbacks.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
     from ctl.checkpoints.backup import BackupCheckpoints
     from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
     from ctl.checkpoints.memory import MemoryCheckpoints
     from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
     from ctl.checkpoints.retention import Keep
+    from ctl.data.arrays import example_numbers, from_arrays
+    from ctl.data.sharding import shard
+    from ctl.distribute.host_allreduce import Agreement
+    from ctl.distribute.strategies import make as make_strategy
     from ctl.errors import (
         CheckpointError,
         CtlError,
@@ -87,17 +92,12 @@ if TYPE_CHECKING:
         Stopped,
         UsageError,
     )
-    from ctl.every import Every, Intervals
-    from ctl.fitting import History, evaluate, fit
-    from ctl.gradients import Gradients, scale_learning_rate
-    from ctl.keras_training import KerasTrainer
-    from ctl.reports.console import ConsoleReport
-    from ctl.reports.jsonl import JsonlReport
-    from ctl.reports.memory import MemoryReport
-    from ctl.reports.protocol import NullReport, Report
-    from ctl.reports.tensorboard import TensorBoardReport
-    from ctl.sharding import shard
-    from ctl.spikes import LossSpike
-    from ctl.strategies import make as make_strategy
+    from ctl.keras.fit import History, evaluate, fit
+    from ctl.keras.trainer import KerasTrainer
+    from ctl.metrics.console import ConsoleReport
+    from ctl.metrics.jsonl import JsonlReport
+    from ctl.metrics.memory import MemoryReport
+    from ctl.metrics.protocol import NullReport, Report
+    from ctl.metrics.tensorboard import TensorBoardReport
+    from ctl.step.gradients import Gradients, scale_learning_rate
     from ctl.trainer import Trainer
-    from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest

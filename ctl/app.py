@@ -18,9 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
-from ctl import cluster, directories, facts, files, heartbeat, quiet, signals
+from ctl.distribute import cluster, job_fingerprint
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
-from ctl.io import exit_hook
+from ctl.io import directories, exit_hook, log_filter, paths
+from ctl.supervision import heartbeat, signals
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
@@ -149,7 +150,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
         cluster.prepare()
     except UsageError as e:
         _fail(e)
-    with quiet.quiet():  # TensorFlow has absl look for GPUs before main is called
+    with log_filter.quiet():  # TensorFlow has absl look for GPUs before main is called
         import tensorflow as tf
 
         tf.config.list_physical_devices()
@@ -174,16 +175,16 @@ def _fail(error: CtlError) -> None:
 
 
 def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
-    quiet.quiet_logs()
+    log_filter.quiet_logs()
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
     settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
-    from ctl import platform_hooks
+    from ctl.training import platform_hooks
 
     me, places = cluster.read(), directories.read(values.model_dir)
     values.model_dir = places.model_dir
     options = _options(values)
-    from ctl.export import parse_formats
+    from ctl.checkpoints.export import parse_formats
 
     formats = parse_formats(values.export)
     _check_mode(values, formats)
@@ -194,12 +195,16 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
             f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
             "its first line, and take **options."
         )
-    plain = {k: facts.shown(k, v) for k, v in settings.items() if isinstance(v, (bool, int, float, str))}
+    plain = {
+        k: job_fingerprint.shown(k, v)
+        for k, v in settings.items()
+        if isinstance(v, (bool, int, float, str))
+    }
     trainer.hparams = {**plain, **trainer.hparams}
     platform_hooks.prepare(trainer, places, values.report_hypertune, values.mode)
     _prepare(trainer, values)
     if not values["export"].present:  # what nobody asked for is not an error
-        from ctl.export import possible
+        from ctl.checkpoints.export import possible
 
         formats = tuple(w for w in formats if values.model_dir and w in possible(trainer.model))
     if values.mode in ("train", "train_and_eval"):
@@ -211,7 +216,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
     if values.mode == "eval":
-        from ctl.session import report_evaluation
+        from ctl.training.run import report_evaluation
 
         report_evaluation(trainer, trainer._session, trainer.evaluate())
     elif values.mode == "predict":
@@ -226,7 +231,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 def _leave(trainer: Any, me: cluster.Cluster) -> None:
     """The last barrier of the workers: nothing comes after it but the end of the process."""
     if me.num_workers > 1 and not trainer.placement.evaluates:
-        from ctl.session import leave_together
+        from ctl.training.run import leave_together
 
         leave_together(trainer._session)
 
@@ -237,7 +242,7 @@ def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
     if values.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in _WITH_A_CHECKPOINT and not files.path(f"{values.model_dir}/checkpoints").is_dir():
+    if values.mode in _WITH_A_CHECKPOINT and not paths.path(f"{values.model_dir}/checkpoints").is_dir():
         raise UsageError(_nothing_saved(values))
     if values.mode in _WITH_A_CHECKPOINT and cluster.read().task_type == "evaluator":
         raise UsageError(
@@ -257,7 +262,7 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
         setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
     trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
     if values.mode in ("train", "train_and_eval"):
-        from ctl.resuming import claim
+        from ctl.training.resume import claim
 
         claim(trainer)
     trainer.prepare()
@@ -267,7 +272,7 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
 
 def _predict(trainer: Any) -> None:
     """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
-    from ctl.agreement import Agreement
+    from ctl.distribute.host_allreduce import Agreement
 
     for row in trainer.predict():
         if trainer.placement.is_chief:
@@ -292,8 +297,8 @@ def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:
 
 def _options(values: flags.FlagValues) -> dict:
     """The Trainer's arguments from the flags."""
+    from ctl.callbacks.schedule import Every, Intervals
     from ctl.checkpoints.retention import Keep
-    from ctl.every import Every, Intervals
 
     keep = Keep.parse(values.keep)
     evaluate = Every()
@@ -307,7 +312,7 @@ def _options(values: flags.FlagValues) -> dict:
         evaluate=evaluate,
     )  # fmt: skip
     checkpoints = None
-    from ctl import strategies
+    from ctl.distribute import strategies
 
     strategy = strategies.make(
         values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices,

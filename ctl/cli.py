@@ -14,8 +14,8 @@ from ctl.version import __version__
 # name -> (module, what it does in one line)
 _SUBCOMMANDS = {
     "deploy": ("ctl.deploy.command", "write what a platform needs to run a job"),
-    "doctor": ("ctl.doctor", "print what this process understands of its cluster"),
-    "inspect": ("ctl.inspect_command", "show the checkpoints of a run"),
+    "doctor": ("ctl.tools.doctor", "print what this process understands of its cluster"),
+    "inspect": ("ctl.tools.inspect", "show the checkpoints of a run"),
     "launch": ("ctl.launch.command", "start the workers of one job, and look after them"),
 }
 

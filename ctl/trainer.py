@@ -15,27 +15,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import (
-    averaging,
-    checks,
-    evaluator,
-    gradients,
-    lease,
-    pictures,
-    resuming,
-    session,
-    strategies,
-)
-from ctl import export as export_lib
-from ctl.agreement import Agreement
+from ctl.callbacks.loss_spike import LossSpike
+from ctl.callbacks.schedule import Intervals
+from ctl.callbacks.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
+from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
+from ctl.distribute import strategies
+from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import UsageError
-from ctl.every import Intervals
 from ctl.io import exit_hook
-from ctl.loops.step import Recorder
-from ctl.reports.protocol import Report
-from ctl.spikes import LossSpike
-from ctl.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
+from ctl.metrics.images import grid
+from ctl.metrics.protocol import Report
+from ctl.step import averaging, gradients
+from ctl.step.replica_step import Recorder
+from ctl.supervision import lease
+from ctl.training import evaluator, resume, run, validation
 
 
 class Trainer:
@@ -89,7 +83,7 @@ class Trainer:
 
         Args:
           model_dir: where the run lives: checkpoints, logs, export. None keeps nothing on disk.
-          strategy: a word of `ctl.strategies.WORDS`, or a strategy object.
+          strategy: a word of `ctl.distribute.strategies.WORDS`, or a strategy object.
           global_batch_size: examples in one step, over all replicas.
           seed: of everything random, the same on every worker.
           intervals: when to log, evaluate and save, and the length of loops.
@@ -97,9 +91,9 @@ class Trainer:
           reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
         """
         exit_hook.install()
-        checks.whole("global_batch_size", global_batch_size, 1)
-        checks.whole("seed", seed, 0, 2**32 - 1)
-        checks.parts(checkpoints, reports)
+        validation.whole("global_batch_size", global_batch_size, 1)
+        validation.whole("seed", seed, 0, 2**32 - 1)
+        validation.parts(checkpoints, reports)
         self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
         self.placement = strategies.placement(self.strategy)
         self.global_batch_size = int(global_batch_size)
@@ -110,7 +104,7 @@ class Trainer:
         self.hparams: dict[str, Any] = {}
         self._checkpoints = checkpoints
         self._reports = reports
-        self._session: session.Session | None = None
+        self._session: run.Session | None = None
         self._recorder = Recorder()
         self._warned = False
         self._eval_is_known = False
@@ -162,7 +156,7 @@ class Trainer:
         Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
         checkpoint of another model.
         """
-        session.prepared(self)
+        run.prepared(self)
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
@@ -182,17 +176,17 @@ class Trainer:
         model_dir as they come, until training has ended; see docs/evaluator.md.
         """
         if self.placement.evaluates:
-            return evaluator.follow(self, session.prepared(self))
-        resuming.claim(self)
-        prepared = session.prepared(self)
+            return evaluator.follow(self, run.prepared(self))
+        resume.claim(self)
+        prepared = run.prepared(self)
         with lease.holding(
             self.model_dir if self.placement.is_chief else None, lambda: prepared.saved
         ) as prepared.lease:
-            return session.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
+            return run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        return session.evaluate(self, session.prepared(self))
+        return run.evaluate(self, run.prepared(self))
 
     def show(self, name: str, images: Any) -> None:
         """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.
@@ -202,7 +196,7 @@ class Trainer:
         """
         if self._session is not None and self._session.running:
             step = self._session.step
-            self._session.running.note(pictures.grid(step, name, images))
+            self._session.running.note(grid(step, name, images))
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
         """Writes the model as "keras", "saved_model", "weights"; returns the paths on the chief.
@@ -214,7 +208,7 @@ class Trainer:
             return []  # the chief writes
         formats = formats or export_lib.possible(self.model)[:2]
         if directory is None:
-            checks.export(self, formats)
+            validation.export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
         paths = export_lib.export(self.model, directory, formats, self.placement, served)
@@ -239,7 +233,7 @@ class Trainer:
         """
         self._recorder.averaged = True
         if mask is not None:
-            checks.mask(self, self._recorder)
+            validation.mask(self, self._recorder)
         loss = averaging.average(
             per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight,
             mask=mask, empty=self._recorder.empty,

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.averaging import Totals, average
+from ctl.step.averaging import Totals, average
 
 
 def share(values, size=4, **how):

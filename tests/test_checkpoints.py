@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.checkpoints import commit
-from ctl.state import plain
+from ctl.distribute.keras_objects import plain
 from small_models import Small, every_step
 
 MANAGERS = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import ctl
 import pytest
-from ctl import files
 from ctl.checkpoints import checksums, commit
 from ctl.checkpoints.retention import Keep
+from ctl.io import paths
 
 URL = "ram://tests"
 
@@ -27,7 +27,7 @@ def manifest(step, **more):
 def writer(text="x" * 64):
     def write_state(prefix):
         for end in (".data-00000-of-00001", ".index"):
-            files.path(prefix + end).write_bytes(text.encode())
+            paths.path(prefix + end).write_bytes(text.encode())
 
     return write_state
 
@@ -47,13 +47,13 @@ def names(directory):
 def place(request, tmp_path, monkeypatch):
     """A directory on a disk, in an object store that is mounted, or at a URL."""
     if request.param == "url":
-        yield files.path(f"{URL}/{tmp_path.name}") / "c"
+        yield paths.path(f"{URL}/{tmp_path.name}") / "c"
         return
     if request.param == "mounted":
-        monkeypatch.setenv(files.STORES, str(tmp_path))
+        monkeypatch.setenv(paths.STORES, str(tmp_path))
         monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
         monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("renamed"))
-    assert files.has_rename(tmp_path) == (request.param == "disk")
+    assert paths.has_rename(tmp_path) == (request.param == "disk")
     (tmp_path / "run").mkdir()
     yield tmp_path / "run" / "c"
 
@@ -64,8 +64,8 @@ class Moments:
     def __init__(self, monkeypatch, look, die_at=None):
         self.count = 0
         targets = [(Path, n) for n in ("rename", "unlink", "mkdir", "write_bytes")]
-        targets += [(files.UrlPath, n) for n in ("unlink", "mkdir", "write_bytes")]
-        for owner, name in (*targets, (files, "remove_tree"), (files, "sync"), (shutil, "rmtree")):
+        targets += [(paths.UrlPath, n) for n in ("unlink", "mkdir", "write_bytes")]
+        for owner, name in (*targets, (paths, "remove_tree"), (paths, "sync"), (shutil, "rmtree")):
             original = getattr(owner, name)
 
             def watched(*arguments, _original=original, **options):
@@ -138,7 +138,7 @@ def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(place
         with pytest.raises(Died):
             commit.write(place, manifest(2), writer())
     assert good(place) == [1]
-    in_place = not files.has_rename(place)
+    in_place = not paths.has_rename(place)
     assert ("ckpt-2" in names(place)) == in_place
     assert commit.survey(place)[1] == {}  # never complete, so not damaged
     assert len(commit.sweep(place)) == 1 and names(place) == ["ckpt-1"]
@@ -147,7 +147,7 @@ def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(place
 def test_deleting_in_an_object_store_takes_the_marker_first(place, monkeypatch):
     commit.write(place, manifest(1), writer())
     seen = []
-    monkeypatch.setattr(files, "remove_tree", lambda path: seen.append(good(place)))
+    monkeypatch.setattr(paths, "remove_tree", lambda path: seen.append(good(place)))
     commit.remove(place / "ckpt-1")
     assert seen == [[]]
 
@@ -237,7 +237,7 @@ def test_two_jobs_that_save_one_step_do_not_break_each_other_s_saves(tmp_path):
 
 def test_a_url_is_no_local_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = files.path("ram://tests-names/a") / "b"
+    path = paths.path("ram://tests-names/a") / "b"
     assert (str(path), path.name, str(path.parent)) == (
         "ram://tests-names/a/b", "b", "ram://tests-names/a"
     )  # fmt: skip
@@ -245,11 +245,11 @@ def test_a_url_is_no_local_path(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError):
             action()
     path.unlink(missing_ok=True)
-    assert not path.exists() and not path.is_file() and files.bytes_free(path) is None
+    assert not path.exists() and not path.is_file() and paths.bytes_free(path) is None
     assert list(tmp_path.iterdir()) == []
-    assert files.bytes_free(tmp_path / "not" / "there") > 0
-    assert files.has_rename(tmp_path) and not files.has_rename(path)
-    assert not files.has_rename(files.path("/gcs/bucket/run"))
+    assert paths.bytes_free(tmp_path / "not" / "there") > 0
+    assert paths.has_rename(tmp_path) and not paths.has_rename(path)
+    assert not paths.has_rename(paths.path("/gcs/bucket/run"))
 
 
 def test_every_k_th_stays_for_good(place):

@@ -4,7 +4,7 @@ import json
 
 import ctl
 import pytest
-from ctl.cluster import Cluster, normalise, read
+from ctl.distribute.cluster import Cluster, normalise, read
 
 TWO = ["a:1", "b:2"]
 

@@ -4,8 +4,8 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.data import open_eval, open_train
-from ctl.shares import take_rows
+from ctl.data.pipeline import open_eval, open_train
+from ctl.distribute.row_partition import take_rows
 from small_models import BATCH, Small, every_step, examples, losses
 
 DEFAULT = tf.distribute.get_strategy()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment
-from ctl.directories import Directories, mounted, read
 from ctl.errors import CtlError
-from ctl.platform_hooks import hand_over
-from ctl.reports.hypertune import HypertuneReport
+from ctl.io.directories import Directories, mounted, read
+from ctl.metrics.hypertune import HypertuneReport
+from ctl.training.platform_hooks import hand_over
 
 AIP = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b/job/model/",
        "AIP_TENSORBOARD_LOG_DIR": "gs://b/job/logs/"}  # fmt: skip

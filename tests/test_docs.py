@@ -16,15 +16,16 @@ from pathlib import Path
 import pytest
 from absl import flags
 from conftest import ROOT, environment
-from ctl import cluster, errors
+from ctl import errors
 from ctl.app import define_flags
+from ctl.deploy import args as deploy_words
 from ctl.deploy import slurm
-from ctl.deploy import words as deploy_words
 from ctl.deploy.docker import command as docker_command
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.vertex import options as vertex_options
+from ctl.distribute import cluster
 from ctl.launch import options as launch_options
-from ctl.runner import options as runner_options
+from ctl.launch.horovodrun import options as runner_options
 
 pytestmark = pytest.mark.workers  # a process with TensorFlow per page
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from conftest import ROOT, environment, free_ports
-from ctl import doctor
+from ctl.tools import doctor
 from test_platforms import ADDRESSES, EVALUATOR, spec, tf_config
 
 

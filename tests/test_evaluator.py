@@ -6,8 +6,9 @@ import shutil
 
 import ctl
 import pytest
-from ctl import app, evaluator
+from ctl import app
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
+from ctl.training import evaluator
 from small_models import Small, every_step
 from test_app import parsed
 

@@ -5,7 +5,7 @@ import random
 
 import ctl
 import pytest
-from ctl.every import Timers
+from ctl.callbacks.schedule import Timers
 
 
 def marks(every, end, steps_per_epoch=None, start=0):

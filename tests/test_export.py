@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from ctl import files
+from ctl.io import paths
 from small_models import PlainModel, Small, every_step, examples, weights
 
 QUIET = dict(strategy="default", reports=[], intervals=every_step(log=ctl.Every()))
@@ -58,11 +58,11 @@ def test_every_format_predicts_the_same_in_a_process_without_ctl(tmp_path, run_p
 
 def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_path):
     trainer = made()
-    paths = trainer.export(directory=str(tmp_path))
-    assert paths == [str(tmp_path / "model.keras"), str(tmp_path / "saved_model")]
+    exported = trainer.export(directory=str(tmp_path))
+    assert exported == [str(tmp_path / "model.keras"), str(tmp_path / "saved_model")]
     (tmp_path / "saved_model" / "old").touch()
     trainer.model.set_weights([w * 0 for w in trainer.model.get_weights()])
-    assert trainer.export("keras", "saved_model", directory=str(tmp_path)) == paths
+    assert trainer.export("keras", "saved_model", directory=str(tmp_path)) == exported
     assert names(tmp_path) == ["model.keras", "saved_model"]
     assert not (tmp_path / "saved_model" / "old").exists()
     loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
@@ -74,7 +74,7 @@ def test_a_directory_is_there_whole_at_every_moment_of_its_replacement(
     tmp_path, monkeypatch, exchanged
 ):
     if not exchanged:  # another system than Linux: for the time of one rename there is none
-        monkeypatch.setattr(files.ctypes, "CDLL", lambda name: None)
+        monkeypatch.setattr(paths.ctypes, "CDLL", lambda name: None)
     trainer = made()
     trainer.export("saved_model", directory=str(tmp_path))
     seen, rmtree = [], shutil.rmtree

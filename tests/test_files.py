@@ -10,11 +10,12 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import files, watching
-from ctl.reports import publishing
-from ctl.reports.jsonl import JsonlReport
-from ctl.reports.protocol import Started
-from ctl.reports.tensorboard_log import TensorBoardLog
+from ctl.io import paths
+from ctl.metrics import publishing
+from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.protocol import Started
+from ctl.metrics.tensorboard_log import TensorBoardLog
+from ctl.training import callback_runner
 from small_models import Small, every_step
 
 MOUNTS = b"""\
@@ -30,7 +31,7 @@ my-bucket /mnt/gke fuse rw 0 0
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A directory that counts as a bucket: renaming anything fails the test."""
-    monkeypatch.setenv(files.STORES, str(tmp_path))
+    monkeypatch.setenv(paths.STORES, str(tmp_path))
     for place, name in ((os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")):
         monkeypatch.setattr(place, name, lambda *_: pytest.fail("renamed"))
     return tmp_path
@@ -51,14 +52,14 @@ def test_an_object_store_is_known_by_its_prefix_its_mount_or_the_variable(monkey
         return io.BytesIO(MOUNTS) if file == "/proc/self/mounts" else opened(file, *more, **options)
 
     monkeypatch.setattr(builtins, "open", mounts)
-    monkeypatch.setenv(files.STORES, "/other:/named/")
-    assert files.has_rename(Path(path)) == renamed
+    monkeypatch.setenv(paths.STORES, "/other:/named/")
+    assert paths.has_rename(Path(path)) == renamed
 
 
 def test_a_small_file_is_replaced_in_one_piece(store):
     path = store / "a.json"
     for text in ("short", "x" * 3000, "y"):
-        files.write_whole(path, json.dumps(text))
+        paths.write_whole(path, json.dumps(text))
         assert json.loads(path.read_text()) == text
     assert [p.name for p in store.iterdir()] == ["a.json"]
 
@@ -72,7 +73,7 @@ def test_what_is_not_listed_stays_and_what_is_gone_is_no_error(store, monkeypatc
         Path, "iterdir",
         lambda p: iter([p / kept, p / inner, p / "ghost"]) if p.name == "d" else listed(p),
     )  # fmt: skip
-    files.remove_tree(store / "d")
+    paths.remove_tree(store / "d")
     assert os.listdir(store / "d") == ["new"]
 
 
@@ -118,12 +119,12 @@ def test_a_growing_file_is_synced_now_and_then_in_a_store_only(store, monkeypatc
 
 def test_the_best_weights_survive_an_interrupted_write(store):
     path = store / "best.npz"
-    assert watching._loaded(path) is None
+    assert callback_runner._loaded(path) is None
     np.savez(path, np.arange(3))
-    (array,) = watching._loaded(path)
+    (array,) = callback_runner._loaded(path)
     assert array.tolist() == [0, 1, 2]
     path.write_bytes(path.read_bytes()[:-5])
-    assert watching._loaded(path) is None
+    assert callback_runner._loaded(path) is None
 
 
 def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
@@ -135,7 +136,7 @@ def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
     options = dict(strategy="default", reports=[], intervals=every_step(evaluate=ctl.Every(steps=1)))
     trainer = Stops(model_dir=str(store), **options)
     trainer.train(3)
-    assert watching._loaded(store / "best" / "early_stopping.npz") is not None
+    assert callback_runner._loaded(store / "best" / "early_stopping.npz") is not None
     assert [p.name for p in (store / "best").iterdir()] == ["early_stopping.npz"]
     again = Stops(model_dir=str(store), **options)
     again.prepare()
@@ -146,12 +147,12 @@ def test_a_run_at_a_url_is_locked_saved_and_exported():
     model_dir = "ram://files/run"
     trainer = Small(model_dir=model_dir, strategy="default", intervals=every_step(), reports=[])
     trainer.train(2, export=("keras", "saved_model"))
-    lock = files.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends where others write anew
+    lock = paths.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends where others write anew
     assert lock.count(b'"state": "training"') >= 1 and lock.rstrip().endswith(b"}")
     assert json.loads(lock[lock.rindex(b"{") :])["state"] == "ended"
     loaded = tf.saved_model.load(f"{model_dir}/export/saved_model")
     assert loaded.serve(tf.zeros([2, 8])).shape == (2, 4)
-    assert files.path(f"{model_dir}/export/model.keras").stat().st_size > 0
+    assert paths.path(f"{model_dir}/export/model.keras").stat().st_size > 0
     again = Small(model_dir=model_dir, strategy="default", reports=[])
     again.prepare()
     assert again.step == 2

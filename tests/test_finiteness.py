@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import finiteness
+from ctl.step import finiteness
 from small_models import every_step
 
 EXAMPLES, BATCH, BAD = 64, 8, 3  # the bad example is in the fourth batch of the order below

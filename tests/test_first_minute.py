@@ -8,13 +8,14 @@ from pathlib import Path
 import ctl
 import pytest
 import tensorflow as tf
-from ctl import causes, cluster
 from ctl.checkpoints import restoring
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.distribute import cluster
+from ctl.distribute.platforms import slurm
+from ctl.distribute.strategies import Placement
 from ctl.errors import PeerLostError, ReadError
-from ctl.lease import Lease
-from ctl.platforms import slurm
-from ctl.strategies import Placement
+from ctl.supervision.lease import Lease
+from ctl.training import error_translation
 from small_models import Small, every_step
 from test_reports_disk import fill, small_disk  # noqa: F401
 
@@ -120,7 +121,7 @@ def test_a_directory_of_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, 
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "iterdir", refused)
-    monkeypatch.setattr("ctl.files.time.sleep", lambda secs: None)
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     with pytest.raises(ReadError, match="cannot be read: Permission denied") as raised:
         restoring.newest(tmp_path)
     assert raised.value.exit_code == 134
@@ -129,7 +130,7 @@ def test_a_directory_of_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, 
 @pytest.mark.parametrize("kind", [tf.errors.InternalError, tf.errors.UnknownError])
 def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind):
     def explained(text, several=True):
-        return causes.explained(
+        return error_translation.explained(
             kind(None, None, text), step=3, manager=None, batch_size=8,
             place=Placement(2, 0, 2, 1, True), several=several,
         )  # fmt: skip

@@ -4,13 +4,13 @@ import json
 import time
 
 import pytest
-from ctl import following
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import PeerLostError
-from ctl.following import Evaluated, Following, Patience
-from ctl.lease import Lease
+from ctl.supervision.lease import Lease
+from ctl.training import checkpoint_follower
+from ctl.training.checkpoint_follower import Evaluated, Following, Patience
 
 
 class World:
@@ -173,7 +173,7 @@ def test_the_list_of_what_is_done_survives_damage_and_a_full_disk(tmp_path, capl
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(following.os, "replace", full)
+    monkeypatch.setattr(checkpoint_follower.os, "replace", full)
     done.add(two)
     done.add(two)
     assert two in done and two not in Evaluated(path)
@@ -183,7 +183,7 @@ def test_the_list_of_what_is_done_survives_damage_and_a_full_disk(tmp_path, capl
 
 
 def wait(world, **more):
-    return following.wait_for_evaluator(
+    return checkpoint_follower.wait_for_evaluator(
         WatchedCheckpoints(world.directory), world.lock.with_name("e.json"), patience_secs=20.0,
         clock=lambda: world.now, sleep=world.sleep, **more,
     )  # fmt: skip

@@ -5,8 +5,10 @@ import string
 
 import pytest
 from absl import flags
-from ctl import app, cluster, export, parameter_servers
+from ctl import app
+from ctl.checkpoints import export
 from ctl.checkpoints.retention import Keep
+from ctl.distribute import cluster, parameter_servers
 from ctl.errors import UsageError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -5,8 +5,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.gradients import scale_learning_rate
-from ctl.optimizers import check_optimizer
+from ctl.step.gradients import scale_learning_rate
+from ctl.step.optimizers import check_optimizer
 from small_models import BATCH, PlainModel, Small, every_step, losses, weights
 
 STEPS = 4

@@ -7,8 +7,8 @@ import time
 import ctl
 import pytest
 from conftest import TIMEOUT_SECS
-from ctl import heartbeat
-from ctl.heartbeat import Heartbeat
+from ctl.supervision import heartbeat
+from ctl.supervision.heartbeat import Heartbeat
 from small_models import Small, every_step
 
 

@@ -8,7 +8,8 @@ import sys
 import ctl
 import pytest
 from conftest import environment
-from ctl import cli, inspect_command
+from ctl import cli
+from ctl.tools import inspect as inspect_command
 from small_models import Small, every_step
 from test_checkpoints import DAMAGES
 

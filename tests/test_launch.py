@@ -16,14 +16,14 @@ import pytest
 from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import command as launch_command
-from ctl.launch import groups, logs, watching
+from ctl.launch import groups, logs, monitor
 from ctl.launch import options as launch_options
 from ctl.launch.layout import Roles, plan
 from ctl.launch.logs import ConsoleCopy, TerminalText, tail
+from ctl.launch.monitor import PassedOnSignals, Watch
 from ctl.launch.ports import free_ports
 from ctl.launch.processes import Exit
 from ctl.launch.roles import log_name
-from ctl.launch.watching import PassedOnSignals, Watch
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +114,7 @@ def test_an_early_exit_with_0_is_no_failure():
 
 
 def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, capsys):
-    monkeypatch.setattr(watching, "RESTART_SECS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(monitor, "RESTART_SECS", (0.0, 0.0, 0.0))
     dies = [(1, 3)]  # places: chief, worker 0, worker 1, ps
     gang = ScriptedGang(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
     assert watched(gang).cause is None and gang.started == [0, 0, 0]

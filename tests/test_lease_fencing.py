@@ -10,8 +10,8 @@ import time
 import ctl
 import pytest
 from conftest import environment
-from ctl import lease as lease_module
-from ctl.lease import Lease
+from ctl.supervision import lease as lease_module
+from ctl.supervision.lease import Lease
 from launching import wait_for
 from small_models import Small, every_step
 from test_lease import TIMEOUT_SECS, elsewhere, far

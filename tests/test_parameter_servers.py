@@ -7,13 +7,14 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import cluster, parameter_servers, worker_data
-from ctl.arrays import from_arrays
-from ctl.loops.asynchronous import Watch
-from ctl.parameter_servers import Partition, closures, wait_for, watch
-from ctl.reports.protocol import Progressed
-from ctl.signals import Signals
-from ctl.strategies import WORDS, word_of
+from ctl.data import per_worker
+from ctl.data.arrays import from_arrays
+from ctl.distribute import cluster, parameter_servers
+from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch
+from ctl.distribute.strategies import WORDS, word_of
+from ctl.metrics.protocol import Progressed
+from ctl.supervision.signals import Signals
+from ctl.training.parameter_server_loop import Watch
 
 TASKS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 
@@ -201,6 +202,6 @@ def test_workers_share_the_batches_of_the_endless_order(start):
 def test_a_dataset_with_python_code_cannot_be_sent_and_random_operations_can():
     dataset = tf.data.Dataset.range(9).batch(3)
     with pytest.raises(ctl.UsageError, match=r"calls Python code.*Write ctl\.from_arrays"):
-        worker_data._graph_of(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
+        per_worker._graph_of(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
     noisy = dataset.shuffle(3).map(lambda x: tf.random.uniform([]))
-    assert worker_data._graph_of(noisy).dtype == tf.string
+    assert per_worker._graph_of(noisy).dtype == tf.string

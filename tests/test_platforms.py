@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ctl.cluster import also_set, job_of, normalise, prepare, read
+from ctl.distribute.cluster import also_set, job_of, normalise, prepare, read
 from ctl.errors import UsageError
 
 POOLS = {

@@ -5,8 +5,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import pipelines, positions, sharding
-from ctl.strategies import Placement
+from ctl.data import dataset_traits, resume_position, sharding
+from ctl.distribute.strategies import Placement
 from small_models import every_step
 
 EXAMPLES, BATCH = 40, 8
@@ -111,7 +111,7 @@ class HastyMap(Least):
 @pytest.fixture(params=["serialized", "too large to be serialized"])
 def looked_at(request, monkeypatch):
     if request.param != "serialized":
-        monkeypatch.setattr(pipelines, "_MOST_BYTES", -1)
+        monkeypatch.setattr(dataset_traits, "_MOST_BYTES", -1)
 
 
 @pytest.mark.usefixtures("looked_at")
@@ -151,8 +151,8 @@ def test_a_mode_that_the_data_cannot_have_is_refused(mode, base, words):
 
 def test_files_of_an_iterator_are_packed_and_unpacked_as_they_were():
     files = [("iterator.index", b"\x00\xff" * 9), ("iterator.data-00000-of-00001", b"")]
-    assert positions._unpacked(positions._packed(files)) == files
-    assert positions._unpacked(positions._packed([("../x", b"1")])) == [("x", b"1")]
+    assert resume_position._unpacked(resume_position._packed(files)) == files
+    assert resume_position._unpacked(resume_position._packed([("../x", b"1")])) == [("x", b"1")]
 
 
 class Augmented(Least):

@@ -7,10 +7,10 @@ import time
 
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
-from ctl import facts, preflight
-from ctl.cluster import Cluster
+from ctl.distribute import job_fingerprint, startup_barrier
+from ctl.distribute.cluster import Cluster
+from ctl.distribute.startup_barrier import messages
 from ctl.errors import PeerLostError, UsageError
-from ctl.preflight import messages
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def meeting(places, all_facts, timeout_secs=TIMEOUT_SECS):
 
     def one(number):
         try:
-            preflight.meet(places[number], all_facts[number], timeout_secs)
+            startup_barrier.meet(places[number], all_facts[number], timeout_secs)
             found[number] = None
         except Exception as e:
             found[number] = e
@@ -106,7 +106,7 @@ def test_a_secret_is_compared_but_never_shown():
 
 
 def test_code_that_only_one_has_loaded_is_no_difference():
-    code = facts.CODE
+    code = job_fingerprint.CODE
     assert meeting(clusters(2), [{f"{code}a": "1"}, {f"{code}b": "2"}]) == [None, None]
     assert all(isinstance(e, UsageError) for e in meeting(
         clusters(2), [{f"{code}a": "1"}, {f"{code}a": "2"}]))  # fmt: skip
@@ -164,12 +164,12 @@ def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
     [(5.0, "7", 5.0), (None, "7", 7.0), (None, "", 600.0), (None, "soon", 600.0), (None, "-3", 600.0)],
 )
 def test_how_long_to_wait_is_the_persons_word_then_the_launchers(asked, launcher, expected, monkeypatch):
-    monkeypatch.setenv(preflight.VARIABLE, launcher)
-    assert preflight.timeout_of(asked) == expected
+    monkeypatch.setenv(startup_barrier.VARIABLE, launcher)
+    assert startup_barrier.timeout_of(asked) == expected
 
 
 def test_facts_name_the_code_that_is_ones_own_and_the_versions():
-    found = facts.here(0, {"lr": 0.1})
+    found = job_fingerprint.here(0, {"lr": 0.1})
     assert found["--lr"] == 0.1 and found["tensorflow"] and found["GPUs"] == 0
-    own = [k.removeprefix(facts.CODE) for k in found if k.startswith(facts.CODE)]
+    own = [k.removeprefix(job_fingerprint.CODE) for k in found if k.startswith(job_fingerprint.CODE)]
     assert "test_preflight" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)

@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-from ctl.reports.console import ConsoleReport
-from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.console import ConsoleReport
+from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")

@@ -5,8 +5,8 @@ import re
 import sys
 
 import pytest
-from ctl.reports.console import ConsoleReport
-from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.console import ConsoleReport
+from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 INFO = RunInfo("Mnist", "multi_worker", 2, 4, 128, "60,000 examples", "float32", 7, "runs/1")

@@ -1,5 +1,5 @@
 import pytest
-from ctl.reports.console_text import duration, short_number, short_rate
+from ctl.metrics.console_text import duration, short_number, short_rate
 
 
 @pytest.mark.parametrize(

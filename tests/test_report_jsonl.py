@@ -2,8 +2,8 @@ import json
 import math
 
 import pytest
-from ctl.reports.jsonl import JsonlReport
-from ctl.reports.protocol import Ended, RunInfo, Started
+from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.protocol import Ended, RunInfo, Started
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 

@@ -1,7 +1,7 @@
 import pytest
-from ctl.reports.protocol import Ended, RunInfo, Started, Traced
-from ctl.reports.tensorboard import TensorBoardReport
-from ctl.reports.tensorboard_log import TensorBoardLog
+from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
+from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from ctl.reports.event_files import EventFolder, read_records
-from ctl.reports.protocol import Ended, RunInfo, Started, Traced
-from ctl.reports.tensorboard import TensorBoardReport
-from ctl.reports.tensorboard_log import TensorBoardLog
+from ctl.metrics.event_files import EventFolder, read_records
+from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
+from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto import event_pb2, graph_pb2
@@ -184,7 +184,7 @@ def test_a_removed_folder_is_made_again(logs):
 
 def test_a_killed_program_leaves_a_folder_that_can_be_resumed(logs):
     program = (
-        "import os, sys; from ctl.reports.tensorboard_log import TensorBoardLog; "
+        "import os, sys; from ctl.metrics.tensorboard_log import TensorBoardLog; "
         "log = TensorBoardLog(__import__('pathlib').Path(sys.argv[1]), lambda: 1000.0); "
         "[log.scalars(1000.0, step, {'loss': 1.0}, 'train') for step in range(1, 2000)]; "
         "os._exit(1)"

@@ -6,9 +6,9 @@ import sys
 import threading
 
 import pytest
-from ctl.reports.protocol import Ended, Progressed, RunInfo, Saved, Started
-from ctl.reports.tensorboard import TensorBoardReport
-from ctl.reports.tensorboard_log import TensorBoardLog
+from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -151,8 +151,8 @@ def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
 
 def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
     program = (
-        "import sys; from ctl.reports.tensorboard import TensorBoardReport as T; "
-        "from ctl.reports.protocol import Ended; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
+        "import sys; from ctl.metrics.tensorboard import TensorBoardReport as T; "
+        "from ctl.metrics.protocol import Ended; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
         "r.note(Ended(1, 'done')); r.write(2, {'loss': 1.0})"
     )
     subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=60)

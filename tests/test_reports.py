@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from ctl.reports.console import ConsoleReport
-from ctl.reports.jsonl import JsonlReport
-from ctl.reports.memory import MemoryReport
-from ctl.reports.protocol import (
+from ctl.metrics.console import ConsoleReport
+from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.memory import MemoryReport
+from ctl.metrics.protocol import (
     Ended,
     NullReport,
     Progressed,
@@ -19,7 +19,7 @@ from ctl.reports.protocol import (
     Started,
     Traced,
 )
-from ctl.reports.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard import TensorBoardReport
 
 INFO = RunInfo(
     model="Mnist",
@@ -136,9 +136,9 @@ def test_memory_keeps_rows_and_events_in_order():
 
 def test_reports_can_be_imported_without_tensorflow(tmp_path):
     program = (
-        "import sys, ctl.reports.console, ctl.reports.jsonl, ctl.reports.memory, "
-        "ctl.reports.tensorboard as t; r = t.TensorBoardReport(sys.argv[1]); "
-        "r.write(1, {'a': 1.0}); from ctl.reports.protocol import Ended; r.note(Ended(1, 'done')); "
+        "import sys, ctl.metrics.console, ctl.metrics.jsonl, ctl.metrics.memory, "
+        "ctl.metrics.tensorboard as t; r = t.TensorBoardReport(sys.argv[1]); "
+        "r.write(1, {'a': 1.0}); from ctl.metrics.protocol import Ended; r.note(Ended(1, 'done')); "
         "assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)

@@ -6,9 +6,9 @@ import logging
 import subprocess
 
 import pytest
-from ctl.reports.jsonl import JsonlReport
-from ctl.reports.protocol import Ended, RunInfo, Started
-from ctl.reports.tensorboard import TensorBoardReport
+from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.protocol import Ended, RunInfo, Started
+from ctl.metrics.tensorboard import TensorBoardReport
 from test_report_tensorboard_thread import scalar_steps
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
@@ -84,7 +84,7 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
 
 
 def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
-    monkeypatch.setattr("ctl.reports.jsonl.MOST_WAITING", 50)
+    monkeypatch.setattr("ctl.metrics.jsonl.MOST_WAITING", 50)
     path = small_disk / "metrics.jsonl"
     report = JsonlReport(path)
     fill(small_disk / "filler")

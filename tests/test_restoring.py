@@ -7,10 +7,10 @@ import time
 
 import ctl
 import pytest
-from ctl import files
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import ReadError
+from ctl.io import paths
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def slept(monkeypatch):
     def pause(secs):
         pauses.append(secs) if threading.current_thread() is threading.main_thread() else sleep(secs)
 
-    monkeypatch.setattr(files.time, "sleep", pause)
+    monkeypatch.setattr(paths.time, "sleep", pause)
     return pauses
 
 
@@ -45,8 +45,8 @@ class Failing:
         self._ending, self._times, self._number = ending, times, number
         self._open, self._read = os.open, os.read
         self._short: set[int] = set()
-        monkeypatch.setattr(files.os, "open", self.open)
-        monkeypatch.setattr(files.os, "read", self.read)
+        monkeypatch.setattr(paths.os, "open", self.open)
+        monkeypatch.setattr(paths.os, "read", self.read)
 
     def open(self, path, *how):
         failing = str(path).endswith(self._ending) and self._times > 0

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from ctl.batches import Batches
 from ctl.checkpoints.protocol import Manifest
+from ctl.data.batches import Batches
 from ctl.errors import UsageError
-from ctl.resuming import check_configuration
+from ctl.training.resume import check_configuration
 
 BEFORE = Manifest(
     step=5, created=0.0, data={"seed": 0, "source": "10 examples"}, world={"global_batch_size": 8},

@@ -1,9 +1,9 @@
 """Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
 
 import pytest
-from ctl.cluster import job_of, read
+from ctl.distribute.cluster import job_of, read
+from ctl.distribute.platforms.slurm import host_names, tasks_of_hosts
 from ctl.errors import UsageError
-from ctl.platforms.slurm import host_names, tasks_of_hosts
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl import making
-from ctl.strategies import WORDS, Placement, placement, word_of
+from ctl.distribute import strategy_factories
+from ctl.distribute.strategies import WORDS, Placement, placement, word_of
 from small_models import Small, every_step, losses
 
 
@@ -174,10 +174,10 @@ def test_a_tpu_is_connected_and_initialised_before_the_strategy_is_made(monkeypa
     monkeypatch.setattr(
         resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver()
     )
-    assert making.tpu("my-tpu") == "made"
+    assert strategy_factories.tpu("my-tpu") == "made"
     assert (named, calls) == (["my-tpu"], ["connect", "init", "strategy"])
     calls.clear()
-    assert making.tpu(resolver=FakeResolver("local")) == "made"
+    assert strategy_factories.tpu(resolver=FakeResolver("local")) == "made"
     assert calls == ["init", "strategy"], "a local TPU is connected to already"
 
 
@@ -186,12 +186,12 @@ def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
     with pytest.raises(ctl.UsageError, match=r"found no TPU.*TPU_NAME"):
         ctl.make_strategy("tpu")
     with pytest.raises(ctl.UsageError, match=r"cannot use the local TPU"):
-        making.tpu(resolver=FakeResolver("local"))
+        strategy_factories.tpu(resolver=FakeResolver("local"))
 
 
 def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "my-tpu")
-    monkeypatch.setattr(making, "tpu", lambda name: f"TPU {name!r}")
+    monkeypatch.setattr(strategy_factories, "tpu", lambda name: f"TPU {name!r}")
     assert ctl.make_strategy("auto") == "TPU ''"
 
 

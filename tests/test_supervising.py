@@ -14,7 +14,7 @@ from ctl.launch.layout import Roles, plan
 from ctl.launch.log_files import Bounds, set_aside
 from ctl.launch.processes import Exit
 from ctl.launch.progress import local_model_dir, newest_step
-from ctl.launch.retrying import KILLED, OUT_OF_MEMORY, OUTSIDE, Policy
+from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, Policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,10 +1,10 @@
 """A backup against interruption: one checkpoint, deleted when the run is complete."""
 
-from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
-from ctl.state import State
+from ctl.checkpoints.tracked_state import State
+from ctl.io import paths
 
 
 class BackupCheckpoints(ChiefOnlyCheckpoints):
@@ -25,4 +25,4 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
         for path, _ in commit.scan(self.directory):
             commit.discard(path)
         if self.directory.is_dir() and all(p.name == commit.NOTE for p in self.directory.iterdir()):
-            files.remove_tree(self.directory)
+            paths.remove_tree(self.directory)

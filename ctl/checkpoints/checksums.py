@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 import google_crc32c
-from ctl.files import AnyPath, blocks
+from ctl.io.paths import AnyPath, blocks
 
 KIND = "crc32c"
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctl import files
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.saving import Saving, failed
 from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
+from ctl.checkpoints.tracked_state import State
 from ctl.errors import CheckpointError, UsageError
-from ctl.files import AnyPath
-from ctl.state import State
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 _MOST_PROBED = 1 << 26  # bytes that are written to see whether there is room
 _log = logging.getLogger("ctl")
@@ -46,7 +46,7 @@ class ChiefOnlyCheckpoints:
           on_error: what a full disk does to training: "continue" with a warning, or "raise". The
             last save of a run raises in any case.
         """
-        self.directory = files.path(directory)
+        self.directory = paths.path(directory)
         self.keep = keep
         self._background = bool(background)
         self._saving = Saving(on_error=on_error)
@@ -152,11 +152,11 @@ class ChiefOnlyCheckpoints:
     def _check_room(self, state: State) -> None:
         """Raises UsageError, before the first step, where a checkpoint would not fit on the disk."""
         num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
-        free = files.bytes_free(self.directory)
+        free = paths.bytes_free(self.directory)
         try:
             if free is not None and free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            files.probe(self.directory, min(num_bytes, _MOST_PROBED))
+            paths.probe(self.directory, min(num_bytes, _MOST_PROBED))
         except OSError as e:
             left = "" if free is None else f" and {free:,} are free"
             said = (
@@ -197,7 +197,7 @@ class ChiefOnlyCheckpoints:
                 self.directory, manifest.step,
             )  # fmt: skip
         try:
-            free = files.bytes_free(self.directory)
+            free = paths.bytes_free(self.directory)
             if free is not None and free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             commit.write(self.directory, manifest, write, owner=self._owner, fence=self._fence)
@@ -232,12 +232,12 @@ class ChiefOnlyCheckpoints:
         except OSError as e:
             _log.warning("Cannot look for old checkpoints in %s: %s.", self.directory, e)
             return
-        paths = {m.step: p for p, m in found}
+        places = {m.step: p for p, m in found}
         for manifest in self.keep.surplus([m for _, m in found]):
             try:
-                commit.remove(paths[manifest.step])
+                commit.remove(places[manifest.step])
             except OSError as e:
-                _log.warning("Cannot delete the old checkpoint %s: %s.", paths[manifest.step], e)
+                _log.warning("Cannot delete the old checkpoint %s: %s.", places[manifest.step], e)
 
     def _newest(self) -> int | None:
         with contextlib.suppress(OSError):

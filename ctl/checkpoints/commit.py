@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctl import files
 from ctl.checkpoints import checksums
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import CheckpointError, ReadError
-from ctl.files import AnyPath
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 STATE = "state"
 MANIFEST = "manifest.json"
@@ -48,7 +48,7 @@ def write(
       fence: raises where another job has taken the directory over; called just before the commit.
     """
     final = directory / f"ckpt-{manifest.step}"
-    if isinstance(directory, Path) and files.has_rename(directory):
+    if isinstance(directory, Path) and paths.has_rename(directory):
         _write_and_rename(directory, final, manifest, write_state, owner, fence)
     else:
         fence()
@@ -71,7 +71,7 @@ def _write_and_rename(
             discard(replaced)
             Path(final).rename(replaced)  # still listed, until the next line is done
         temporary.rename(final)
-        files.sync(directory)
+        paths.sync(directory)
     except BaseException:
         discard(temporary)
         raise
@@ -110,23 +110,23 @@ def fill(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]
         for n in names
     }
     for name in names:
-        files.sync(path / name)
+        paths.sync(path / name)
     mark(path, manifest.with_files(listed))
 
 
 def mark(path: AnyPath, manifest: Manifest) -> None:
     """Writes the manifest, which makes a directory a checkpoint."""
     (path / MANIFEST).write_bytes(manifest.to_json().encode())
-    files.sync(path / MANIFEST)
-    files.sync(path)
+    paths.sync(path / MANIFEST)
+    paths.sync(path)
 
 
 def amend(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
     """Gives a committed checkpoint new metrics and loop state; raises OSError, CheckpointError."""
     manifest = replace(read_manifest(path), metrics=metrics, state=state)
-    files.write_whole(path / MANIFEST, manifest.to_json())
-    files.sync(path / MANIFEST)
-    files.sync(path)
+    paths.write_whole(path / MANIFEST, manifest.to_json())
+    paths.sync(path / MANIFEST)
+    paths.sync(path)
 
 
 def steps_listed(directory: AnyPath) -> list[int]:
@@ -154,7 +154,7 @@ def survey(
     """
     found: dict[int, tuple[AnyPath, Manifest]] = {}
     faults: dict[AnyPath, CheckpointError] = {}
-    renamed = files.has_rename(directory)
+    renamed = paths.has_rename(directory)
     for path in sorted(_directories(directory), key=lambda p: p.name, reverse=True):
         try:
             manifest = attempt(functools.partial(read_manifest, path))
@@ -195,10 +195,10 @@ def read_manifest(path: AnyPath) -> Manifest:
     Raises CheckpointError if it is missing or damaged, ReadError where that cannot be told.
     """
     try:
-        text = files.read(path / MANIFEST).decode()
+        text = paths.read(path / MANIFEST).decode()
     except (FileNotFoundError, NotADirectoryError) as e:
         raise CheckpointError(f"{path / MANIFEST} is missing.") from e
-    except (IsADirectoryError, files.NotAFile, UnicodeDecodeError) as e:
+    except (IsADirectoryError, paths.NotAFile, UnicodeDecodeError) as e:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {e}.") from None
     except OSError as e:
         raise _unread(path / MANIFEST, e) from e
@@ -226,7 +226,7 @@ def _fault(file: AnyPath, expected: Mapping) -> str | None:
         fault = "" if same else "has another checksum than when it was written"
     except (FileNotFoundError, NotADirectoryError):
         fault = "is missing"
-    except (IsADirectoryError, files.NotAFile):
+    except (IsADirectoryError, paths.NotAFile):
         fault = "is not a file"
     except ValueError as e:
         fault = f"cannot be compared: {e}"
@@ -237,10 +237,10 @@ def _fault(file: AnyPath, expected: Mapping) -> str | None:
 
 def remove(path: AnyPath) -> None:
     """Deletes a checkpoint so that a half-deleted one is never listed."""
-    if isinstance(path, Path) and files.has_rename(path):
+    if isinstance(path, Path) and paths.has_rename(path):
         going = path.with_name(f"deleted-{path.name.removeprefix('replaced-')}")
         if going.exists():
-            files.remove_tree(going)
+            paths.remove_tree(going)
         path.rename(going)
         path = going
     discard(path, quietly=False)
@@ -249,12 +249,12 @@ def remove(path: AnyPath) -> None:
 def discard(path: AnyPath, quietly: bool = True) -> None:
     """Deletes what is or may be a checkpoint directory, its manifest first."""
     with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
-        names = [] if files.has_rename(path) or not path.is_dir() else _files(path)
+        names = [] if paths.has_rename(path) or not path.is_dir() else _files(path)
         (path / MANIFEST).unlink(missing_ok=True)
         for name in names:
             (path / name).unlink(missing_ok=True)
         if path.exists():
-            files.remove_tree(path)
+            paths.remove_tree(path)
 
 
 def recover(directory: AnyPath) -> None:
@@ -263,7 +263,7 @@ def recover(directory: AnyPath) -> None:
         final = path.parent / path.name.removeprefix("replaced-")
         if not _is_replaced(path) or not is_committed(path) or is_committed(final):
             continue
-        if not files.has_rename(path):
+        if not paths.has_rename(path):
             discard(final)
             _copy(path, final)
         elif isinstance(path, Path) and not final.exists():
@@ -275,7 +275,7 @@ def sweep(directory: AnyPath) -> list[str]:
     recover(directory)
     listed = {path for path, _ in scan(directory)}
     left = [p for p in _entries(directory) if is_left_over(p) and p not in listed]
-    if not files.has_rename(directory):
+    if not paths.has_rename(directory):
         left += [p for p in _directories(directory) if p not in left and not _has_manifest(p)]
     for path in left:
         discard(path)
@@ -294,7 +294,7 @@ def set_aside(path: AnyPath) -> AnyPath:
         number += 1
         goal = folder / f"{name}-{number}"
     folder.mkdir(exist_ok=True, parents=True)
-    if isinstance(path, Path) and files.has_rename(path):
+    if isinstance(path, Path) and paths.has_rename(path):
         path.rename(goal)
         return goal
     _copy(path, goal)
@@ -307,7 +307,7 @@ def _copy(path: AnyPath, goal: AnyPath) -> None:
     goal.mkdir(exist_ok=True, parents=True)
     there = [MANIFEST] if (path / MANIFEST).exists() else []
     for name in _files(path) + there:
-        (goal / name).write_bytes(files.read(path / name))
+        (goal / name).write_bytes(paths.read(path / name))
 
 
 def _has_manifest(path: AnyPath) -> bool:
@@ -340,14 +340,14 @@ def _note(directory: AnyPath, newest: AnyPath) -> None:
     if not isinstance(directory, Path):
         return
     names = {p.name for p in _directories(directory) if not _is_replaced(p) and is_committed(p)}
-    files.write_whole(directory / NOTE, json.dumps(sorted({*names, newest.name})) + "\n")
+    paths.write_whole(directory / NOTE, json.dumps(sorted({*names, newest.name})) + "\n")
 
 
 def _noted(directory: AnyPath) -> list[AnyPath]:
-    if not isinstance(directory, Path) or files.has_rename(directory):
+    if not isinstance(directory, Path) or paths.has_rename(directory):
         return []
     try:
-        names = json.loads(files.read(directory / NOTE))
+        names = json.loads(paths.read(directory / NOTE))
         return [directory / n for n in names if _NAME.fullmatch(n)]
     except (OSError, ValueError, TypeError):
         return []

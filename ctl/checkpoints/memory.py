@@ -2,8 +2,8 @@
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
+from ctl.checkpoints.tracked_state import State
 from ctl.errors import CheckpointError
-from ctl.state import State
 
 
 class MemoryCheckpoints:

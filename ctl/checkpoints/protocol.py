@@ -27,7 +27,7 @@ class Manifest:
       created: Unix time, seconds.
       variables: name -> {"shape": [...], "dtype": "float32"}.
       keys: name -> what its tensor is called in the TensorFlow checkpoint, where that is known.
-      paths: name -> its full path, see `ctl.state.State`; empty in older checkpoints.
+      paths: name -> its full path, see `ctl.checkpoints.tracked_state.State`; empty in older checkpoints.
       files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
@@ -143,7 +143,7 @@ class CheckpointManager(Protocol):
     """Keeps states of a run and brings them back."""
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
-        """Keeps `state` (a `ctl.state.State`); returns where, on the process that wrote it.
+        """Keeps `state` (of `ctl.checkpoints.tracked_state`); returns where, on the process that wrote it.
 
         Every worker calls this at the same step: some variables are summed over workers to be read.
         """

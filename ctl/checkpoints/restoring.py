@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import CheckpointError, ReadError
-from ctl.files import AnyPath
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 VISIBLE_SECS = 60.0  # how long a worker waits for what the chief sees
 _POLL_SECS = 0.5
@@ -43,7 +43,7 @@ def newest(directory: AnyPath) -> Choice | None:
         _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
     for path, manifest in reversed(found):
         _check_read(unread, manifest.step)
-        wrong = files.persistently(functools.partial(commit.verify, path, manifest))
+        wrong = paths.persistently(functools.partial(commit.verify, path, manifest))
         if wrong is None:
             return Choice(path, manifest, damaged)
         damaged[path] = wrong
@@ -60,7 +60,7 @@ def newest(directory: AnyPath) -> Choice | None:
 
 def _survey(directory: AnyPath) -> tuple[list, dict]:
     try:
-        return files.persistently(lambda: commit.survey(directory, files.persistently))
+        return paths.persistently(lambda: commit.survey(directory, paths.persistently))
     except OSError as e:
         failed = ReadError(f"{directory} cannot be read: {e.strerror or e}.")
         failed.errno = e.errno
@@ -78,7 +78,7 @@ def of_step(directory: AnyPath, step: int) -> tuple[AnyPath, Manifest]:
     found, faults = _survey(directory)
     for path, manifest in found:
         if manifest.step == step:
-            fault = files.persistently(functools.partial(commit.verify, path, manifest))
+            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
             if fault is None:
                 return path, manifest
             raise CheckpointError(f"The checkpoint {path} is damaged: {fault}.")

@@ -5,9 +5,9 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ctl.callbacks.watchers import smaller_is_better
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import UsageError
-from ctl.watchers import smaller_is_better
 
 
 @dataclass(frozen=True, kw_only=True)

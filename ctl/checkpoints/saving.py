@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ctl import files, heartbeat
 from ctl.errors import SaveError, UsageError
-from ctl.files import AnyPath
+from ctl.io import paths
+from ctl.io.paths import AnyPath
+from ctl.supervision import heartbeat
 
 POLICIES = ("continue", "raise")
 _log = logging.getLogger("ctl")
@@ -92,7 +93,7 @@ class Saving:
 
 def failed(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int | None) -> SaveError:
     """The error for a checkpoint that could not be written to `path`."""
-    free = files.bytes_free(path.parent)
+    free = paths.bytes_free(path.parent)
     left = "" if free is None else f", {free:,} are free there"
     kept = "Nothing is saved so far" if newest is None else f"The newest checkpoint is of step {newest}"
     cause = (error.strerror or str(error)).rstrip(".")

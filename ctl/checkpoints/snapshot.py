@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl import files
 from ctl.checkpoints import commit
+from ctl.checkpoints.tracked_state import State
+from ctl.distribute.keras_objects import plain
 from ctl.errors import CheckpointError, ReadError
-from ctl.files import AnyPath
-from ctl.state import State, plain
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 _VALUE = "VARIABLE_VALUE"  # what TensorFlow calls the tensor of a variable
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # and the tensor that says which object has which
@@ -42,16 +43,16 @@ class Snapshot:
 
         TensorFlow renames files of its own; where even that is refused, they are made elsewhere.
         """
-        where = files.path(prefix)
+        where = paths.path(prefix)
         try:
             self._write(prefix)
         except OSError:
-            if files.is_url(prefix) or files.has_rename(where):
+            if paths.is_url(prefix) or paths.has_rename(where):
                 raise
             with tempfile.TemporaryDirectory(prefix="ctl-state-") as elsewhere:
                 self._write(f"{elsewhere}/{where.name}")
                 for path in sorted(Path(elsewhere).iterdir()):
-                    files.copy_tree(path, where.parent / path.name)
+                    paths.copy_tree(path, where.parent / path.name)
 
     def _write(self, prefix: str) -> None:
         names, slices, values = zip(*self._rows, strict=True)
@@ -128,7 +129,7 @@ def restore_state(state: State, path: AnyPath) -> None:
     Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
     """
     try:
-        files.persistently(lambda: _restore(state, path))
+        paths.persistently(lambda: _restore(state, path))
     except OSError as e:
         failed = ReadError(f"The checkpoint {path} cannot be restored: {e.strerror or e}")
         failed.errno = e.errno

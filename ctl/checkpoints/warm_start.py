@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl import files
 from ctl.checkpoints import commit, name_matching
 from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.tracked_state import State
 from ctl.errors import CheckpointError, ReadError, UsageError
-from ctl.files import AnyPath
-from ctl.state import State
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 _MOST_LINES = 20
 _log = logging.getLogger("ctl")
@@ -41,7 +41,7 @@ def load(where: str, state: State, models: Sequence[str]) -> list[str]:
             "variables have these names."
         )
     keys = {name: manifest.keys[pairs[name]] for name in matching}
-    values = files.persistently(lambda: _read(path, keys))
+    values = paths.persistently(lambda: _read(path, keys))
     for name, value in values.items():
         state.variables[name].assign(value)
     if state.placement.is_chief:
@@ -92,7 +92,7 @@ def _refuse_numbered(path: AnyPath, state: State, here: Iterable[str]) -> None:
 
 def newest_good(where: str) -> tuple[AnyPath, Manifest]:
     """The checkpoint `where`, or the newest undamaged one in it; see `load` for what is raised."""
-    given = files.path(where)
+    given = paths.path(where)
     try:
         found = _candidates(given)
     except OSError as e:
@@ -105,8 +105,8 @@ def newest_good(where: str) -> tuple[AnyPath, Manifest]:
     damaged = []
     for path in reversed(found):
         try:
-            manifest = files.persistently(functools.partial(commit.read_manifest, path))
-            fault = files.persistently(functools.partial(commit.verify, path, manifest))
+            manifest = paths.persistently(functools.partial(commit.read_manifest, path))
+            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
         except ReadError:
             raise
         except CheckpointError as e:
@@ -123,7 +123,7 @@ def _candidates(given: AnyPath) -> list[AnyPath]:
     if commit.step_of(given) >= 0 or (given / commit.MANIFEST).exists():
         return [given] if given.is_dir() else []
     for directory in (given / "checkpoints", given):
-        found, faults = commit.survey(directory, files.persistently)
+        found, faults = commit.survey(directory, paths.persistently)
         if found or faults:
             return [p for p, _ in found] or list(faults)
     return []

@@ -9,12 +9,12 @@ import logging
 import os
 from typing import Any
 
-from ctl import files
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.snapshot import restore_state
 from ctl.errors import CheckpointError
-from ctl.files import AnyPath
+from ctl.io import paths
+from ctl.io.paths import AnyPath
 
 _log = logging.getLogger("ctl")
 
@@ -27,7 +27,7 @@ class WatchedCheckpoints:
     """The committed checkpoints in `directory`, as they come and go."""
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self.directory = files.path(directory)
+        self.directory = paths.path(directory)
         self._known: dict[str, tuple[int, Manifest]] = {}
         self._told: set[str] = set()
 
@@ -62,8 +62,8 @@ class WatchedCheckpoints:
             return None
         path = self.directory / f"ckpt-{step}"
         try:
-            manifest = files.persistently(functools.partial(commit.read_manifest, path))
-            fault = files.persistently(functools.partial(commit.verify, path, manifest))
+            manifest = paths.persistently(functools.partial(commit.read_manifest, path))
+            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
         except (OSError, CheckpointError) as e:
             manifest, fault = None, str(e)
         if manifest is None or fault is not None:

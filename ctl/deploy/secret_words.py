@@ -6,7 +6,7 @@ Names decide, and a few forms of values. A message repeats the name, never the v
 import re
 from collections.abc import Sequence
 
-from ctl import facts
+from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 
 # a password in any URL; in those of the web also a name alone, since tokens are given as one
@@ -35,12 +35,12 @@ def refuse_in_program(program: Sequence[str], platform: str) -> None:
         refuse_in_value("the program", word, platform)
         for name, _ in _GIVEN.findall(word):
             is_variable = not word.startswith("-") and name.upper() == name
-            if facts.looks_secret(name, of_variable=is_variable):
+            if job_fingerprint.looks_secret(name, of_variable=is_variable):
                 _refuse(name, "the program", platform)
         following = program[i + 1] if i + 1 < len(program) else "-"
         bare = word.lstrip("-")
         is_given = word.startswith("--") and "=" not in word and not following.startswith("-")
-        if is_given and facts.looks_secret(bare):
+        if is_given and job_fingerprint.looks_secret(bare):
             _refuse(bare, "the program", platform)
 
 
@@ -54,13 +54,13 @@ def refuse_in_options(words: Sequence[str], platform: str) -> None:
         refuse_in_value(option or "the line", value, platform)
         name, equals, _ = value.partition("=")
         names_a_secret = option not in ("--env", "--env_from_secret")  # which have their own messages
-        if equals and names_a_secret and facts.looks_secret(name):
+        if equals and names_a_secret and job_fingerprint.looks_secret(name):
             _refuse(name, option or "the line", platform)
 
 
 def refuse_variable(name: str, value: str, platform: str) -> None:
     """UsageError when an environment variable has the name or the value of a secret."""
-    if facts.looks_secret(name, of_variable=True):
+    if job_fingerprint.looks_secret(name, of_variable=True):
         _refuse(name, "--env", platform)
     refuse_in_value(f"--env={name}", value, platform)
 

@@ -9,13 +9,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from ctl.deploy import forms, output, texts, words
+from ctl.deploy import args, output, texts, validators
+from ctl.deploy.args import Asked
 from ctl.deploy.output import Advice
-from ctl.deploy.words import Asked
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from ctl.io.console import quoted
 from ctl.launch.progress import local_model_dir
-from ctl.launch.retrying import STUCK_ATTEMPTS
-from ctl.launch.saying import quoted
+from ctl.launch.restart_policy import STUCK_ATTEMPTS
 
 PLATFORM = "slurm"
 _EXAMPLE = (
@@ -31,11 +31,11 @@ _PATH = re.compile(r"[^\s'\"\\$`;&|<>*?]+")
 
 def main(argv: Sequence[str]) -> int:
     """Writes the script; returns 0, or 2 for what cannot be."""
-    return words.guarded(PLATFORM, lambda: _work(argv))
+    return args.guarded(PLATFORM, lambda: _work(argv))
 
 
 def _work(argv: Sequence[str]) -> None:
-    asked = words.read(parser(), argv)
+    asked = args.read(parser(), argv)
     if asked is None:
         return
     options = asked.options
@@ -47,18 +47,18 @@ def _work(argv: Sequence[str]) -> None:
     )
 
 
-def parser() -> words.Parser:
+def parser() -> args.Parser:
     """The options of `ctl deploy slurm`."""
-    made = words.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
+    made = args.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
     size = made.add_argument_group("size")
     size.add_argument(
-        "--nodes", type=words.whole(1, 10_000), default=1, help="machines (default: 1)"
+        "--nodes", type=args.whole(1, 10_000), default=1, help="machines (default: 1)"
     )
     size.add_argument("--task_per", choices=("node", "gpu"), default="node",
                       help="one process for each machine, with all its GPUs, or for each GPU")  # fmt: skip
-    size.add_argument("--gpus_per_node", type=words.whole(0, 64), default=0, metavar="N",
+    size.add_argument("--gpus_per_node", type=args.whole(0, 64), default=0, metavar="N",
                       help="GPUs of each machine (default: 0)")  # fmt: skip
-    size.add_argument("--cpus_per_task", type=words.whole(1, 1024), metavar="N",
+    size.add_argument("--cpus_per_task", type=args.whole(1, 1024), metavar="N",
                       help="CPUs of each task (default: Slurm's, one)")  # fmt: skip
     size.add_argument("--memory", metavar="SIZE", help="of each machine, such as 32G")
     size.add_argument(
@@ -76,10 +76,10 @@ def parser() -> words.Parser:
     where.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
                        help="a variable, no secrets; may come several times")  # fmt: skip
     failing = made.add_argument_group("when things go wrong")
-    failing.add_argument("--signal_secs", type=words.whole(10, 3600), default=120, metavar="SECS",
+    failing.add_argument("--signal_secs", type=args.whole(10, 3600), default=120, metavar="SECS",
                          help="before the time limit, to save and go back into the queue "
                          "(default: 120)")  # fmt: skip
-    failing.add_argument("--max_restarts", type=words.whole(0, 100), default=3, metavar="N",
+    failing.add_argument("--max_restarts", type=args.whole(0, 100), default=3, metavar="N",
                          help="after a lost worker, within the job (default: 3)")  # fmt: skip
     return made
 
@@ -145,7 +145,7 @@ def _advice(asked: Asked) -> Advice:
         warnings.append("no --cpus_per_task: Slurm gives each task one CPU")
     seen = [d for d in (asked.flag("model_dir"), asked.flag("data_dir"), options.venv) if d]
     fill_in += [f"{path}, on a file system that every machine sees" for path in seen]
-    fill_in += [f"{word} in the command line" for word in forms.blanks(asked.program)]
+    fill_in += [f"{word} in the command line" for word in validators.blanks(asked.program)]
     return Advice(
         fill_in=fill_in, warnings=warnings,
         commands=["sbatch {file}", "squeue --me", f"tail -f {options.name}-<job>.log"],
@@ -173,7 +173,7 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
         gpu = ["--nv"] if options.gpus_per_node else []
         program = ["apptainer", "exec", *gpu, options.image, *program]
     setup = [
-        f"export {k}={shlex.quote(v)}" for k, v in forms.variables(options.env, PLATFORM).items()
+        f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env, PLATFORM).items()
     ]
     setup += [f"module load {name}" for name in options.module]
     setup += [f"source {options.venv}/bin/activate || exit {EXIT_USAGE}"] if options.venv else []

@@ -11,7 +11,7 @@ import atexit
 import socket
 import time
 
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
 
 _LONGEST_SECS = 10.0
 _POLL_SECS = 0.02

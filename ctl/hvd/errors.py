@@ -1,13 +1,10 @@
 """What collectives raise, under the names that scripts catch."""
 
+from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import CtlError, UsageError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt",
            "RefusedError", "UsageError"]  # fmt: skip
-
-
-class HorovodInternalError(RuntimeError):
-    """A collective failed because another rank is gone; `elastic.run` goes on from the last commit."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -28,7 +25,3 @@ class HorovodVersionMismatchError(ImportError):
 
 class RefusedError(CtlError, NotImplementedError):
     """A part of the API that exists, and refuses with what to do instead."""
-
-
-class PortInUseError(UsageError):
-    """This rank cannot listen at its port, because another program does."""

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd.engine.failures import MARK, LostRankError
+from ctl.collectives.failures import MARK, LostRankError
 
 _TYPES: dict[str, Any] = {
     "FailedPreconditionError": tf.errors.FailedPreconditionError,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import calls
-from ctl.hvd.calls import Call
+from ctl.collectives import arithmetic
+from ctl.hvd import collective_ops
+from ctl.hvd.collective_ops import Call
 from ctl.hvd.compression import Compression
-from ctl.hvd.engine import arithmetic
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
 from ctl.hvd.run_time import index_op, rank_op, size_op
@@ -141,9 +141,9 @@ def _allreduced(call: Call, tensors, name, default) -> list[Any]:
         return _allreduced(call, dense, None, f"{default}_grad")
 
     def forward(*given):
-        return calls.outputs(call, given, name, default)
+        return collective_ops.outputs(call, given, name, default)
 
-    return calls.differentiable(forward, backward, tensors)
+    return collective_ops.differentiable(forward, backward, tensors)
 
 
 @_plain
@@ -172,7 +172,7 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
     call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
     def forward(*inner):
-        return calls.outputs(call, inner, name, default)
+        return collective_ops.outputs(call, inner, name, default)
 
     def backward(found, *gradients):
         *_, rows = found
@@ -184,7 +184,7 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
         ]
         return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
 
-    return calls.differentiable(forward, backward, given)[:-1]
+    return collective_ops.differentiable(forward, backward, given)[:-1]
 
 
 def _own_rows(tensor, rows, process_set):
@@ -204,7 +204,7 @@ def broadcast(
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
     def forward(inner):
-        return calls.outputs(call, [inner], name, default)
+        return collective_ops.outputs(call, [inner], name, default)
 
     def backward(_, gradient):
         mean = allreduce(
@@ -212,7 +212,7 @@ def broadcast(
         )
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
-    return calls.differentiable(forward, backward, [given])[0]
+    return collective_ops.differentiable(forward, backward, [given])[0]
 
 
 @_plain
@@ -240,7 +240,7 @@ def alltoall(
     )
 
     def forward(*inner):
-        return calls.outputs(call, inner, name, default)
+        return collective_ops.outputs(call, inner, name, default)
 
     def backward(found, gradient, _):
         back, _ = alltoall(
@@ -248,7 +248,7 @@ def alltoall(
         )
         return [back] if splits is None else [back, None]
 
-    received, rows = calls.differentiable(forward, backward, given)
+    received, rows = collective_ops.differentiable(forward, backward, given)
     return received if splits is None else (received, rows)
 
 
@@ -285,7 +285,7 @@ def grouped_reducescatter(
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
     def forward(*inner):
-        return calls.outputs(call, inner, name, default)
+        return collective_ops.outputs(call, inner, name, default)
 
     def backward(_, *gradients):
         factor = prescale_factor * postscale_factor
@@ -300,7 +300,7 @@ def grouped_reducescatter(
             for i, g in enumerate(gradients)
         ]
 
-    found = calls.differentiable(forward, backward, packed)
+    found = collective_ops.differentiable(forward, backward, packed)
     return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
 
 
@@ -309,9 +309,9 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """Returns when all ranks have come here; in a graph of `tf.compat.v1`, an operation."""
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
-        calls.outputs(call, [], name, "HorovodBarrier")
+        collective_ops.outputs(call, [], name, "HorovodBarrier")
         return None
-    done = calls.barrier_in_graph(call, name or "HorovodBarrier")
+    done = collective_ops.barrier_in_graph(call, name or "HorovodBarrier")
     return None if tf.compat.v1.executing_eagerly_outside_functions() else done
 
 

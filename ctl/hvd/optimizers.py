@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
 from ctl.hvd import ops
 from ctl.hvd.compression import Compression
@@ -16,7 +17,6 @@ from ctl.hvd.process_sets import ProcessSet, global_process_set
 from ctl.hvd.reducing import Reduction
 from ctl.hvd.tf1_optimizers import Tf1Optimizer
 from ctl.hvd.tf_keras_optimizers import TfKeras
-from ctl.optimizers import is_keras3
 
 
 def DistributedOptimizer(

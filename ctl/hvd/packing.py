@@ -11,8 +11,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+from ctl.collectives.arithmetic import dtype_named
 from ctl.errors import UsageError
-from ctl.hvd.engine.arithmetic import dtype_named
 
 
 def packed(thing: Any) -> bytes:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ctl import heartbeat, placement
+from ctl.collectives import settings
+from ctl.collectives.engine import Engine
+from ctl.collectives.placement import Placement
+from ctl.collectives.settings import Settings
+from ctl.distribute import placement
 from ctl.errors import UsageError
 from ctl.hvd import keras_compilation
-from ctl.hvd.engine import settings
-from ctl.hvd.engine.engine import Engine
-from ctl.hvd.engine.settings import Settings
-from ctl.placement import Placement
+from ctl.supervision import heartbeat
 
 _engine: Engine | None = None
 _lock = threading.RLock()

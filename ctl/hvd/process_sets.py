@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ctl.collectives.engine import Engine
+from ctl.collectives.failures import failure
 from ctl.errors import UsageError
-from ctl.hvd.engine.engine import Engine
-from ctl.hvd.engine.failures import failure
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 

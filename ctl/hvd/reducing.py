@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.collectives import contents
 from ctl.errors import UsageError
 from ctl.hvd import ops, process
 from ctl.hvd.compression import Compression
-from ctl.hvd.engine import contents
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None where there is none

@@ -4,7 +4,7 @@
     add_listener(state)                  # state.on_hosts_updated(timestamp, result)
 
 The launcher names itself in CTL_HVD_RENDEZVOUS; without that, a job is not elastic and nothing here is
-used. `ctl.runner.elastic` is the other end.
+used. `ctl.launch.horovodrun.elastic` is the other end.
 """
 
 import os
@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from ctl.collectives.errors import HorovodInternalError, PortInUseError
+from ctl.collectives.placement import Placement
 from ctl.errors import PeerLostError, UsageError
-from ctl.hvd.errors import HorovodInternalError, PortInUseError
 from ctl.io import authenticated_channel
 from ctl.io.json_lines import JsonLines
+from ctl.launch.horovodrun import service
+from ctl.launch.horovodrun.environment import of_place
 from ctl.launch.ports import free_ports
-from ctl.placement import Placement
-from ctl.runner import service
-from ctl.runner.environment import of_place
 
 VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both

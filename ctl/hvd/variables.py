@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import calls
-from ctl.hvd.calls import Call
+from ctl.hvd import collective_ops
+from ctl.hvd.collective_ops import Call
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 _plain = tf.autograph.experimental.do_not_convert
@@ -59,4 +59,4 @@ def _broadcast(variables, root_rank: int, name: str | None, process_set) -> Sequ
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():
         default += f"_{tensors[0].name}_{tensors[-1].name}".replace(":", "_").replace("/", "_")
-    return calls.outputs(call, tensors, name, default)
+    return collective_ops.outputs(call, tensors, name, default)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ctl.launch.saying import say
+from ctl.io.console import say
 
 NAME = "attempts.jsonl"
 

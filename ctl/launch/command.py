@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctl import lease
 from ctl.errors import EXIT_DONE, UsageError
+from ctl.io.console import quoted, say
 from ctl.launch import hosts, log_files, options
 from ctl.launch.heartbeats import Timeouts
 from ctl.launch.layout import LOOPBACK, Discovered, Fixed, Layout, OnHosts, Roles
 from ctl.launch.progress import local_model_dir, value_of
-from ctl.launch.saying import quoted, say
 from ctl.launch.supervisor import Settings, launch
+from ctl.supervision import lease
 
 
 def main(argv: Sequence[str]) -> int:

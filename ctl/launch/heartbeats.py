@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctl import files
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
+from ctl.io import paths
 from ctl.launch.roles import log_name, name, trains
 
 _LOOK_SECS = 0.5
@@ -79,7 +79,7 @@ class _Seen:
 
 def _directory(log_dir: Path) -> Path:
     """Beside the logs; if those are in an object store, which is slow to write, on this machine."""
-    if files.has_rename(log_dir):
+    if paths.has_rename(log_dir):
         return log_dir / "heartbeat"
     own = tempfile.mkdtemp(prefix="ctl-heartbeat-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 MOST_WORKERS = 1024
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"

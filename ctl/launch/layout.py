@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
 from ctl.launch import hosts as host_lists
 from ctl.launch.discovery import Found, ask

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
 from ctl.launch.roles import log_name
 

@@ -6,8 +6,8 @@ import re
 from typing import NoReturn
 
 from ctl.errors import UsageError
+from ctl.io.console import quoted
 from ctl.launch.hosts import MOST_WORKERS
-from ctl.launch.saying import quoted
 
 EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
 _LONGEST_SECS = 1e9

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ctl import cluster
-from ctl.cluster import Cluster
+from ctl.distribute import cluster
+from ctl.distribute.cluster import Cluster
 from ctl.launch import ssh
 from ctl.launch.groups import die_with_parent, kill_group, state
 from ctl.launch.memory import Memory
 from ctl.launch.remote import ALIVE_SECS
-from ctl.launch.retrying import ERROR, KILLED, OUT_OF_MEMORY, OUTSIDE
+from ctl.launch.restart_policy import ERROR, KILLED, OUT_OF_MEMORY, OUTSIDE
 from ctl.launch.roles import name
 
 _POLL_SECS = 0.05

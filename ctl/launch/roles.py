@@ -5,7 +5,7 @@ ps, worker       of a job with parameter servers: they serve the chief, who trai
 evaluator        looks on: its end is never the end of the job
 """
 
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
 
 
 def serves(task: Cluster) -> bool:

@@ -18,21 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctl import lease
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
+from ctl.io.console import say
 from ctl.launch.attempts import Attempt
-from ctl.launch.gang import Gang
 from ctl.launch.heartbeats import Pulse, Timeouts
 from ctl.launch.layout import Discovered, Layout, Places
 from ctl.launch.log_files import earlier_name, forget_earlier, set_aside
 from ctl.launch.logs import tail
+from ctl.launch.monitor import Outcome, PassedOnSignals, Watch, clashed, failures, late
+from ctl.launch.process_group import Gang
 from ctl.launch.processes import Exit
 from ctl.launch.progress import newest_step
-from ctl.launch.retrying import Policy, Verdict
+from ctl.launch.restart_policy import Policy, Verdict
 from ctl.launch.roles import name, serves, trains
-from ctl.launch.saying import say
-from ctl.launch.watching import Outcome, PassedOnSignals, Watch, clashed, failures, late
+from ctl.supervision import lease
 
 _SERVER_SECS = 5.0  # from SIGTERM to SIGKILL for what has no state to save
 _LOST_SECS = 8.0  # the same for those that lost a peer, unless they are saving

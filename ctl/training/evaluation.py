@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ctl import heartbeat
-from ctl.agreement import Agreement
-from ctl.batches import Batches
-from ctl.causes import PEER_ERRORS
+from ctl.data.batches import Batches
+from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import CtlError
-from ctl.loops.pace import Pace
-from ctl.loops.synchronous import Interrupted
-from ctl.signals import Signals
+from ctl.supervision import heartbeat
+from ctl.supervision.signals import Signals
+from ctl.training.error_translation import PEER_ERRORS
+from ctl.training.loop import Interrupted
+from ctl.training.loop_length import Pace
 
 _ELSEWHERE = "The evaluation failed on another worker; its log says why."
 

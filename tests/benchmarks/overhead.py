@@ -16,7 +16,7 @@ import ctl
 import keras
 import numpy as np
 import tensorflow as tf
-from ctl.reports.protocol import Progressed
+from ctl.metrics.protocol import Progressed
 
 BATCH, FEATURES, HIDDEN, CLASSES, EXAMPLES, LOOP = 64, 32, 64, 10, 4096, 100
 STRATEGIES = ("default", "one_device", "mirrored")

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 import yaml
-from ctl import cli, facts
-from ctl.deploy import texts, words
+from ctl import cli
+from ctl.deploy import args, texts
+from ctl.distribute import job_fingerprint
 from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
 @given(st.lists(WORDS, max_size=5), st.text("abc _=:'\"#$\\", max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
-    asked = words.Asked("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
+    asked = args.Asked("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
     header = texts.header(asked.line())
     assert header.count("\n") == 1
     assert shlex.split(header.removeprefix("# "))[3:] == [*asked.words, "--", *asked.program]
@@ -91,13 +92,13 @@ def test_names_of_secrets():
                "hf_token_2", "bearer", "TOKEN_V2", "DB_PASS",
                "AZURE_STORAGE_CONNECTION_STRING"]  # fmt: skip
     for of_variable in (False, True):
-        assert [n for n in hidden if not facts.looks_secret(n, of_variable=of_variable)] == []
-    assert facts.looks_secret("IMAGE_KEY", of_variable=True)
+        assert [n for n in hidden if not job_fingerprint.looks_secret(n, of_variable=of_variable)] == []
+    assert job_fingerprint.looks_secret("IMAGE_KEY", of_variable=True)
     harmless = ["max_tokens", "tokenizer", "num_tokens", "pad_token", "token_length", "image_key", "keys",
                 "learning_rate", "secret_file", "monkey", "keyboard", "key_dim", "primary_key_column",
                 "bypass", "num_keys", "author", "token_dropout", "tokens_per_batch", "tokenizer_v2",
                 "use_auth", "label_key", "sort_key", "forward_pass", "turkey", "compass"]  # fmt: skip
-    assert [n for n in harmless if facts.looks_secret(n)] == []
+    assert [n for n in harmless if job_fingerprint.looks_secret(n)] == []
 
 
 @pytest.mark.parametrize("platform", ["docker", "vertex", "kubernetes", "slurm"])

@@ -11,10 +11,10 @@ import threading
 
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
-from ctl import files
-from ctl.cluster import Cluster
+from ctl.distribute.cluster import Cluster
+from ctl.io import paths
 from ctl.launch.heartbeats import Pulse, Timeouts
-from ctl.lease import Lease
+from ctl.supervision.lease import Lease
 from object_store import unmount
 from saving_jobs import checkpoints, jobs  # noqa: F401
 from saving_jobs import unbroken as final  # noqa: F401
@@ -77,8 +77,8 @@ def events(model_dir, last, which="train"):
 def test_a_mounted_bucket_is_found_by_its_type(bucket, tmp_path):
     where = bucket()
     (tmp_path / "link").symlink_to(where)
-    assert files.has_rename(tmp_path) and not files.has_rename(where / "run" / "checkpoints")
-    assert not files.has_rename(tmp_path / "link" / "run")
+    assert paths.has_rename(tmp_path) and not paths.has_rename(where / "run" / "checkpoints")
+    assert not paths.has_rename(tmp_path / "link" / "run")
 
 
 def assert_complete(model_dir, bucket, output):
@@ -121,7 +121,7 @@ def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
 def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     task = Cluster({"worker": ("127.0.0.1:1",)}, "worker", 0)
     path = Pulse(bucket() / "workers", Timeouts()).path(task)
-    assert files.has_rename(path) and path.name == "job_0.json"
+    assert paths.has_rename(path) and path.name == "job_0.json"
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ import re
 import ctl
 import pytest
 from conftest import ROOT
-from ctl import facts
+from ctl.distribute import job_fingerprint
 from training import output_of, run
 
 # by a named argument; between a process and those it starts itself, through a closed directory
 ASKED_FOR = {
     "ctl/hvd/objects.py",
     "ctl/hvd/packing.py",
-    "ctl/runner/call.py",
-    "ctl/runner/function.py",
+    "ctl/launch/horovodrun/call.py",
+    "ctl/launch/horovodrun/function.py",
 }
 SOURCES = sorted((ROOT / "ctl").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
 
@@ -32,16 +32,17 @@ def test_an_example_that_is_shown_stays_within_the_logs(name, tmp_path):
     """Names of pictures and metrics are tags in a file, never paths."""
     report = ctl.TensorBoardReport(tmp_path / "logs")
     report.write(1, {name: 1.0})
-    report.note(__import__("ctl.reports.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
+    report.note(__import__("ctl.metrics.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
     outside = [p for p in tmp_path.rglob("*") if p.is_file() and "logs" not in p.parts]
     assert not outside and {p.name for p in tmp_path.iterdir()} <= {"logs"}
 
 
 @pytest.mark.parametrize("name", ["api_key", "hf_token", "PASSWORD", "client_secret", "wandb_key"])
 def test_a_secret_is_shown_as_one(name):
-    shown = str(facts.shown(name, "hunter2"))
+    shown = str(job_fingerprint.shown(name, "hunter2"))
     assert "hunter2" not in shown and "hidden" in shown
-    assert facts.shown("learning_rate", 0.1) == 0.1 and facts.shown("max_tokens", 512) == 512
+    assert job_fingerprint.shown("learning_rate", 0.1) == 0.1
+    assert job_fingerprint.shown("max_tokens", 512) == 512
 
 
 @pytest.mark.workers

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
-from ctl import placement
-from ctl.hvd.engine import meeting
-from ctl.hvd.engine.settings import Settings
+from ctl.collectives import bootstrap, placement
+from ctl.collectives.settings import Settings
 from hvd.elastic_jobs import ElasticJob
 from hvd.ranks import rank_environment
 from strangers import call, crowd
@@ -92,14 +91,14 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     places = [placement.among(addresses, rank) for rank in range(2)]
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(meeting.meet, places[0], settings)
+        first = pool.submit(bootstrap.meet, places[0], settings)
         while call(port) is None:
             assert not first.done(), first.result()
             time.sleep(0.05)
         with crowd(port, silent=600):
             for _ in range(200):  # of them have been there before the other one comes
                 call(port)
-            second = pool.submit(meeting.meet, places[1], settings).result(TIMEOUT_SECS)
+            second = pool.submit(bootstrap.meet, places[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
     assert call(port) is None
     second.peers[0].sendall(b"peer")

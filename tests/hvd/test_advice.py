@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import tensorflow as tf
+from ctl.collectives.placement import among
 from ctl.errors import UsageError
 from ctl.hvd import advice, process
-from ctl.placement import among
 
 
 class FourRanks:

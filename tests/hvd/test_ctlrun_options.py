@@ -5,9 +5,17 @@ import re
 import pytest
 from conftest import ROOT
 from ctl.errors import UsageError
+from ctl.launch.horovodrun import (
+    builds,
+    command,
+    config_file,
+    elastic_options,
+    environment,
+    host_allocation,
+    options,
+)
+from ctl.launch.horovodrun.flags import FLAGS
 from ctl.launch.hosts import Host
-from ctl.runner import builds, command, config_file, elastic_options, environment, options, placing
-from ctl.runner.flags import FLAGS
 
 # What horovodrun 0.28.1 knows, one name of each option and its long names.
 HOROVODRUN = re.findall(
@@ -42,7 +50,7 @@ def refusal(*words):
         asked, rest = options.read(list(words))
         if elastic_options.is_asked(asked):
             elastic_options.limits_of(asked)
-        placing.seats(placing.hosts_of(asked), asked["num_proc"], asked["nics"])
+        host_allocation.seats(host_allocation.hosts_of(asked), asked["num_proc"], asked["nics"])
         command._check(asked, rest)
     return str(caught.value)
 
@@ -139,8 +147,8 @@ def test_a_refusal_is_one_line_and_exit_code_2(words, capsys):
 
 
 def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
-    monkeypatch.setattr(placing, "_towards", lambda far: "10.0.0.9")
-    found = placing.seats([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
+    monkeypatch.setattr(host_allocation, "_towards", lambda far: "10.0.0.9")
+    found = host_allocation.seats([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
     assert [(s.host, s.far) for s in found] == [
         ("127.0.0.1", None), ("127.0.0.1", None), ("far1", "far1"),
     ]  # fmt: skip
@@ -153,7 +161,7 @@ def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
 
 
 def test_without_np_every_slot_is_taken():
-    assert len(placing.seats([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None)) == 3
+    assert len(host_allocation.seats([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None)) == 3
 
 
 def test_a_config_file_says_the_same_as_options_and_the_line_wins():

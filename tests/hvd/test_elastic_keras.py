@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from ctl.collectives.placement import Placement
 from ctl.errors import UsageError
 from ctl.hvd import elastic, process
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.hvd.keras import elastic as keras_elastic
-from ctl.placement import Placement
 from elastic_jobs import PROGRAMS, ElasticJob
 
 pytestmark = pytest.mark.workers

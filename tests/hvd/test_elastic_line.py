@@ -10,10 +10,10 @@ from ctl.hvd import elastic, rendezvous
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
 from ctl.io.json_lines import JsonLines
-from ctl.runner import service
-from ctl.runner.elastic import _planned
-from ctl.runner.roster import Seat
-from ctl.runner.service import Service
+from ctl.launch.horovodrun import service
+from ctl.launch.horovodrun.elastic import _planned
+from ctl.launch.horovodrun.membership import Seat
+from ctl.launch.horovodrun.service import Service
 from strangers import crowd
 
 

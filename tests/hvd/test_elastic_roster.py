@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from ctl.launch.horovodrun.machines import Machines
+from ctl.launch.horovodrun.membership import ADDED, REMOVED, Limits, Roster
 from ctl.launch.hosts import Host
-from ctl.runner.machines import Machines
-from ctl.runner.roster import ADDED, REMOVED, Limits, Roster
 
 
 class Job:

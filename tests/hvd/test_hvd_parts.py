@@ -8,14 +8,15 @@ from collections import OrderedDict
 import ml_dtypes
 import numpy as np
 import pytest
-from ctl import placement
+from ctl.collectives import arithmetic, requests, settings
+from ctl.collectives.frames import Channel, Inbox, Lost, packed
+from ctl.collectives.placement import Placement
+from ctl.collectives.requests import Request
+from ctl.collectives.table import Table
+from ctl.collectives.timeline import Timeline
+from ctl.distribute import placement
 from ctl.errors import UsageError
 from ctl.hvd import packing
-from ctl.hvd.engine import arithmetic, requests, settings
-from ctl.hvd.engine.frames import Channel, Inbox, Lost, packed
-from ctl.hvd.engine.requests import Request
-from ctl.hvd.engine.table import Table
-from ctl.hvd.engine.timeline import Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -230,7 +231,7 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
         1,
         2,
     ]
-    assert placement.read({}) == placement.Placement()
+    assert placement.read({}) == Placement()
     said = placement.read({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
     assert said.local_rank == 5 and said.rank == 1
 

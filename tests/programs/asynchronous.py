@@ -6,7 +6,7 @@ import sys
 
 import ctl
 import tf_keras
-from ctl.state import plain
+from ctl.distribute.keras_objects import plain
 from small_models import CLASSES, FEATURES, HIDDEN, Small, losses
 
 options = json.loads(sys.argv[1])

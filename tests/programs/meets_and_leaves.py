@@ -6,11 +6,11 @@ import sys
 
 import ctl
 import tensorflow as tf
-from ctl import cluster, facts, preflight
+from ctl.distribute import cluster, job_fingerprint, startup_barrier
 
 me = cluster.read()
 if len(sys.argv) > 1 and me.worker_index == int(sys.argv[1]):
-    preflight.meet(me, facts.here(0, {}), 60.0)
+    startup_barrier.meet(me, job_fingerprint.here(0, {}), 60.0)
     os._exit(0)
 ctl.make_strategy("multi_worker", startup_timeout_secs=8.0)
 print(json.dumps({"tensorflow": tf.__version__}))

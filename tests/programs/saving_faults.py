@@ -23,8 +23,8 @@ from pathlib import Path
 
 import ctl
 import tensorflow as tf
-from ctl import files
 from ctl.checkpoints import commit, snapshot
+from ctl.io import paths
 from small_models import Small
 
 PLACES = ("before_write", "mid_data", "before_index", "before_manifest", "before_commit",
@@ -142,7 +142,7 @@ def run(arguments, faults_text):
     options = parser().parse_args(arguments)
     faults = Faults(faults_text, options.signals)
     if options.mounted:
-        os.environ[files.STORES] = str(Path(options.model_dir).absolute())
+        os.environ[paths.STORES] = str(Path(options.model_dir).absolute())
     keep = ctl.Keep.parse(options.keep)
     virtual = {"num_virtual_devices": 2} if options.strategy == "mirrored" else {}
     strategy = ctl.make_strategy(options.strategy, **virtual)

@@ -123,7 +123,7 @@ def losses(report: ctl.MemoryReport) -> list[float]:
 
 
 def weights(trainer) -> list[np.ndarray]:
-    from ctl.state import plain
+    from ctl.distribute.keras_objects import plain
 
     return [plain(v).numpy() for v in trainer.model.trainable_variables]
 

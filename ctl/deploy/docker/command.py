@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctl.deploy import forms, output, texts, words
+from ctl.deploy import args, output, texts, validators
+from ctl.deploy.args import Asked
 from ctl.deploy.docker import dockerfile, project
 from ctl.deploy.output import Advice
-from ctl.deploy.words import Asked
 from ctl.errors import UsageError
 
 EXAMPLE = (
@@ -22,11 +22,11 @@ _OLDEST, _FIRST_ON_313 = (2, 16), (2, 20)
 
 def main(argv: Sequence[str]) -> int:
     """Writes both files; returns 0, or 2 after one sentence on stderr, when nothing was written."""
-    return words.guarded("docker", lambda: _main(argv))
+    return args.guarded("docker", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str]) -> None:
-    asked = words.read(parser(), argv)
+    asked = args.read(parser(), argv)
     if asked is None:
         return
     options = asked.options
@@ -38,7 +38,7 @@ def _main(argv: Sequence[str]) -> None:
         )
     recipe = _recipe(options)
     found = project.look(directory, asked.program, ctl=options.ctl, copy=options.copy)
-    image = forms.image(options.image) if options.image else _IMAGE
+    image = validators.image(options.image) if options.image else _IMAGE
     line = _line(asked, found)
     files = {
         directory / "Dockerfile": texts.header(line)
@@ -57,7 +57,7 @@ def _line(asked: Asked, found: project.Project) -> str:
 
 
 def _recipe(options: argparse.Namespace) -> dockerfile.Recipe:
-    version = forms.version("--tensorflow", options.tensorflow)
+    version = validators.version("--tensorflow", options.tensorflow)
     if version[:2] < _OLDEST or len(version) != 3:
         raise UsageError(
             f"--tensorflow={options.tensorflow} cannot be used; expected a full version from "
@@ -72,7 +72,7 @@ def _recipe(options: argparse.Namespace) -> dockerfile.Recipe:
         )
     base = f"python:{options.python}-slim-bookworm"
     if options.base:
-        base = forms.image(options.base, "--base")
+        base = validators.image(options.base, "--base")
     return dockerfile.Recipe(
         base, options.tensorflow, gpu=options.gpu, root=options.root, slim=options.slim
     )
@@ -91,7 +91,7 @@ def _advice(found: project.Project, recipe: dockerfile.Recipe, image: str) -> Ad
     if recipe.root:
         warnings.append("the container runs as root; a Kubernetes manifest of ctl refuses that")
     return Advice(
-        fill_in=forms.blanks([image]),
+        fill_in=validators.blanks([image]),
         warnings=warnings,
         notes=notes,
         commands=[
@@ -102,9 +102,9 @@ def _advice(found: project.Project, recipe: dockerfile.Recipe, image: str) -> Ad
     )
 
 
-def parser() -> words.Parser:
+def parser() -> args.Parser:
     """The parser of the options."""
-    made = words.parser(
+    made = args.parser(
         "docker",
         "Writes a Dockerfile and a .dockerignore into a project directory.",
         EXAMPLE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 # no user in the URL, and no character that a shell would read
 _FETCHED = re.compile(

@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Sequence
 
-from ctl.deploy import doubts, forms, output, texts, words
-from ctl.deploy.kubernetes import around, flavors, rules
+from ctl.deploy import args, lint, output, texts, validators
+from ctl.deploy.args import Asked
+from ctl.deploy.kubernetes import flavors, resources, rules
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.kubernetes.setting import JOBSET, LABEL, Setting
 from ctl.deploy.output import Advice
-from ctl.deploy.words import Asked
 from ctl.errors import UsageError
 
 LINE = "ctl/command-line"  # an annotation
@@ -18,11 +18,11 @@ _KEPT = ("PersistentVolumeClaim",)
 
 def main(argv: Sequence[str]) -> int:
     """Writes the manifest; returns 0, or 2 after one sentence on stderr, when nothing was written."""
-    return words.guarded("kubernetes", lambda: _main(argv))
+    return args.guarded("kubernetes", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str]) -> None:
-    asked = words.read(kubernetes_options.parser(), argv)
+    asked = args.read(kubernetes_options.parser(), argv)
     if asked is None:
         return
     if not asked.options.image:
@@ -30,7 +30,7 @@ def _main(argv: Sequence[str]) -> None:
             "--image is missing; expected the image that `ctl deploy docker` is for, e.g. "
             f"{kubernetes_options.EXAMPLE}"
         )
-    forms.image(asked.options.image)
+    validators.image(asked.options.image)
     setting = rules.setting(asked)
     documents = made(setting, asked.options.flavor)
     end = _end(setting, documents)
@@ -58,7 +58,7 @@ def made(setting: Setting, flavor: str) -> list[texts.Document]:
     else:
         job = flavors.trainjob(setting)
     return [
-        *around.claim(setting), *around.policies(setting), *job, *around.tensorboard(setting),
+        *resources.claim(setting), *resources.policies(setting), *job, *resources.tensorboard(setting),
     ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _end(setting: Setting, documents: list[texts.Document]) -> str:
 
 
 def _fill_in(asked: Asked, setting: Setting) -> list[str]:
-    found = forms.blanks([setting.program.image, *setting.program.args])
+    found = validators.blanks([setting.program.image, *setting.program.args])
     if asked.options.claim:
         found.append(f"PersistentVolumeClaim {setting.storage.claim}, which all nodes can write to")
     for secret, key in dict.fromkeys(setting.program.secret_env.values()):
@@ -94,12 +94,12 @@ def _notes(asked: Asked, setting: Setting, end: str) -> list[str]:
     if asked.options.flavor == "job" and setting.roles.has_peers:
         found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
     if setting.program.has_gpus:
-        found.append(doubts.GPU_IMAGE)
+        found.append(lint.GPU_IMAGE)
     if setting.storage.size:
         found.append(
             "`kubectl delete --filename` would delete the volume and all checkpoints as well"
         )
-    if setting.storage.size and around.claim(setting)[0]["spec"]["accessModes"] == [
+    if setting.storage.size and resources.claim(setting)[0]["spec"]["accessModes"] == [
         "ReadWriteMany"
     ]:
         found.append("the volume must be one that several nodes can write to, such as NFS or Filestore; "
@@ -126,7 +126,7 @@ def _commands(asked: Asked, setting: Setting) -> list[str]:
         shlex.join(["kubectl", "logs", *place, f"--selector={mine},{chief}", "--follow"]),
     ]
     if setting.logdir:
-        port = around.TENSORBOARD_PORT
+        port = resources.TENSORBOARD_PORT
         service = f"service/{setting.name}-tensorboard"
         commands.append(shlex.join(["kubectl", "port-forward", *place, service, f"{port}:{port}"]))
     return commands

@@ -6,7 +6,7 @@ use up N of the backoff limit in one restart of the gang.
 
 from typing import Any
 
-from ctl.deploy.kubernetes import around, pods
+from ctl.deploy.kubernetes import pods, resources
 from ctl.deploy.kubernetes.setting import PORT, Setting
 
 Document = dict[str, Any]
@@ -29,13 +29,13 @@ def job(setting: Setting) -> list[Document]:
     }
     spec = {
         **(_indexed(setting) if is_indexed else {"backoffLimit": setting.care.max_restarts}),
-        **around.deadline(setting),
+        **resources.deadline(setting),
         "podFailurePolicy": pods.failure_policy("tensorflow"),
         "template": template,
     }
     made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": setting.metadata(), "spec": spec}
-    service = [around.headless_service(setting)] if is_indexed else []
-    return [*service, made, *around.evaluator(setting, hosts)]
+    service = [resources.headless_service(setting)] if is_indexed else []
+    return [*service, made, *resources.evaluator(setting, hosts)]
 
 
 def _indexed(setting: Setting) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def tfjob(setting: Setting) -> list[Document]:
     policy = {
         "cleanPodPolicy": "Running",  # what still runs when the chief is done, such as an evaluator
         "backoffLimit": care.max_restarts * sum(counts.values()),
-        **around.deadline(setting),
+        **resources.deadline(setting),
     }
     return [
         {
@@ -121,11 +121,11 @@ def trainjob(setting: Setting) -> list[Document]:
             "runtimeRef": {
                 "apiGroup": "trainer.kubeflow.org", "kind": kind, "name": runtime or setting.name,
             },
-            **around.deadline(setting),
+            **resources.deadline(setting),
             "trainer": trainer,
         },
     }  # fmt: skip
-    return [*([] if runtime else [_runtime(setting)]), made, *around.evaluator(setting, hosts)]
+    return [*([] if runtime else [_runtime(setting)]), made, *resources.evaluator(setting, hosts)]
 
 
 def _runtime(setting: Setting) -> Document:

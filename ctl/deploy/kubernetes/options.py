@@ -1,6 +1,6 @@
 """The options of `ctl deploy kubernetes`: what they are called, what they mean, which values they take."""
 
-from ctl.deploy import words
+from ctl.deploy import args
 
 EXAMPLE = (
     "ctl deploy kubernetes --image=ghcr.io/me/flowers:1 --workers=2 --storage=10Gi "
@@ -9,9 +9,9 @@ EXAMPLE = (
 FLAVORS = ("job", "tfjob", "trainjob")
 
 
-def parser() -> words.Parser:
+def parser() -> args.Parser:
     """The parser of the options."""
-    made = words.parser(
+    made = args.parser(
         "kubernetes", "Writes a Job, a TFJob or a TrainJob, and what stands around it.", EXAMPLE,
         needs_program=False,
     )  # fmt: skip
@@ -21,7 +21,7 @@ def parser() -> words.Parser:
     return made
 
 
-def _add_job(parser: words.Parser) -> None:
+def _add_job(parser: args.Parser) -> None:
     add = parser.add_argument_group("the job").add_argument
     add("--image", metavar="IMAGE:TAG", help="what runs in every pod")
     add("--name", metavar="NAME", help="of the job (default: that of the image)")
@@ -32,14 +32,14 @@ def _add_job(parser: words.Parser) -> None:
         "(default: one is written)")  # fmt: skip
     add(
         "--workers",
-        type=words.whole(1, 1000),
+        type=args.whole(1, 1000),
         default=1,
         metavar="N",
         help="pods that train, the chief among them (default: 1)",
     )
     add(
         "--ps",
-        type=words.whole(0, 1000),
+        type=args.whole(0, 1000),
         default=0,
         metavar="N",
         help="parameter servers, for a TFJob",
@@ -48,7 +48,7 @@ def _add_job(parser: words.Parser) -> None:
     add("--tensorboard", action="store_true", help="one more pod shows the curves")
     add(
         "--max_restarts",
-        type=words.whole(0, 1000),
+        type=args.whole(0, 1000),
         default=3,
         metavar="N",
         help="how often all pods may start again after a loss (default: 3)",
@@ -57,13 +57,13 @@ def _add_job(parser: words.Parser) -> None:
     add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
 
 
-def _add_pods(parser: words.Parser) -> None:
+def _add_pods(parser: args.Parser) -> None:
     add = parser.add_argument_group("each pod").add_argument
     add("--cpu", default="2", metavar="N", help="CPUs, such as 2 or 500m (default: 2)")
     add("--memory", default="4Gi", metavar="SIZE", help="at most so much (default: 4Gi)")
     add(
         "--gpus",
-        type=words.whole(0, 16),
+        type=args.whole(0, 16),
         default=0,
         metavar="N",
         help="NVIDIA GPUs (default: none)",
@@ -87,14 +87,14 @@ def _add_pods(parser: words.Parser) -> None:
     add("--service_account", metavar="NAME", help="of the pods (default: the namespace's)")
     add(
         "--grace_secs",
-        type=words.whole(1, 3600),
+        type=args.whole(1, 3600),
         default=120,
         metavar="SECS",
         help="seconds to save in, between SIGTERM and SIGKILL (default: 120)",
     )
 
 
-def _add_storage(parser: words.Parser) -> None:
+def _add_storage(parser: args.Parser) -> None:
     add = parser.add_argument_group("a volume that all pods see").add_argument
     add("--claim", metavar="NAME", help="a PersistentVolumeClaim that is there")
     add("--storage", metavar="SIZE", help="a new one, such as 10Gi")

@@ -4,11 +4,11 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 
-from ctl.deploy import doubts, forms
+from ctl.deploy import lint, validators
+from ctl.deploy.args import Asked
 from ctl.deploy.kubernetes.setting import GPU, Care, Program, Roles, Setting, Storage
-from ctl.deploy.words import Asked
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 _MOST_NAME = 40  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
 _OF_A_RUNTIME = (
@@ -28,10 +28,10 @@ _LABEL = re.compile(
 def setting(asked: Asked) -> Setting:
     """The job asked for; UsageError for what cannot be."""
     options = asked.options
-    name = forms.label_name("--name", options.name or _name_of(options.image), _MOST_NAME)
+    name = validators.label_name("--name", options.name or _name_of(options.image), _MOST_NAME)
     namespace = ""
     if options.namespace is not None:
-        namespace = forms.label_name("--namespace", options.namespace, 63)
+        namespace = validators.label_name("--namespace", options.namespace, 63)
     roles = _roles(asked)
     storage = _storage(options, name)
     made = Setting(
@@ -74,7 +74,7 @@ def _roles(asked: Asked) -> Roles:
 
 def _program(asked: Asked) -> Program:
     options = asked.options
-    env = forms.variables(options.env, "kubernetes")
+    env = validators.variables(options.env, "kubernetes")
     hidden = _secrets(options.env_from_secret, env)
     requests = {"cpu": _quantity("--cpu", options.cpu, _CPU, "2 or 500m")}
     requests["memory"] = _quantity("--memory", options.memory, _MEMORY, "4Gi")
@@ -95,7 +95,7 @@ def _secrets(given: Sequence[str], env: Mapping[str, str]) -> dict[str, tuple[st
                 f"--env_from_secret={quoted(name)} cannot be read; expected NAME=SECRET:KEY, where a "
                 "Secret has the key, such as HF_TOKEN=hugging-face:token"
             )
-        if name in found or name in env or name in forms.WHO_AM_I:
+        if name in found or name in env or name in validators.WHO_AM_I:
             raise UsageError(f"--env_from_secret={name} is set elsewhere, too; expected one value")
         found[name] = (read[2], read[4])
     return found
@@ -145,7 +145,7 @@ def _care(options: argparse.Namespace) -> Care:
     if account and not re.fullmatch(_SUBDOMAIN, account):
         raise UsageError(f"--service_account={quoted(account)} is no name of Kubernetes; expected e.g. "
                          "trainer")  # fmt: skip
-    secs = forms.seconds("--timeout", options.timeout) if options.timeout else None
+    secs = validators.seconds("--timeout", options.timeout) if options.timeout else None
     return Care(options.max_restarts, options.grace_secs, secs, account, labels)
 
 
@@ -195,7 +195,7 @@ def _check_model_dir(asked: Asked, made: Setting) -> None:
 def warnings(asked: Asked, made: Setting) -> list[str]:
     """What looks wrong and may still be meant."""
     model_dir, roles = asked.flag("model_dir"), made.roles
-    found = doubts.strategy(
+    found = lint.strategy(
         asked, ps=roles.ps, workers=roles.workers, each="pods", cure="give --ps=N and --flavor=tfjob"
     )
     gpu_nodes = [k for k in made.care.node_selector if re.search("gpu|accelerator", k)]
@@ -203,7 +203,7 @@ def warnings(asked: Asked, made: Setting) -> list[str]:
         found.append(f"--node_selector={gpu_nodes[0]}=… came without --gpus=N; nodes with GPUs turn away "
                      "pods without")  # fmt: skip
     if not asked.program:
-        found.append(doubts.NO_PROGRAM)
+        found.append(lint.NO_PROGRAM)
     elif model_dir is None:
         found.append("the program has no --model_dir: nothing is kept, and a restart begins anew")
     elif not made.storage.claim and "://" not in model_dir and not asked.options.runtime:

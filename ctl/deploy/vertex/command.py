@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctl.deploy import doubts, forms, output, texts, words
+from ctl.deploy import args as words
+from ctl.deploy import lint, output, texts, validators
+from ctl.deploy.args import Asked
 from ctl.deploy.output import Advice
 from ctl.deploy.vertex import options as vertex_options
 from ctl.deploy.vertex import rules, tuning
@@ -21,9 +23,8 @@ from ctl.deploy.vertex.job import (
     custom_job_spec,
     tuning_job,
 )
-from ctl.deploy.words import Asked
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 _GOOGLE_IMAGE = re.compile(r"([a-z0-9-]+|[A-Z_]+)-docker\.pkg\.dev/([^/]+)/")
 _PROJECT = re.compile(r"[a-z]([a-z0-9.:-]{0,61}[a-z0-9])?|[0-9]{1,20}|[A-Z][A-Z_]+")
@@ -75,12 +76,12 @@ def _main(argv: Sequence[str]) -> None:
             "--image is missing; expected the image that `ctl deploy docker` is for, e.g. "
             f"{vertex_options.EXAMPLE}"
         )
-    forms.image(asked.options.image)
+    validators.image(asked.options.image)
     project, region = _place(asked.options)
     pools = rules.pools(asked.options)
     made = _make(asked, pools, region)
     options = asked.options
-    blanks = forms.blanks([*_texts(made.spec), project, region])
+    blanks = validators.blanks([*_texts(made.spec), project, region])
     if options.submit and blanks:
         raise UsageError(
             f"--submit came, but {', '.join(blanks)} must be filled in first; write the real names"
@@ -112,7 +113,7 @@ def _make(asked: Asked, pools: Pools, region: str) -> Made:
     if parameters and asked.flag("report_hypertune") is None:
         args = [*args, f"--report_hypertune={tuning.metric(options.metric)['metricId']}"]
     container = Container(
-        options.image, asked.command, args, forms.variables(options.env, "vertex")
+        options.image, asked.command, args, validators.variables(options.env, "vertex")
     )
     spec = custom_job_spec(
         pools.specs(container, region), rules.surroundings(options, region), gang=not pools.ps
@@ -192,7 +193,7 @@ def _notes(asked: Asked, made: Made) -> list[str]:
         found.append("gcloud refuses a file with an unused pool between others ({}), so this job is sent "
                      "with --submit")  # fmt: skip
     if made.has_gpus:
-        found.append(doubts.GPU_IMAGE)
+        found.append(lint.GPU_IMAGE)
     if made.is_study:
         found.append("in the containers of Vertex AI only root may write what a trial reports: build the "
                      "image with `ctl deploy docker --root`")  # fmt: skip

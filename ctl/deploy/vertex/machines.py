@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 # Machine types that have their GPUs built in -> the GPU, and how many
 _BUILT_IN = {

@@ -1,6 +1,6 @@
 """The options of `ctl deploy vertex`: what they are called, what they mean, which values they take."""
 
-from ctl.deploy import words
+from ctl.deploy import args
 
 EXAMPLE = (
     "ctl deploy vertex --image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1 --workers=2 "
@@ -9,9 +9,9 @@ EXAMPLE = (
 _MOST = 1000  # machines in one pool: a typing mistake rather than a wish
 
 
-def parser() -> words.Parser:
+def parser() -> args.Parser:
     """The parser of the options."""
-    made = words.parser(
+    made = args.parser(
         "vertex", "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.", EXAMPLE,
         needs_program=False,
     )  # fmt: skip
@@ -22,13 +22,13 @@ def parser() -> words.Parser:
     return made
 
 
-def _add_machines(parser: words.Parser) -> None:
+def _add_machines(parser: args.Parser) -> None:
     group = parser.add_argument_group("machines")
     add = group.add_argument
     add("--image", metavar="IMAGE:TAG", help="what runs on every machine that trains")
     add(
         "--workers",
-        type=words.whole(1, _MOST),
+        type=args.whole(1, _MOST),
         default=1,
         metavar="N",
         help="machines that train, the chief among them (default: 1)",
@@ -39,7 +39,7 @@ def _add_machines(parser: words.Parser) -> None:
     add("--evaluator", action="store_true", help="one more machine evaluates the checkpoints")
     add(
         "--ps",
-        type=words.whole(0, _MOST),
+        type=args.whole(0, _MOST),
         default=0,
         metavar="N",
         help="parameter servers (default: none)",
@@ -50,14 +50,14 @@ def _add_machines(parser: words.Parser) -> None:
         "parameter servers (default: n1-standard-4)")  # fmt: skip
     add(
         "--disk_gb",
-        type=words.whole(100, 64_000),
+        type=args.whole(100, 64_000),
         metavar="GB",
         help="boot disk of each, 100 to 64000 (default: 100)",
     )
     add("--spot", action="store_true", help="on machines that may be taken away, for less money")
 
 
-def _add_place(parser: words.Parser) -> None:
+def _add_place(parser: args.Parser) -> None:
     add = parser.add_argument_group("place").add_argument
     add(
         "--base_output",
@@ -78,7 +78,7 @@ def _add_place(parser: words.Parser) -> None:
         "the curves go (default: none)")  # fmt: skip
 
 
-def _add_job(parser: words.Parser) -> None:
+def _add_job(parser: args.Parser) -> None:
     add = parser.add_argument_group("the job").add_argument
     add("--name", metavar="NAME", help="how it is shown (default: that of the image)")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; repeatable")
@@ -92,7 +92,7 @@ def _add_job(parser: words.Parser) -> None:
     add("--submit", action="store_true", help="send it to the service now")
 
 
-def _add_tuning(parser: words.Parser) -> None:
+def _add_tuning(parser: args.Parser) -> None:
     add = parser.add_argument_group("tuning").add_argument
     add("--tune", action="append", default=[], metavar="RANGE", help="a flag of the program to vary: "
         "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd; repeatable")  # fmt: skip
@@ -101,5 +101,5 @@ def _add_tuning(parser: words.Parser) -> None:
         metavar="NAME[:GOAL]",
         help="a number of the evaluation to maximize, or :minimize",
     )
-    add("--trials", type=words.whole(1, 1000), metavar="N", help="trainings in all (default: 10)")
-    add("--parallel_trials", type=words.whole(1, 100), metavar="N", help="at a time (default: 2)")
+    add("--trials", type=args.whole(1, 1000), metavar="N", help="trainings in all (default: 10)")
+    add("--parallel_trials", type=args.whole(1, 100), metavar="N", help="at a time (default: 2)")

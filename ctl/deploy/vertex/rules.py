@@ -4,13 +4,13 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from ctl.deploy import doubts, forms
+from ctl.deploy import lint, validators
+from ctl.deploy.args import Asked
 from ctl.deploy.vertex import machines, tuning
 from ctl.deploy.vertex.job import Pools, Surroundings
 from ctl.deploy.vertex.machines import Machine
-from ctl.deploy.words import Asked
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 _TENSORBOARD = re.compile(r"projects/([\w:.-]+)/locations/([a-z0-9-]+|[A-Z_]+)/tensorboards/[\w-]+")
 _NETWORK = re.compile(r"projects/([0-9]+|[A-Z_]+)/global/networks/[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -70,7 +70,7 @@ def _reduction(options: argparse.Namespace, machine: Machine) -> tuple[Machine, 
 def surroundings(options: argparse.Namespace, region: str) -> Surroundings:
     """Outputs, identity, network, time; UsageError for forms that the service refuses."""
     if options.base_output:
-        forms.bucket("--base_output", options.base_output)
+        validators.bucket("--base_output", options.base_output)
     if options.service_account and not _EMAIL.fullmatch(options.service_account):
         raise UsageError(
             f"--service_account={quoted(options.service_account)} is no e-mail address; expected "
@@ -83,7 +83,7 @@ def surroundings(options: argparse.Namespace, region: str) -> Surroundings:
         )
     if options.tensorboard:
         _check_tensorboard(options, region)
-    secs = forms.seconds("--timeout", options.timeout) if options.timeout else None
+    secs = validators.seconds("--timeout", options.timeout) if options.timeout else None
     return Surroundings(
         base_output=options.base_output, service_account=options.service_account,
         network=options.network, tensorboard=options.tensorboard, timeout_secs=secs, spot=options.spot,
@@ -190,11 +190,11 @@ def _is_lost(model_dir: str) -> bool:
 def warnings(asked: Asked, machine: Machine) -> list[str]:
     """What looks wrong and may still be meant."""
     options, model_dir = asked.options, asked.flag("model_dir")
-    found = doubts.strategy(
+    found = lint.strategy(
         asked, ps=options.ps, workers=options.workers, each="machines", cure="give --ps=N"
     )
     if not asked.program:
-        found.append(doubts.NO_PROGRAM)
+        found.append(lint.NO_PROGRAM)
     elif not options.base_output and model_dir is None:
         found.append(
             "nothing says where the model goes: give --base_output, or --model_dir to the program"

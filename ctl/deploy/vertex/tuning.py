@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.launch.saying import quoted
+from ctl.io.console import quoted
 
 _SCALES = {"linear": "UNIT_LINEAR_SCALE", "log": "UNIT_LOG_SCALE"}
 _FORMS = "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd"

@@ -10,8 +10,8 @@ import time
 
 import ctl.hvd as hvd
 import tensorflow as tf
+from ctl.collectives.negotiation import Agreement
 from ctl.hvd import process
-from ctl.hvd.engine.agreement import Agreement
 
 how = sys.argv[1]
 LARGE = tf.ones([2_000_000])

@@ -1,0 +1,217 @@
+"""What a checkpoint holds: every variable that a trainer's attributes own, under a stable name.
+
+Keras 3 leaves seed generators and metrics out of `tf.train.Checkpoint`; they are added here, so
+that dropout and running metrics go on where they were.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3, is_keras3_variable, plain
+from ctl.distribute.strategies import Placement
+from ctl.errors import CheckpointError
+
+_SMALL = 1024  # numbers
+
+
+class State:
+    """The variables of a run, for checkpoint managers.
+
+    Attributes:
+      checkpoint: a `tf.train.Checkpoint` over the trainer's attributes, `step`, and what Keras 3
+        does not track.
+      variables: name -> `tf.Variable`; names do not depend on Keras's counters for automatic names.
+      paths: name -> its full path, such as "model/encoder_2/dense~1/kernel", where "~" is before a number
+        that Keras gave, and "_" before one that a person chose.
+      step: completed steps, a `tf.Variable` of int64.
+      placement: who of the workers this process is.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], step: tf.Variable, placement: Placement):
+        self.step = step
+        self.placement = placement
+        self.variables: dict[str, tf.Variable] = {"step": step}
+        self.paths: dict[str, str] = {}
+        seen = {id(step)}
+        untracked = []
+        trackable: dict[str, Any] = {}
+        for name, thing in objects.items():
+            numbered = _numbered_by_keras(thing)
+            for variable in variables_of(thing):
+                value = plain(variable)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    free = self._free_name(f"{name}/{_stable(variable)}")
+                    self.variables[free] = value
+                    parts = [_marked(part, numbered) for part in _path(variable).split("/")]
+                    self.paths[free] = "/".join([name, *parts])
+            untracked += _untracked(thing)
+            if _is_trackable(thing):
+                trackable[name] = thing
+        extra = tf.Module()
+        extra.values = untracked
+        kind = _WrittenHere if "/job:ps" in step.device else tf.train.Checkpoint
+        self.checkpoint = kind(step=step, untracked=extra, **trackable)
+
+    def _free_name(self, name: str) -> str:
+        """`name`, or `name#2`, `name#3`, ... where it is taken."""
+        if name not in self.variables:
+            return name
+        number = 2
+        while f"{name}#{number}" in self.variables:
+            number += 1
+        return f"{name}#{number}"
+
+    def spec(self) -> dict[str, dict]:
+        """name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
+        return {
+            name: {"shape": v.shape.as_list(), "dtype": v.dtype.name}
+            for name, v in self.variables.items()
+        }
+
+    def small_values(self) -> list[np.ndarray]:
+        """What every variable holds that is quickly read: learning rates, seeds, counters, biases.
+
+        All workers must call it: some variables are summed when they are read.
+        """
+        variables = self.variables.values()
+        return [v.numpy() for v in variables if v.shape.num_elements() <= _SMALL and hasattr(v, "numpy")]
+
+    def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
+        """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
+        here = self.spec()
+        lines = [
+            f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved
+        ]
+        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in saved if n not in here]
+        lines += [
+            f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
+            f"{here[n]['dtype']}{here[n]['shape']} here"
+            for n in here if n in saved and dict(saved[n]) != here[n]
+        ]  # fmt: skip
+        if lines:
+            more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+            raise CheckpointError(
+                f"The checkpoint {where} is of another model; nothing was restored.\n"
+                + "\n".join(lines[:20] + more)
+                + "\nGive another --model_dir, or build the model that was saved there."
+            )
+
+
+class _WrittenHere(tf.train.Checkpoint):
+    """The chief reads and writes all files; by itself each parameter server would, on its own disk."""
+
+    def write(self, file_prefix, options=None):
+        return super().write(file_prefix, options or _ON_CHIEF)
+
+    def read(self, save_path, options=None):
+        return super().read(save_path, options or _ON_CHIEF)
+
+
+_ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
+
+
+def collect(trainer: Any) -> dict[str, Any]:
+    """The attributes of an object that own variables, by name; private ones (`_x`) are left out."""
+    return {
+        name: value
+        for name, value in vars(trainer).items()
+        if not name.startswith("_") and name != "step_variable" and list(variables_of(value))
+    }
+
+
+def statistics_of(trainer: Any) -> list[tf.Variable]:
+    """What a step changes besides weights and optimizers: moving means, metrics, own sums; floats only."""
+    things = [t for t in collect(trainer).values() if not hasattr(t, "apply_gradients")]
+    found = {id(plain(v)): plain(v) for t in things for v in variables_of(t)}
+    return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
+
+
+def is_model(thing: Any) -> bool:
+    """True for what is called to make predictions: neither an optimizer, a metric nor a variable."""
+    if isinstance(thing, (list, tuple)):
+        return bool(thing) and all(is_model(t) for t in thing)
+    if isinstance(thing, Mapping):
+        return bool(thing) and all(is_model(t) for t in thing.values())
+    updates = any(hasattr(thing, n) for n in ("apply_gradients", "apply", "update_state", "minimize"))
+    return not updates and (isinstance(thing, tf.Module) or callable(thing))
+
+
+def variables_of(thing: Any) -> Iterable[Any]:
+    """Every variable a Keras object, a tf.Module, a variable, or a collection of these owns."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in variables_of(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in variables_of(item)]
+    if isinstance(thing, tf.Variable) or is_keras3_variable(thing):
+        return [thing]
+    if isinstance(thing, tf.Module) or _is_keras(thing):
+        variables = getattr(thing, "variables", ())
+        variables = list(variables() if callable(variables) else variables)
+        state = getattr(thing, "state", None)
+        if not variables and is_keras3_variable(state):  # a Keras 3 SeedGenerator
+            return [state]
+        return variables
+    return []
+
+
+def _is_keras(thing: Any) -> bool:
+    return any(c.__module__.split(".")[0] in ("keras", "tf_keras") for c in type(thing).__mro__)
+
+
+def _is_trackable(thing: Any) -> bool:
+    if isinstance(thing, (list, tuple)):
+        return bool(thing) and all(_is_trackable(t) for t in thing)
+    if isinstance(thing, Mapping):
+        return bool(thing) and all(_is_trackable(t) for t in thing.values())
+    return isinstance(thing, tf.__internal__.tracking.Trackable)
+
+
+def _untracked(thing: Any) -> list[tf.Variable]:
+    """Variables that `tf.train.Checkpoint` would miss in a Keras 3 object."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in _untracked(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in _untracked(item)]
+    if not is_keras3(thing):
+        return []
+    if not isinstance(thing, tf.__internal__.tracking.Trackable):
+        return [plain(v) for v in variables_of(thing)]
+    tracked = getattr(thing, "weights", None)
+    if tracked is None:
+        return []
+    known = {id(plain(v)) for v in tracked}
+    return [plain(v) for v in variables_of(thing) if id(plain(v)) not in known]
+
+
+def _path(variable: Any) -> str:
+    return (getattr(variable, "path", None) or variable.name).split(":")[0]
+
+
+def _stable(variable: Any) -> str:
+    """A variable's path without the counters Keras adds: dense_3/kernel -> dense/kernel."""
+    return re.sub(r"_\d+(?=[/_]|$)", "", _path(variable))
+
+
+def _numbered_by_keras(thing: Any) -> set[str]:
+    """Names of layers that are their class's with a number, as Keras gives them: Dense -> dense_3."""
+    if isinstance(thing, (list, tuple)):
+        return {name for item in thing for name in _numbered_by_keras(item)}
+    if isinstance(thing, Mapping):
+        return {name for item in thing.values() for name in _numbered_by_keras(item)}
+    flatten = getattr(thing, "_flatten_layers", None)
+    layers = [*flatten()] if callable(flatten) else []
+    return {
+        layer.name for layer in layers
+        if re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
+    }  # fmt: skip
+
+
+def _marked(part: str, numbered: set[str]) -> str:
+    """One part of a path, with "~" before a number that Keras gave."""
+    if part in numbered or re.fullmatch(r"seed_generator_\d+", part):
+        return re.sub(r"_(\d+)$", r"~\1", part)
+    return part

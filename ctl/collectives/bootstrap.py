@@ -1,0 +1,228 @@
+"""How the ranks find each other: every one listens, and calls those of lower rank.
+
+Both prove to each other that they know the job's secret (`ctl.io.authenticated_channel`). Ranks of
+another version, of another number or of an earlier group are refused by name. Once all have met, no
+port is open.
+"""
+
+import contextlib
+import errno
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ctl.collectives.errors import HorovodInternalError, PortInUseError
+from ctl.collectives.placement import Placement
+from ctl.collectives.settings import Settings
+from ctl.errors import UsageError
+from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError, connect
+
+_PROTOCOL = 2
+_TELL_EVERY_SECS = 30.0
+_LOOK_SECS = 0.1
+_RETRY_SECS = 0.05
+_BACKLOG = 4096
+
+
+@dataclass
+class Connections:
+    """What one rank holds once all have met.
+
+    Attributes:
+      control: to rank 0.
+      peers: rank -> socket to it.
+      accepted: on rank 0, rank -> its control connection.
+    """
+
+    control: socket.socket
+    peers: dict[int, socket.socket]
+    accepted: dict[int, socket.socket]
+
+
+def meet(place: Placement, settings: Settings, lost: Callable[[], str] = str) -> Connections:
+    """Returns when every rank is connected to every other.
+
+    Args:
+      lost: asked again and again; what it says of a rank that will not come, if anything.
+
+    Raises UsageError if this rank cannot listen at its address or is not let in, its subclass
+    PortInUseError if only the port is taken, and HorovodInternalError if some do not come within
+    `start_timeout` seconds, or will not.
+    """
+    meeting = _Meeting(place, settings, lost)
+    try:
+        return meeting.run()
+    except BaseException:
+        meeting.give_up()
+        raise
+    finally:
+        meeting.close()
+
+
+class _Meeting:
+    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str]):
+        self._place = place
+        self._lost = lost
+        self._settings = settings
+        self._deadline = time.monotonic() + settings.start_timeout
+        self._tell_at = time.monotonic() + _TELL_EVERY_SECS
+        self._peers: dict[int, socket.socket] = {}
+        self._accepted: dict[int, socket.socket] = {}
+        self._control: socket.socket | None = None
+        self._why = ""  # the newest call came to nothing
+        self._listener = Listener(self._listening(), self._endpoint(place.rank), self._refusal)
+        self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="hvd-meeting", daemon=True)
+        self._thread.start()
+
+    def run(self) -> Connections:
+        """Calls the lower ranks and takes the calls of the higher ones."""
+        place = self._place
+        if place.rank == 0:
+            self._accepted[0], self._control = socket.socketpair()
+        calls = [("peer", rank) for rank in range(place.rank)]
+        if place.rank:
+            calls.insert(0, ("control", 0))
+        while not self._is_complete():
+            if calls:
+                role, rank = calls[0]
+                sock = self._called(role, rank)
+                if sock is not None:
+                    calls.pop(0)
+                    if role == "control":
+                        self._control = sock
+                    else:
+                        self._peers[rank] = sock
+            self._take_arrivals(0.0 if calls else 0.2)
+            self._tell_and_give_up(calls)
+        assert self._control is not None
+        return Connections(self._control, self._peers, self._accepted)
+
+    def close(self) -> None:
+        """Listens no more: from here on no port of this rank is open."""
+        self._is_over.set()
+        self._thread.join()
+        self._listener.close()
+        while not self._arrivals.empty():
+            self._arrivals.get()[0].close()
+
+    def give_up(self) -> None:
+        """Closes what is connected already."""
+        found = [*self._peers.values(), *self._accepted.values(), self._control]
+        for sock in found:
+            if sock is not None:
+                sock.close()
+
+    def _is_complete(self) -> bool:
+        place = self._place
+        accepted = place.rank > 0 or len(self._accepted) == place.size
+        return self._control is not None and accepted and len(self._peers) == place.size - 1
+
+    def _endpoint(self, rank: int) -> Endpoint:
+        return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
+
+    def _address(self, rank: int) -> tuple[str, int]:
+        host, _, port = self._place.addresses[rank].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def _listening(self) -> socket.socket:
+        host, port = self._address(self._place.rank)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        is_own = host in ("localhost", "::1") or host.startswith("127.")
+        last: OSError | None = None
+        for bound in [host] if is_own else [host, ""]:
+            try:
+                return socket.create_server((bound, port), family=family, backlog=_BACKLOG)
+            except OSError as e:
+                last = e
+        is_taken = last is not None and last.errno == errno.EADDRINUSE
+        raise (PortInUseError if is_taken else UsageError)(
+            f"rank {self._place.rank} cannot listen at {host}:{port} ({last}); expected an address of "
+            "this machine and a free port. Is another process of the job still running?"
+        )
+
+    def _listen(self) -> None:
+        """In a thread of its own, so that who calls is not delayed by whom we call."""
+        while not self._is_over.is_set():
+            for arrival in self._listener.accepted(_LOOK_SECS):
+                self._arrivals.put(arrival)
+
+    def _called(self, role: str, rank: int) -> socket.socket | None:
+        claim = {"role": role, "rank": self._place.rank, **self._common()}
+        try:
+            left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
+            return connect(
+                self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs)
+            )
+        except RefusedError as e:
+            if not e.again:
+                raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None
+            self._why = f"rank {rank}: {e}"
+        except OSError as e:
+            self._why = f"rank {rank}: {e.strerror or e}"
+        time.sleep(_RETRY_SECS)
+        return None
+
+    def _common(self) -> dict:
+        place = self._place
+        return {"protocol": _PROTOCOL, "size": place.size, "generation": place.generation}
+
+    def _take_arrivals(self, wait_secs: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                sock, claim = self._arrivals.get(timeout=wait_secs or None, block=wait_secs > 0)
+                wait_secs = 0.0
+                connections = self._accepted if claim["role"] == "control" else self._peers
+                if claim["rank"] in connections:  # it did not hear that it was welcome
+                    connections[claim["rank"]].close()
+                connections[claim["rank"]] = sock
+
+    def _refusal(self, claim: dict[str, Any]) -> RefusedError | None:
+        for what, mine in self._common().items():
+            if claim.get(what) != mine:
+                text = f"its {what} is {claim.get(what)}, here it is {mine}; start all ranks alike."
+                return RefusedError(text, again=claim.get("generation") != self._place.generation)
+        role, rank, place = claim.get("role"), claim.get("rank"), self._place
+        if role == "control" and place.rank:
+            return RefusedError(f"{place.addresses[place.rank]} is rank {place.rank}, not rank 0.")
+        is_higher = type(rank) is int and place.rank < rank < place.size
+        if role not in ("control", "peer") or not is_higher:
+            last = place.size - 1
+            return RefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
+        return None
+
+    def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:
+        now, why = time.monotonic(), self._lost()
+        if why:
+            raise HorovodInternalError(why)
+        if now < min(self._tell_at, self._deadline):
+            return
+        place = self._place
+        waits = set(range(place.size)) - {place.rank} - set(self._peers)
+        waits |= {rank for _, rank in calls}
+        named = ", ".join(f"{rank} ({place.addresses[rank]})" for rank in sorted(waits)[:8])
+        text = f"rank {place.rank} of {place.size} waits for rank {named}"
+        if now >= self._deadline:
+            why = f" The last call, to {self._why}." if calls and self._why else ""
+            raise HorovodInternalError(
+                f"{text}: not here after {self._settings.start_timeout:g} s. Do these processes run, "
+                "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
+                f"{why}{self._told_refused()}"
+            )
+        self._tell_at = now + _TELL_EVERY_SECS
+        print(f"hvd: {text}", file=sys.stderr, flush=True)
+
+    def _told_refused(self) -> str:
+        listener = self._listener
+        if not listener.refused:
+            return ""
+        return (
+            f" {listener.refused} connections to this rank, the last from {listener.last_refused}, did "
+            "not prove that they are of this job."
+        )

@@ -1,0 +1,129 @@
+"""Rank 0 knows what every rank has asked for, and says when to begin, and in which order.
+
+Each rank is answered in one order, so no two of them ever wait in different collectives; small ones
+are done here, with the numbers that came along. One thread; see `Engine` for the other side.
+"""
+
+import contextlib
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ctl.collectives.frames import Inbox, Lost, Outbox
+from ctl.collectives.negotiation import Agreement
+from ctl.collectives.requests import Request
+from ctl.collectives.settings import Settings
+from ctl.collectives.timeline import Timeline
+
+_TICK_SECS = 0.5
+_ABORT_SECS = 5.0  # for the other ranks to hear why
+_RETRY_SECS = 0.01
+
+
+class Coordinator:
+    """Owns one socket per rank and a thread.
+
+    Args:
+      sockets: rank -> connection to it, its own included.
+      settings: how long to wait before somebody is told.
+      timeline: where what is negotiated is drawn.
+    """
+
+    def __init__(
+        self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline
+    ):
+        self._sockets = dict(sockets)
+        self._timeline = timeline
+        self._agreement = Agreement(len(sockets), settings, timeline)
+        self._inboxes = {rank: Inbox() for rank in sockets}
+        self._selector = selectors.DefaultSelector()
+        for rank, sock in self._sockets.items():
+            sock.setblocking(False)
+            self._selector.register(sock, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._run, name="hvd-coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Waits until every rank has left."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._coordinate()
+        except BaseException as e:  # every rank waits for this thread
+            self._abort(f"the coordinator of rank 0 failed: {type(e).__name__}: {e}")
+        finally:
+            self._selector.close()
+            for sock in self._sockets.values():
+                sock.close()
+
+    def _abort(self, why: str) -> None:
+        """Tells every rank that the group cannot go on, and why."""
+        print(f"hvd: {why}", file=sys.stderr, flush=True)
+        outboxes, until_secs = self._agreement.outboxes, time.monotonic() + _ABORT_SECS
+        self._agreement.tell_lost(0, why)
+        left = {rank for rank in self._sockets if rank not in self._agreement.gone}
+        while left and time.monotonic() < until_secs:
+            for rank in list(left):
+                with contextlib.suppress(Lost):
+                    outboxes[rank].write(self._sockets[rank])
+                    if outboxes[rank]:
+                        continue
+                left.discard(rank)
+            time.sleep(_RETRY_SECS if left else 0.0)
+
+    def _coordinate(self) -> None:
+        agreement = self._agreement
+        while len(agreement.gone) < len(self._sockets) or any(agreement.outboxes.values()):
+            for key, events in self._selector.select(_TICK_SECS):
+                if events & selectors.EVENT_READ:
+                    self._read(key.data)
+            self._timeline.cycle()
+            agreement.answer()
+            agreement.look_for_stalls()
+            for rank in sorted(self._sockets, reverse=True):  # this one, which may leave then, last
+                self._write(rank)
+
+    def _read(self, rank: int) -> None:
+        inbox = self._inboxes[rank]
+        try:
+            inbox.read(self._sockets[rank])
+            for header, payload in inbox.messages():
+                self._take(rank, header, payload)
+        except Lost as e:
+            self._leave(rank, f"died ({e})")
+
+    def _write(self, rank: int) -> None:
+        outbox, sock = self._agreement.outboxes[rank], self._sockets[rank]
+        try:
+            outbox.write(sock)
+        except Lost as e:
+            self._agreement.outboxes[rank] = Outbox()
+            self._leave(rank, f"died ({e})")
+            return
+        if rank not in self._agreement.gone:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(sock, both if outbox else selectors.EVENT_READ, rank)
+
+    def _take(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
+        kind = header.pop("type")
+        if kind == "leave":
+            self._leave(rank, "has left")
+        elif kind == "broken":
+            self._agreement.tell_lost(header["rank"], header["why"])
+        else:
+            self._agreement.ask(rank, Request(**header), payload)
+
+    def _leave(self, rank: int, how: str) -> None:
+        if rank in self._agreement.gone:
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._sockets[rank])
+        self._agreement.leave(rank, how)

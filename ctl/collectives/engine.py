@@ -1,0 +1,265 @@
+"""The runtime of one rank: asks rank 0's coordinator, and exchanges numbers when it says so."""
+
+import contextlib
+import itertools
+import math
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ctl.collectives import bootstrap, inline, requests, transfers
+from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.failures import failure
+from ctl.collectives.frames import Channel, Lost
+from ctl.collectives.mesh import Mesh
+from ctl.collectives.placement import Placement
+from ctl.collectives.requests import Request
+from ctl.collectives.settings import Settings
+from ctl.collectives.timeline import Timeline
+
+_MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
+_LEAVE_SECS = 5.0
+_WAKE_SECS = 1.0
+_ANSWER_SECS = 10.0  # for rank 0 to say that others are late
+
+
+@dataclass
+class Pending:
+    """A collective on its way.
+
+    Attributes:
+      request: what was asked.
+      arrays: this rank's tensors, flat.
+      result: flat arrays, once it is done; their rows by rank in `more`.
+      error: what to raise instead.
+    """
+
+    request: Request
+    arrays: Sequence[np.ndarray]
+    result: Sequence[np.ndarray] = ()
+    more: dict[str, Any] | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.asked_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Wakes who waits."""
+        self._done.release()
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Whether it is done, within that many seconds."""
+        if self._done.acquire(timeout=timeout):
+            self._done.release()
+            return True
+        return False
+
+
+class Engine:
+    """Ranks that have met. Made by all ranks at the same time.
+
+    Args:
+      place: this rank's.
+      settings: see there.
+      lost: what a launcher says of a rank that will not come; "" as long as there is none.
+    """
+
+    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str] = str):
+        self.place = place
+        self.settings = settings
+        self.timeline = Timeline()
+        self._numbers = itertools.count()
+        self._pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()
+        self._broken: BaseException | None = None
+        self._left = False
+        self._coordinator: Coordinator | None = None
+        self._most_inline = _MOST_INLINE // place.size
+        if place.size == 1:
+            return
+        found = bootstrap.meet(place, settings, lost)
+        if place.rank == 0:
+            self._coordinator = Coordinator(found.accepted, settings, self.timeline)
+            self._coordinator.start()
+        self._control = Channel(found.control)
+        self._mesh = Mesh(
+            found.peers, found.control, self._pump, settings.stall_warning, settings.stall_shutdown
+        )
+        self._to_begin: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
+        self._thread.start()
+
+    def ask(self, kind: str, name: str, arrays: Sequence[np.ndarray] = (), **more: Any) -> Pending:
+        """Asks for a collective and returns at once; `more` are fields of `Request`.
+
+        Arrays are contiguous and must not change until it is done. With `dtypes` and `shapes` they are
+        those tensors, one after the other, joined where the type is the same. Raises what broke the
+        group.
+        """
+        flat = [array.reshape(-1) for array in arrays]
+        if "shapes" not in more:
+            more["dtypes"] = [array.dtype.name for array in arrays]
+            more["shapes"] = [array.shape for array in arrays]
+        request = Request(
+            id=next(self._numbers),
+            name=name,
+            kind=kind,
+            is_inline=sum(array.nbytes for array in flat) <= self._most_inline,
+            **more,
+        )
+        pending = Pending(request, flat)
+        if self.place.size == 1:
+            self._do_alone(pending)
+            return pending
+        with self._lock:
+            if self._broken is not None:
+                raise self._broken
+            self._pending[request.id] = pending
+        payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
+        try:
+            self._control.send({"type": "ask", **request.header()}, *payload)
+        except Lost as e:
+            self._break(failure("LOST", f"{request}: rank 0 is gone ({e})."))
+        return pending
+
+    def wait(self, pending: Pending) -> Sequence[np.ndarray]:
+        """The flat results; raises what went wrong."""
+        pending.wait()
+        if pending.error is not None:
+            raise pending.error
+        return pending.result
+
+    def lose(self, why: str) -> None:
+        """A rank is gone, as the launcher knows before its silence tells; who waits here is told."""
+        self._break(failure("LOST", why))
+
+    def close(self, *, linger: bool = False) -> None:
+        """Leaves the group: who waits for this rank is told. With `linger`, rank 0 waits for all."""
+        if self.place.size == 1:
+            self.timeline.stop()
+            return
+        with self._lock:
+            self._left = True
+            self._broken = self._broken or failure("LOST", "this rank has left (hvd.shutdown()).")
+        with contextlib.suppress(Lost):
+            self._control.send({"type": "leave"})
+        if self._coordinator is not None:
+            self._coordinator.join(_LEAVE_SECS if linger else 0.2)
+        self._control.end()
+        self._thread.join(_LEAVE_SECS)
+        self._control.close()
+        self._mesh.close()
+        self.timeline.stop()
+
+    def _do_alone(self, pending: Pending) -> None:
+        request = pending.request
+        fault = requests.fault([0], {0: request})
+        if fault:
+            pending.error = failure(*fault)
+        else:
+            pending.result = [array.copy() for array in pending.arrays]
+            pending.more = {"rows": [[s[0] if s else 1 for s in request.shapes]],
+                            "splits": [list(request.splits)], "number": -1}  # fmt: skip
+        pending.finish()
+
+    def _run(self) -> None:
+        try:
+            self._control.socket.setblocking(True)
+            while True:
+                self._wait_for_word()
+                self._control.inbox.read(self._control.socket)
+                self._heed()
+                while self._to_begin:
+                    self._begin(self._to_begin.pop(0))
+        except Lost as e:
+            rank = e.args[1] if len(e.args) > 1 else 0
+            why = f"rank {rank} is gone ({e.args[0]})."
+            if len(e.args) > 1 and not self._left:
+                self._report(rank, why)
+            self._break(failure("LOST", why))
+        except _Broken as e:
+            self._break(failure("LOST", str(e)))
+        except BaseException as e:  # whoever waits must be told
+            self._break(failure("LOST", f"rank {self.place.rank}: {type(e).__name__}: {e}"))
+            self._report(self.place.rank, f"rank {self.place.rank} failed: {e}")
+
+    def _wait_for_word(self) -> None:
+        """Until rank 0 says something. With a limit for stalls, it has to as long as somebody waits."""
+        limit_secs = self.settings.stall_shutdown
+        if not limit_secs or self.place.rank == 0:
+            return
+        poller = select.poll()
+        poller.register(self._control.socket, select.POLLIN)
+        heard_at = time.monotonic()
+        while not poller.poll(1000 * _WAKE_SECS):
+            with self._lock:
+                asked_at = [pending.asked_at for pending in self._pending.values()]
+            silent_secs = time.monotonic() - max(heard_at, min(asked_at, default=math.inf))
+            if silent_secs > limit_secs + _ANSWER_SECS:
+                raise _Broken(
+                    f"rank 0 did not answer for {silent_secs:.0f} s "
+                    "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
+                )
+
+    def _report(self, rank: int, why: str) -> None:
+        with contextlib.suppress(Lost):
+            self._control.send({"type": "broken", "rank": rank, "why": why})
+
+    def _pump(self) -> None:
+        """Reads what the coordinator says in the middle of an exchange."""
+        self._control.inbox.read(self._control.socket)
+        self._heed()
+
+    def _heed(self) -> None:
+        for header, payload in self._control.inbox.messages():
+            kind = header["type"]
+            if kind == "begin":
+                self._to_begin.append(header)
+            elif kind == "result":
+                pending = self._taken(header["id"])
+                pending.more = header
+                pending.result = inline.results(pending.request, pending.arrays, header, payload)
+                self.timeline.did(pending.request.name, pending.request.kind, pending.asked_at)
+                pending.finish()
+            elif kind == "error":
+                pending = self._taken(header["id"])
+                pending.error = failure(header["code"], header["text"])
+                pending.finish()
+            else:
+                raise _Broken(header["why"])
+
+    def _taken(self, number: int) -> Pending:
+        with self._lock:
+            return self._pending.pop(number)
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        start = time.monotonic()
+        found = [self._pending[number] for number in header["ids"]]
+        ranks = header["ranks"]
+        results = transfers.carried_out(
+            self._mesh, ranks, ranks.index(self.place.rank), header,
+            [(pending.request, pending.arrays) for pending in found],
+        )  # fmt: skip
+        for pending, result in zip(found, results, strict=True):
+            self._taken(pending.request.id)
+            pending.result, pending.more = result, header
+            self.timeline.did(pending.request.name, pending.request.kind, start)
+            pending.finish()
+
+    def _break(self, error: BaseException) -> None:
+        with self._lock:
+            self._broken = self._broken or error
+            waiting, self._pending = list(self._pending.values()), {}
+        for pending in waiting:
+            pending.error = self._broken
+            pending.finish()
+
+
+class _Broken(Exception):
+    """The coordinator said that a rank is gone."""

@@ -1,0 +1,205 @@
+"""What the ranks have asked for, and what each is answered: results, errors, or that it may begin."""
+
+import sys
+import time
+from typing import Any
+
+from ctl.collectives import inline, requests
+from ctl.collectives.frames import Outbox
+from ctl.collectives.lines import Lines
+from ctl.collectives.requests import FAILED_PRECONDITION, Request, ranks_named
+from ctl.collectives.settings import Settings
+from ctl.collectives.table import Round, Table
+from ctl.collectives.timeline import Timeline
+
+_LOOK_SECS = 0.25  # messages may come a thousand times as often
+_HINT = "Do all ranks run as many steps, the same branches, and stop at the same time?"
+
+
+class Agreement:
+    """Decides for all ranks; used by one thread.
+
+    Args:
+      size: number of ranks.
+      settings: how long to wait before somebody is told.
+      timeline: where what is negotiated is drawn.
+
+    Attributes:
+      outboxes: rank -> what is to be sent there.
+      gone: rank -> how it left.
+    """
+
+    def __init__(self, size: int, settings: Settings, timeline: Timeline):
+        self.outboxes = {rank: Outbox() for rank in range(size)}
+        self.gone: dict[int, str] = {}
+        self._settings = settings
+        self._timeline = timeline
+        self._table = Table(size)
+        self._lines = Lines()
+        self._complete: list[Round] = []
+        self._last_request_at = self._looked_at = time.monotonic()
+
+    def ask(self, rank: int, request: Request, payload: bytes) -> None:
+        """A rank asks for a collective."""
+        self._last_request_at = time.monotonic()
+        self._timeline.asked(request.name, request.kind, rank)
+        if request.process_set not in self._table.sets:
+            text = f"{request.name}: there is no process set {request.process_set} any more."
+            self._refuse(rank, request, FAILED_PRECONDITION, text)
+            return
+        done = self._table.put(rank, request, payload)
+        if done is not None:
+            self._complete.append(done)
+        elif self.gone:
+            self._fail_what_needs_the_gone()
+
+    def leave(self, rank: int, how: str) -> None:
+        """A rank is gone; "died", unless it said so itself."""
+        self.gone[rank] = how
+        if "died" in how:
+            self.tell_lost(rank, f"rank {rank} {how}")
+        self.answer()
+        self._fail_what_needs_the_gone()
+
+    def tell_lost(self, rank: int, why: str) -> None:
+        """The group cannot go on: every rank that is left ends what it does."""
+        for other, outbox in self.outboxes.items():
+            if other not in self.gone:
+                outbox.put({"type": "lost", "rank": rank, "why": why})
+
+    def answer(self) -> None:
+        """Says of every complete round what is to be done, in the order they were completed."""
+        complete, self._complete = self._complete, []
+        batch: list[Round] = []
+        size = 0
+        for found in complete:
+            self._timeline.agreed(found.name)
+            ranks = self._table.sets.get(found.process_set, ())
+            fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
+            if fault:
+                self._fail(found, *fault)
+            elif found.any_request.kind.endswith("process_set"):
+                self._change_sets(found)
+            elif found.is_inline:
+                self._answer_inline(ranks, found)
+            else:
+                more = sum(found.any_request.sizes)
+                if batch and not self._fits(batch[0], found, size + more):
+                    self._begin(batch)
+                    batch, size = [], 0
+                batch.append(found)
+                size += more
+        if batch:
+            self._begin(batch)
+
+    def look_for_stalls(self) -> None:
+        """Tells of, and ends, what has waited for too long."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECS:
+            return
+        self._looked_at = now
+        order = self._settings.order_timeout
+        if order and now - self._last_request_at > order:
+            for rounds in list(self._table.at_odds()):
+                is_eager = all(r.is_eager for found in rounds for r in found.requests.values())
+                if is_eager or now - self._last_request_at > 3 * order:
+                    self._fail_at_odds(rounds)
+        warn, shut = self._settings.stall_warning, self._settings.stall_shutdown
+        late = [r for r in self._table.waiting() if warn and now - max(r.since, r.warned_at) > warn]
+        if late:
+            _warn(self._table, late, now)
+        for found in self._table.waiting():
+            if shut and now - found.since > shut:
+                missing = ranks_named(self._table.missing(found))
+                text = f"{found.any_request}: {missing} did not ask for it within {shut:g} s."
+                self._fail(found, "LOST", text)
+
+    def _fail_what_needs_the_gone(self) -> None:
+        for found in self._table.waiting():
+            gone = [r for r in self._table.missing(found) if r in self.gone]
+            if gone:
+                how = self.gone[gone[0]]
+                hint = "." if "died" in how else f": its script has ended, or failed. {_HINT}"
+                self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}{hint}")
+
+    def _fail(self, found: Round, code: str, text: str) -> None:
+        if found in self._table.waiting():
+            self._table.drop(found)
+        for rank, request in found.requests.items():
+            self._refuse(rank, request, code, text)
+
+    def _refuse(self, rank: int, request: Request, code: str, text: str) -> None:
+        self.outboxes[rank].put({"type": "error", "id": request.id, "code": code, "text": text})
+
+    def _answer_inline(self, ranks: tuple[int, ...], found: Round) -> None:
+        everyone = [found.requests[rank] for rank in ranks]
+        for rank, buffers in inline.answers(ranks, found.requests, found.payloads).items():
+            header = {"type": "result", "id": found.requests[rank].id, **_apart(everyone)}
+            if len(buffers) > 1:
+                header["sizes"] = [len(buffer) for buffer in buffers]
+            self.outboxes[rank].put(header, *buffers)
+
+    def _change_sets(self, found: Round) -> None:
+        first = found.any_request
+        if first.kind == "add_process_set":
+            number = self._table.add_set(first.splits)
+        else:
+            number = self._table.remove_set(first.splits[0])
+        for rank, request in found.requests.items():
+            self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
+
+    def _fits(self, one: Round, found: Round, size: int) -> bool:
+        """Whether both may travel together, with all that does already, `size` bytes."""
+        first, other = one.any_request, found.any_request
+        return (
+            first.kind == other.kind == "allreduce"
+            and found.process_set == one.process_set
+            and first.op == other.op
+            and size <= self._settings.fusion_threshold
+        )
+
+    def _begin(self, batch: list[Round]) -> None:
+        """Tells the ranks to exchange the numbers of these rounds among themselves."""
+        ranks = self._table.sets[batch[0].process_set]
+        apart = _apart([batch[0].requests[rank] for rank in ranks])
+        for rank in ranks:
+            ids = [found.requests[rank].id for found in batch]
+            header = {"type": "begin", "ids": ids, "ranks": ranks, **apart}
+            self.outboxes[rank].put(header)
+
+    def _fail_at_odds(self, rounds: list[Round]) -> None:
+        lines = sorted(
+            (rank, str(request)) for found in rounds for rank, request in found.requests.items()
+        )
+        text = "ranks wait in different collectives: " + "; ".join(
+            f"rank {rank} in {what}" for rank, what in lines
+        )
+        for found in rounds:
+            self._fail(found, FAILED_PRECONDITION, f"{text}. {_HINT}")
+
+
+def _apart(everyone: list[Request]) -> dict[str, Any]:
+    """What a rank must know of the requests of all, where these may differ."""
+    kind = everyone[0].kind
+    if kind == "allgather":
+        return {"rows": [[shape[0] for shape in r.shapes] for r in everyone]}
+    if kind == "alltoall":
+        return {"splits": [list(r.splits) for r in everyone]}
+    return {}
+
+
+def _warn(table: Table, late: list[Round], now: float) -> None:
+    lines = []
+    for found in late:
+        found.warned_at = now
+        ready = ranks_named(sorted(found.requests))
+        lines.append(
+            f"  {found.any_request}: {ready} wait since {now - found.since:.0f} s; missing "
+            f"{ranks_named(table.missing(found))}"
+        )
+    print(
+        f"hvd: some ranks wait for collectives that others have not asked for. {_HINT}\n"
+        + "\n".join(lines),
+        file=sys.stderr,
+        flush=True,
+    )

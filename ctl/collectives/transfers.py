@@ -1,0 +1,83 @@
+"""Collectives whose numbers go from rank to rank, as the coordinator ordered them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ctl.collectives import rings
+from ctl.collectives.arithmetic import dtype_named, rows_of
+from ctl.collectives.mesh import Mesh
+from ctl.collectives.requests import Request
+
+Asked = tuple[Request, Sequence[np.ndarray]]
+
+
+def carried_out(
+    mesh: Mesh, ranks: Sequence[int], me: int, header: dict[str, Any], asked: Sequence[Asked]
+) -> list[list[np.ndarray]]:
+    """Flat results, for each request of one order; several are all-reduces that travel together."""
+    request, arrays = asked[0]
+    if request.kind == "allreduce":
+        return _reduced(mesh, ranks, me, asked)
+    if request.kind == "broadcast":
+        return [[_broadcast(mesh, ranks, me, a, request.root) for a in arrays]]
+    if request.kind == "alltoall":
+        return [[_exchanged(mesh, ranks, me, request, arrays[0], header["splits"])]]
+    if request.kind == "allgather":
+        return [[
+            _gathered(mesh, ranks, me, array, request.shapes[i], [r[i] for r in header["rows"]])
+            for i, array in enumerate(arrays)
+        ]]  # fmt: skip
+    return [[
+        _scattered(mesh, ranks, me, array, shape, request.op)
+        for array, shape in zip(arrays, request.shapes, strict=True)
+    ]]  # fmt: skip
+
+
+def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
+    """All tensors of a type as one buffer."""
+    op = asked[0][0].op
+    everything = [array for _, arrays in asked for array in arrays]
+    totals: list[np.ndarray] = [array[:0] for array in everything]
+    for dtype in dict.fromkeys(array.dtype for array in everything):
+        chosen = [i for i, array in enumerate(everything) if array.dtype == dtype]
+        joined = (
+            np.concatenate([everything[i] for i in chosen])
+            if len(chosen) > 1
+            else everything[chosen[0]]
+        )
+        buffer = rings.allreduce(mesh, ranks, me, joined, op)
+        start = 0
+        for i in chosen:
+            totals[i] = buffer[start : start + everything[i].size]
+            start += everything[i].size
+    found = iter(totals)
+    return [[next(found) for _ in arrays] for _, arrays in asked]
+
+
+def _broadcast(mesh, ranks, me, array: np.ndarray, root: int) -> np.ndarray:
+    buffer = array.copy()
+    rings.broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
+    return buffer
+
+
+def _row(shape: Sequence[int], dtype: np.dtype) -> int:
+    return math.prod(shape[1:]) * dtype.itemsize
+
+
+def _gathered(mesh, ranks, me, array, shape, rows: Sequence[int]) -> np.ndarray:
+    sizes = [count * _row(shape, array.dtype) for count in rows]
+    return rings.allgather(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+
+
+def _exchanged(mesh, ranks, me, request: Request, array, splits) -> np.ndarray:
+    row = _row(request.shapes[0], dtype_named(request.dtypes[0]))
+    sizes = [[count * row for count in counts] for counts in splits]
+    return rings.alltoall(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+
+
+def _scattered(mesh, ranks, me, array, shape, op) -> np.ndarray:
+    row = math.prod(shape[1:])
+    sizes = [rows * row for rows in rows_of(shape[0], len(ranks))]
+    return rings.reducescatter(mesh, ranks, me, array, sizes, op)

@@ -1,0 +1,116 @@
+"""An open source of replica batches, and the cheapest iterator that feeds `strategy.run`.
+
+An iterator is not simply dropped: its destructor can wait for as long as the pipeline has run, up to a
+minute, for tf.data's autotuning thread (see `ctl.io.exit_hook`). A thread drops it, and what is still
+open when the process ends is never destroyed.
+"""
+
+import itertools
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.strategies import Placement, word_of
+from ctl.io import exit_hook
+
+_DROP_SECS = 0.2  # between two looks
+_LAST_SECS = 10.0  # for a destructor that is at work when the process ends
+_destroying = threading.Lock()
+_open: dict[int, Any] = {}  # iterators that nobody has dropped yet
+_keys = itertools.count()
+_dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
+_dropper: threading.Thread | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """An open source of replica batches.
+
+    Attributes:
+      iterator: what the graph loop takes; its type is the same for every opening of one source.
+      steps: global batches from here to the end of the data; None: endless or unknown.
+      examples: from the start of the data to its end, where that is not a matter of whole batches.
+      ends_unknown: the data ends, nobody knows when: the loop asks before every step.
+      steps_per_epoch: None if unknown; not always whole.
+      mode: "indexed", "skip", "iterator": how a position is found again, see positions.py.
+      description: one line for people.
+      cut: (element, which replica of this process) -> its share, where elements are global batches: a
+        saved iterator does not depend on the number of replicas. None: elements are shares.
+      certain: every example is in the totals of the loop; not where workers may be lost.
+      per_worker: each worker reads data of its own, so a position holds for one number of workers.
+      counted: an element is (share, number of its real rows), as a share may be without any.
+    """
+
+    iterator: Any
+    steps: int | None
+    ends_unknown: bool
+    steps_per_epoch: float | None
+    mode: str
+    description: str
+    examples: int | None = None
+    counted: bool = False
+    certain: bool = True
+    per_worker: bool = False
+    cut: Callable[[Any, int], Any] | None = None
+
+    def __post_init__(self):
+        key = next(_keys)
+        _open[key] = self.iterator
+        weakref.finalize(self, _dropped.put, key).atexit = False
+        _start_dropping()
+
+
+def _start_dropping() -> None:
+    global _dropper  # noqa: PLW0603
+    if _dropper is None:
+        exit_hook.keep(
+            lambda: list(_open.values()), pause=lambda: _destroying.acquire(timeout=_LAST_SECS)
+        )
+        _dropper = threading.Thread(target=_drop, name="ctl-drop-iterators", daemon=True)
+        _dropper.start()
+
+
+def _drop() -> None:
+    """Waits for iterators that nobody uses any more; a destructor does not hold the interpreter's lock."""
+    waiting: list[int] = []  # that somebody still holds
+    while True:
+        if not waiting:
+            waiting.append(_dropped.get())
+        time.sleep(_DROP_SECS)
+        while not _dropped.empty():
+            waiting.append(_dropped.get())
+        for key in waiting[:]:
+            if sys.getrefcount(_open[key]) <= 2:  # the table's, and that of the call
+                with _destroying:
+                    del _open[key]
+                waiting.remove(key)
+
+
+def from_replica_batches(replica_batches, strategy, place: Placement):
+    """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
+    if place.num_local_replicas == 1 and on_cpu(strategy):
+        return iter(prefetched(replica_batches(place.worker_index, 1)))
+
+    def for_worker(context):
+        n = place.num_local_replicas
+        return prefetched(replica_batches(context.input_pipeline_id * n, n))
+
+    return iter(strategy.distribute_datasets_from_function(for_worker))
+
+
+def on_cpu(strategy) -> bool:
+    """Whether batches are needed in host memory; the default strategy copies by itself."""
+    if word_of(strategy) == "default":
+        return True
+    return "CPU" in strategy.extended.worker_devices[0].upper()
+
+
+def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    already = "Prefetch" in type(dataset).__name__
+    return dataset if already else dataset.prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,346 @@
+"""A `tf.data.Dataset` of global batches becomes each replica's batches, with an exact position.
+
+Every worker builds the same pipeline of global batches and keeps its own rows of each (shares.py).
+So all workers see the same number of batches (no agreement per step), a short batch is spread
+evenly, and the global batches are those of one device. `shard(dataset, "file")` and "off" hand the
+work to TensorFlow's auto-sharding instead.
+
+The position is the number of examples consumed: `arrays.ArrayData` jumps there, any other dataset
+is rebuilt from its seed and skipped.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.data import resume_position, sharding
+from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
+from ctl.data.batches import Batches, from_replica_batches, on_cpu, prefetched
+from ctl.distribute.row_partition import may_be_empty, num_rows, share
+from ctl.distribute.strategies import Placement, placement
+from ctl.errors import UsageError
+
+TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
+
+
+def open_train(
+    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
+    seed: int, start_examples: int = 0, epochs: float | None = None, mode: str = "auto",
+    position: resume_position.SavedIterator | None = None, resumable: bool = True,
+) -> Batches:  # fmt: skip
+    """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
+
+    Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
+    Raises UsageError for anything that is not batches of `global_batch_size`.
+    """
+    place = placement(strategy)
+    # a job that goes on may have any number of workers
+    _check_batch_size(global_batch_size, place, whole=not start_examples)
+    tf.random.set_seed(seed)
+    source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    _check_sharing(source, global_batch_size, place, mode)
+    if isinstance(source, ArrayData):
+        return _open_arrays(source, strategy, place, seed, start_examples, epochs)
+    if isinstance(source, ExampleNumbers):
+        return _open_numbers(source, strategy, place, start_examples)
+    check_dataset(source, "train_data", global_batch_size, place)
+    how = "skip" if position is None else "iterator"
+    source = resume_position.checked(source, how, is_chief=place.is_chief, resumable=resumable)
+    return _open_dataset(source, strategy, global_batch_size, start_examples, epochs, position)
+
+
+def _open_dataset(
+    source: tf.data.Dataset, strategy, global_batch_size: int, start_examples: int, epochs: float | None,
+    position: resume_position.SavedIterator | None,
+) -> Batches:  # fmt: skip
+    place, count = placement(strategy), cardinality(source)
+    steps: int | None
+    if epochs is not None:
+        if count is None:
+            raise UsageError(
+                "epochs were asked for, but the length of train_data is endless or unknown. Give "
+                "steps (--train_steps) instead, or return a finite dataset without repeat()."
+            )
+        steps = math.ceil(epochs * count)
+        source = source.repeat(math.ceil(epochs))
+    else:
+        steps = count
+    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    skipped = start_examples // global_batch_size
+    dataset = rows_checked(source, global_batch_size)
+    if steps is not None:
+        steps = max(0, steps - skipped)
+    if position is None:
+        iterator = _iterator(dataset, strategy, place, skipped)
+    else:
+        if not position.variable.numpy():
+            dataset = dataset.skip(skipped)
+        iterator = iter(prefetched(dataset))
+        position.opened(iterator)
+    return Batches(
+        iterator=iterator,
+        steps=None if sharding.by_tensorflow(source, place) else steps,
+        ends_unknown=(not endless and steps is None)
+        or (sharding.by_tensorflow(source, place) and not endless),
+        steps_per_epoch=count,
+        mode="skip" if position is None else "iterator",
+        description=describe(source, count, global_batch_size),
+        counted=_counted(source, place),
+        cut=None if position is None else _cut(source, place),
+        per_worker=sharding.is_per_worker(source),
+    )
+
+
+def open_parts(
+    make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+    strategy: tf.distribute.Strategy, *, global_batch_size: int, seed: int, step: int,
+    total: Callable,
+) -> Batches:  # fmt: skip
+    """Opens `train_data_fn` at `step`: each worker's own part of the data, in replica batches.
+
+    `total` adds a vector up over workers, to see that the parts do not overlap. Raises UsageError for
+    other than batches of `global_batch_size` / replicas.
+    """
+    place = placement(strategy)
+    _check_batch_size(global_batch_size, place)
+    rows = global_batch_size // place.num_replicas
+
+    def for_worker(context):
+        tf.random.set_seed(seed)
+        source = make(context)
+        if not isinstance(source, tf.data.Dataset):
+            raise UsageError(
+                f"train_data_fn returned a {type(source).__name__}; expected a tf.data.Dataset of "
+                "replica batches. Is there a `return`?"
+            )
+        found = num_rows(source.element_spec)
+        if found not in (None, rows):
+            raise UsageError(
+                f"train_data_fn yields {found} rows at a time; expected {rows}, the batch of one "
+                f"replica. Write dataset.batch(input_context.get_per_replica_batch_size("
+                f"{global_batch_size}))."
+            )
+        return source
+
+    context = tf.distribute.InputContext(place.num_workers, place.worker_index, place.num_replicas)
+    source = for_worker(context)
+    sharding.check_parts(source, place, total)
+    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    local = place.num_local_replicas
+    if local == 1 and on_cpu(strategy):
+        iterator = iter(prefetched(source.skip(step)))
+    else:
+        iterator = iter(
+            strategy.distribute_datasets_from_function(lambda c: for_worker(c).skip(step * local))
+        )
+    return Batches(
+        iterator=iterator, steps=None, ends_unknown=not endless, steps_per_epoch=None, mode="skip",
+        description=f"each worker's own batches of {rows}", per_worker=True,
+    )  # fmt: skip
+
+
+def open_eval(
+    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
+    is_known: bool = False,
+) -> Batches:  # fmt: skip
+    """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers.
+
+    `is_known` leaves out the checks that read the whole pipeline.
+
+    Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
+    """
+    place = placement(strategy)
+    source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    if isinstance(source, ArrayData):
+        return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
+    check_dataset(source, "eval_data", None, None if is_known else place)
+    if source.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(
+            "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
+            "eval_data(...).take(n)."
+        )
+    count = None if sharding.by_tensorflow(source, place) else cardinality(source)
+    return Batches(
+        iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
+        steps_per_epoch=count, mode="skip", description=describe(source, count, global_batch_size),
+        counted=_counted(source, place),
+    )  # fmt: skip
+
+
+def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) -> Batches:
+    def replica_batches(first: int, count: int):
+        return data.replica_batches(start, range(first, first + count), place.num_replicas)
+
+    return Batches(
+        iterator=from_replica_batches(replica_batches, strategy, place), steps=None,
+        ends_unknown=False, steps_per_epoch=None, mode="indexed",
+        description=f"no data: the numbers of {data.batch_size} examples a step",
+    )  # fmt: skip
+
+
+def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epochs) -> Batches:
+    total = None if epochs is None else data.examples_of(epochs)
+
+    def replica_batches(first_replica: int, count: int):
+        return data.replica_batches(
+            seed=seed, start=start, total=total,
+            replicas=range(first_replica, first_replica + count), num_replicas=place.num_replicas,
+        )  # fmt: skip
+
+    order = "shuffled" if data.shuffle else "in order"
+    return Batches(
+        iterator=from_replica_batches(replica_batches, strategy, place),
+        steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
+        ends_unknown=False,
+        steps_per_epoch=data.steps_per_epoch,
+        mode="indexed",
+        description=f"{data.num_examples:,} examples in memory, {order}",
+        examples=total,
+        counted=data.counts_shares(start, total, place.num_replicas),
+    )
+
+
+def _check_sharing(source, global_batch_size: int, place: Placement, mode: str) -> None:
+    """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
+    in_memory = isinstance(source, (ArrayData, ExampleNumbers))
+    own_files = not in_memory and sharding.by_tensorflow(source, place)
+    _check_batch_size(global_batch_size, place, whole=own_files or isinstance(source, ExampleNumbers))
+    resume_position.check_mode(mode, in_memory=in_memory, own_files=own_files)
+
+
+def _iterator(dataset, strategy, place: Placement, skipped: int = 0):
+    """Feeds `strategy.run` from the dataset of global batches, without the first `skipped` steps."""
+    if sharding.by_tensorflow(dataset, place):
+        return sharding.iterator(dataset, strategy, skipped * place.num_local_replicas)
+    if skipped:
+        dataset = dataset.skip(skipped)
+    counted = _counted(dataset, place)
+
+    def replica_batches(first_replica: int, count: int):
+        if place.num_replicas == 1:
+            return dataset
+
+        def split(*batch):
+            parts = [
+                share(_one(batch), r, place.num_replicas, counted=counted)
+                for r in range(first_replica, first_replica + count)
+            ]
+            pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
+            return functools.reduce(lambda a, b: a.concatenate(b), pieces)
+
+        if count == 1:
+            return dataset.map(
+                lambda *b: share(_one(b), first_replica, place.num_replicas, counted=counted)
+            )
+        return dataset.flat_map(split)
+
+    return from_replica_batches(replica_batches, strategy, place)
+
+
+def _cut(source, place: Placement) -> Callable:
+    """(global batch, which replica of this process) -> its share; within the step."""
+    first = place.worker_index * place.num_local_replicas
+    counted = _counted(source, place)
+    return lambda batch, i: share(batch, first + i, place.num_replicas, counted=counted)
+
+
+def _one(batch: tuple):
+    """`Dataset.map` spreads tuples over arguments; this undoes it."""
+    return batch[0] if len(batch) == 1 else batch
+
+
+def as_source(source, name: str, batch_size: int, shuffle: bool):
+    if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
+        return source
+    if source is None:
+        raise UsageError(
+            f"{name} returned None; expected a tf.data.Dataset of batches, ctl.from_arrays(...), or "
+            "arrays. Is there a `return`?"
+        )
+    if all(isinstance(a, (np.ndarray, tf.Tensor)) for a in tf.nest.flatten(source)):
+        return from_arrays(source, batch_size, shuffle=shuffle)
+    raise UsageError(
+        f"{name} returned a {type(source).__name__}; expected a tf.data.Dataset of batches, "
+        "ctl.from_arrays(...), or NumPy arrays (also in a tuple or dictionary). For a generator "
+        "write tf.data.Dataset.from_generator(...)."
+    )
+
+
+def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
+    """Where the batch size is only known when batches come, one that is too large is an error."""
+    if isinstance(num_rows(dataset.element_spec), int):
+        return dataset
+
+    def check(*batch):
+        rows = num_rows(_one(batch))
+        message = f"{TOO_MANY_ROWS} {global_batch_size}"
+        with tf.control_dependencies([tf.debugging.assert_less_equal(
+            tf.cast(rows, tf.int64), tf.constant(global_batch_size, tf.int64), message)]):  # fmt: skip
+            return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
+
+    options = dataset.options()
+    return dataset.map(check).with_options(options)
+
+
+def _check_batch_size(global_batch_size: int, place: Placement, whole: bool = True) -> None:
+    r = place.num_replicas
+    if global_batch_size < r or (whole and global_batch_size % r):
+        low = max(r, global_batch_size // r * r)
+        raise UsageError(
+            f"global_batch_size is {global_batch_size}, which {r} replicas cannot split evenly. "
+            f"Write a multiple of {r}, e.g. {low} or {low + r}."
+        )
+
+
+def check_dataset(
+    dataset: tf.data.Dataset, name: str, global_batch_size: int | None,
+    place: Placement | None = None,
+) -> None:  # fmt: skip
+    """Raises UsageError for what is no dataset of batches, or what the workers of `place` cannot share."""
+    if place is not None:
+        sharding.check(dataset, name, place)
+    if dataset.cardinality() == 0:
+        raise UsageError(
+            f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
+            "drop_remainder=True also give none."
+        )
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        if shape is None or shape.rank is None:
+            continue
+        if shape.rank == 0:
+            raise UsageError(
+                f"{name} is not batched: one of its components is a scalar "
+                f"({tuple_of(dataset.element_spec)}). Write dataset.batch(batch_size)."
+            )
+        if global_batch_size and shape[0] not in (None, global_batch_size):
+            raise UsageError(
+                f"{name} yields {shape[0]} rows at a time; expected global batches of "
+                f"{global_batch_size}. Write dataset.batch(batch_size) with the batch_size that "
+                f"{name} is given, or set --global_batch_size={shape[0]}."
+            )
+
+
+def tuple_of(spec) -> str:
+    """Shapes of an element for a message, e.g. "(28, 28), ()"."""
+    return ", ".join(str(getattr(s, "shape", s)) for s in tf.nest.flatten(spec))
+
+
+def cardinality(dataset: tf.data.Dataset) -> int | None:
+    n = int(dataset.cardinality())
+    return n if n >= 0 else None
+
+
+def _counted(dataset, place: Placement) -> bool:
+    rows = num_rows(dataset.element_spec)
+    return not sharding.by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
+
+
+def describe(dataset, count: int | None, batch_size: int) -> str:
+    if count is not None:
+        return f"{count:,} batches of {batch_size}"
+    endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    return f"{'endless' if endless else 'unknown number of'} batches of {batch_size}"

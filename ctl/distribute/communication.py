@@ -1,0 +1,77 @@
+"""How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ctl.distribute.cluster import Cluster
+
+CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+
+def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """What a MirroredStrategy over `devices` adds gradients up with; None for its own choice."""
+    if word not in CROSS_DEVICE_OPS:
+        raise UsageError(
+            f"cross_device_ops is {word!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}."
+        )
+    if word == "nccl":
+        _check_nccl("cross_device_ops", devices)
+    made = {
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
+    }
+    return made[word]() if word in made else None
+
+
+def options(word: str, timeout_secs: float) -> tf.distribute.experimental.CommunicationOptions:
+    """For a MultiWorkerMirroredStrategy; `timeout_secs` of one collective, 0 for none."""
+    if word not in COMMUNICATIONS:
+        raise UsageError(f"communication is {word!r}; expected one of {', '.join(COMMUNICATIONS)}.")
+    if not 0 <= timeout_secs < math.inf:
+        raise UsageError(f"timeout_secs is {timeout_secs}; expected seconds > 0, or 0 for no limit.")
+    if word == "nccl":
+        _check_nccl("communication", [d.name for d in tf.config.list_logical_devices("GPU")])
+    kind = tf.distribute.experimental.CommunicationImplementation
+    return tf.distribute.experimental.CommunicationOptions(
+        implementation={"auto": kind.AUTO, "ring": kind.RING, "nccl": kind.NCCL}[word],
+        timeout_seconds=timeout_secs or None,
+    )
+
+
+def set_heartbeat(cluster: "Cluster", secs: float) -> None:
+    """How long a worker may be silent before the others give it up; 0 leaves it to TensorFlow.
+
+    Called before the strategy is made, which respects a service that is configured already.
+    """
+    if not 0 <= secs < math.inf:
+        raise UsageError(f"heartbeat_secs is {secs}; expected seconds > 0, or 0.")
+    if not secs or cluster.num_workers < 2:
+        return
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    leader = "chief" if "chief" in cluster.tasks else "worker"
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
+        for name, addresses in cluster.tasks.items()
+    ]
+    service: Any = context.context()
+    service.configure_coordination_service(
+        service_type="standalone", service_leader=f"/job:{leader}/replica:0/task:0",
+        coordinated_jobs=jobs, heartbeat_timeout_in_ms=int(secs * 1000),
+    )  # fmt: skip
+
+
+def _check_nccl(name: str, devices: Sequence[str]) -> None:
+    if not devices or any("GPU" not in d.upper() for d in devices):
+        raise UsageError(
+            f"{name}='nccl' adds up on GPUs, and this process has {', '.join(devices) or 'none'}. "
+            "Leave it out, or write 'auto'."
+        )

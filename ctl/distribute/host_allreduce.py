@@ -1,0 +1,39 @@
+"""Small sums over workers, outside the step: to agree on what no worker may decide alone.
+
+Every worker must call the same method at the same step; unequal collectives of equal shape pair
+silently in TensorFlow.
+"""
+
+import numpy as np
+import tensorflow as tf
+from ctl.distribute import collective_debug
+from ctl.distribute.strategies import placement
+
+
+class Agreement:
+    """Adds vectors of float64 over the workers of a strategy; free of charge with one worker."""
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        place = placement(strategy)
+        self.num_workers = place.num_workers
+        self._strategy = strategy
+        self._shares = place.num_local_replicas
+        self._function = tf.function(
+            self._all_reduce, autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)]
+        )
+
+    def sum(self, values) -> np.ndarray:
+        """`[n]` on each worker -> `[n]`, the sum over workers, the same everywhere."""
+        values = np.asarray(values, np.float64)
+        if self.num_workers == 1:
+            return values
+        collective_debug.announce("agreement", list(values.shape), "float64")
+        return self._function(tf.constant(values)).numpy()
+
+    def _all_reduce(self, values):
+        def share(v):
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, v / self._shares)
+
+        total = self._strategy.run(share, (values,))
+        return self._strategy.experimental_local_results(total)[0]

@@ -1,0 +1,209 @@
+"""Parameter servers: the roles of a job's processes, and the strategy of the one that coordinates.
+
+The chief runs the trainer and holds no data. Workers compute steps, each at its own speed; variables
+live on the parameter servers. Workers and parameter servers only serve, and leave by themselves when
+the chief is gone, which TensorFlow's servers never do.
+"""
+
+import logging
+import math
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.cluster import Cluster
+from ctl.errors import PeerLostError, UsageError
+from ctl.io import log_filter
+from ctl.supervision import heartbeat, signals
+
+WORD = "parameter_server"
+_TYPES = ("chief", "worker", "ps")
+_PROBE_SECS = 1.0
+_REFUSALS = 4  # in a row, before the chief counts as gone
+_TELL_SECS = (5.0, 30.0)  # when missing tasks are named: first by the chief, by servers
+_START_SECS = 600.0
+_PARTITIONERS = "'min_size:256K', 'max_shards:2', 'max_shards:2,min_size:64K' or 'fixed_shards:2'"
+
+_log = logging.getLogger("ctl")
+
+
+def is_used(strategy: tf.distribute.Strategy) -> bool:
+    """True for a strategy of parameter servers."""
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
+def coordinator(strategy: tf.distribute.Strategy) -> Any:
+    """The `ClusterCoordinator` of a strategy; there is one per strategy."""
+    return tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Processes that compute steps; the chief is none of them."""
+    return strategy._num_workers
+
+
+def make(cluster: Cluster, variable_partitioner: str = "") -> tf.distribute.Strategy:
+    """On the chief, the strategy, once all tasks are up. Elsewhere serves and raises SystemExit(0).
+
+    Raises UsageError for a cluster that cannot do it, PeerLostError if tasks do not come up.
+    """
+    partition = Partition.parse(variable_partitioner)
+    if cluster.task_type != "chief":
+        serve(cluster)
+        raise SystemExit(0)
+    tasks = {k: list(cluster.tasks[k]) for k in _TYPES}
+    wait_for({f"{k} {i}": a for k in ("worker", "ps") for i, a in enumerate(tasks[k])})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    connecting = heartbeat.here.doing(heartbeat.CONNECTING)
+    with log_filter.quiet(), signals.default_action(), connecting:
+        strategy = tf.distribute.ParameterServerStrategy(
+            resolver, variable_partitioner=partition.partitioner(len(tasks["ps"]))
+        )
+    if strategy.num_replicas_in_sync > 1:
+        raise UsageError(
+            f"Each worker has {strategy.num_replicas_in_sync} GPUs; with parameter servers expected one. "
+            "Start a worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
+        )
+    coordinator(strategy)
+    return strategy
+
+
+def check(cluster: Cluster, devices: Sequence[str] = ()) -> None:
+    """Raises UsageError for a cluster or a task that cannot take part, and for named devices."""
+    if devices:
+        raise UsageError(
+            f"strategy {WORD!r} uses the device of each worker and got devices {', '.join(devices)}. "
+            "Leave devices out; choose GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    missing = [k for k in _TYPES if not cluster.tasks.get(k)]
+    if missing:
+        came = ", ".join(f"{len(v)} {k}" for k, v in cluster.tasks.items()) or "no tasks"
+        raise UsageError(
+            f"strategy {WORD!r} got a TF_CONFIG with {came}; expected one chief, workers and ps. Add "
+            f'"{missing[0]}": ["host:port"] to its cluster, or write another strategy.'
+        )
+    if cluster.task_type not in _TYPES:
+        raise UsageError(
+            f"TF_CONFIG makes this process a {cluster.task_type!r}; under strategy {WORD!r} expected "
+            "'chief', 'worker' or 'ps'."
+        )
+
+
+def serve(cluster: Cluster) -> None:
+    """Serves as a worker or a parameter server until the chief, once seen, is gone."""
+    tasks = {k: list(cluster.tasks[k]) for k in _TYPES}
+    me, [chief] = f"{cluster.task_type} {cluster.task_index}", tasks["chief"]
+    with log_filter.quiet():
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(tasks), job_name=cluster.task_type,
+            task_index=cluster.task_index, protocol="grpc", start=True,
+        )  # fmt: skip
+    _log.info("Serving as %s at %s for the chief at %s.", me, cluster.address, chief)
+    watch(chief)
+    _log.info("The chief at %s is gone: %s leaves.", chief, me)
+    del server
+
+
+def watch(
+    chief: str, *, probe: Callable[[str], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
+) -> None:  # fmt: skip
+    """Returns when the chief at `chief` was up and then refused several connections in a row."""
+    probe = probe or _answers
+    started, seen, refusals, told = clock(), False, 0, False
+    while refusals < _REFUSALS:
+        up = probe(chief)
+        seen = seen or up
+        refusals = 0 if up or not seen else refusals + 1
+        if not seen and not told and clock() - started > _TELL_SECS[1]:
+            told = True
+            _log.warning("The chief at %s has not come up yet; still waiting for it.", chief)
+        sleep(_PROBE_SECS)
+
+
+def wait_for(
+    addresses: dict[str, str], *, probe: Callable[[str], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
+) -> None:  # fmt: skip
+    """Returns when every address (by task) accepts connections; names those that do not.
+
+    TensorFlow would wait as well, but silently and deaf to Ctrl-C.
+    """
+    probe = probe or _answers
+    started, tell_at, missing = clock(), _TELL_SECS[0], dict(addresses)
+    while missing := {k: a for k, a in missing.items() if not probe(a)}:
+        text = ", ".join(f"{k} at {a}" for k, a in missing.items())
+        if clock() - started > _START_SECS:
+            raise PeerLostError(f"Not up after {_START_SECS:.0f} s: {text}. Their logs tell why.")
+        if clock() - started > tell_at:
+            tell_at += _TELL_SECS[1]
+            _log.warning("Waiting for %s.", text)
+        sleep(0.2)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How large variables are cut over parameter servers, along their first axis.
+
+    Attributes:
+      fixed_shards: parts of every variable; 0: by size.
+      max_shards: most parts of one variable; 0: the number of parameter servers.
+      min_bytes: smallest part.
+    """
+
+    fixed_shards: int = 0
+    max_shards: int = 0
+    min_bytes: int = 0
+
+    @staticmethod
+    def parse(text: str) -> "Partition":
+        """Reads e.g. "min_size:256K" or "max_shards:2,min_size:64K"; "" cuts nothing."""
+        found: dict[str, int] = {}
+        for part in filter(None, text.split(",")):
+            match = re.fullmatch(r"(fixed_shards|max_shards|min_size):(\d+)([KMG]?)", part.strip())
+            if not match or not int(match[2]) or (match[3] and match[1] != "min_size"):
+                raise UsageError(
+                    f"variable_partitioner is {text!r}; expected {_PARTITIONERS} (K, M, G are bytes "
+                    "times 1024, 1024², 1024³), or nothing."
+                )
+            found[match[1]] = int(match[2]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[3]]
+        if len(found) > 1 and "fixed_shards" in found:
+            raise UsageError(
+                f"variable_partitioner is {text!r}, but fixed_shards goes alone; expected "
+                f"{_PARTITIONERS}."
+            )
+        return Partition(
+            found.get("fixed_shards", 0), found.get("max_shards", 0), found.get("min_size", 0)
+        )
+
+    def partitioner(self, num_servers: int) -> Any:
+        """TensorFlow's partitioner, or None."""
+        library = tf.distribute.experimental.partitioners
+        if self.fixed_shards:
+            return library.FixedShardsPartitioner(num_shards=self.fixed_shards)
+        if not (self.max_shards or self.min_bytes):
+            return None
+        return library.MinSizePartitioner(
+            min_shard_bytes=self.min_bytes or 256 << 10, max_shards=self.max_shards or num_servers
+        )
+
+
+def closures(steps: int, per_closure: int | None, workers: int) -> tuple[int, int]:
+    """(how many calls, most steps in each) for `steps` steps; without a length, a call per worker."""
+    length = min(steps, per_closure or steps)
+    return max(min(workers, steps), math.ceil(steps / length)), length

@@ -1,0 +1,67 @@
+"""Addresses in CTL_WORKERS, and an index that the platform counts: Kubernetes' Indexed Jobs, MPI.
+
+CTL_WORKERS is the same for all processes of a job, so that one manifest or one `mpirun -x` fits all:
+
+    CTL_WORKERS=train-0.train:2222,train-1.train:2222    JOB_COMPLETION_INDEX=1
+"""
+
+from collections.abc import Mapping
+
+from ctl.distribute.platforms import job
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+NAME = "CTL_WORKERS"
+EVALUATOR = "CTL_EVALUATOR"
+KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
+INDICES = {
+    "CTL_TASK_INDEX": "CTL_WORKERS", KUBERNETES_INDEX: "Kubernetes", "OMPI_COMM_WORLD_RANK": "Open MPI",
+    "PMI_RANK": "MPI", "SLURM_PROCID": "Slurm", "HOROVOD_RANK": "Horovod",
+}  # fmt: skip
+_SIZES = {
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS", "HOROVOD_RANK": "HOROVOD_SIZE",
+}  # fmt: skip
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What CTL_WORKERS says; None if it is not set. Raises UsageError."""
+    text = environ.get(NAME, "").strip()
+    if not text:
+        return None
+    addresses = [a.strip() for a in text.split(",")]
+    for i, address in enumerate(addresses):
+        job.check_address(address, NAME, f"task {i}")
+    counter = next((n for n in INDICES if environ.get(n, "").strip()), None)
+    if counter is None:
+        raise UsageError(
+            f"CTL_WORKERS lists {len(addresses)} addresses, and no variable says which is this "
+            f"process's; expected one of {', '.join(INDICES)}. Set CTL_TASK_INDEX to 0 in the first "
+            "process, 1 in the second, and so on."
+        )
+    index = job.number(environ, counter) or 0
+    size = job.number(environ, _SIZES[counter]) if counter in _SIZES else None
+    if size is not None and size != len(addresses):
+        raise UsageError(
+            f"CTL_WORKERS lists {len(addresses)} addresses, but {_SIZES[counter]} is {size}; expected "
+            "one address for each process."
+        )
+    if index >= len(addresses):
+        raise UsageError(
+            f"{counter} is {index}, but CTL_WORKERS lists {len(addresses)} addresses (index 0 to "
+            f"{len(addresses) - 1})."
+        )
+    has_evaluator = environ.get(EVALUATOR, "") not in ("", "0")
+    sources = [NAME, counter, *([EVALUATOR] if has_evaluator else [])]
+    return job.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
+
+
+def read_bare_index(environ: Mapping[str, str]) -> Job | None:
+    """An Indexed Job without addresses: taken for independent processes, with a note."""
+    if not environ.get(KUBERNETES_INDEX):
+        return None
+    return Job("Kubernetes", (KUBERNETES_INDEX,), notes=(
+        "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
+        "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "
+        "`ctl deploy kubernetes` does.",
+    ))  # fmt: skip

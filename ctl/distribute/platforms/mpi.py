@@ -1,0 +1,77 @@
+"""MPI's and Horovod's launchers: they number the processes, and do not say where these are.
+
+On one machine that is no secret; on several, CTL_WORKERS tells (`mpirun -x CTL_WORKERS=...`), or the
+list of hosts of the Slurm job around.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+from ctl.distribute.platforms import job, slurm
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+_FIRST_PORT = 15000
+_PORTS = 16000
+# platform -> rank, size, rank on this machine, processes on it, what two jobs differ in
+_LAUNCHERS = {
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid",
+         "OMPI_MCA_orte_hnp_uri", "SLURM_JOB_ID"),
+    ),
+    "Horovod": (
+        "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+        ("HOROVOD_GLOO_RENDEZVOUS_PORT",),
+    ),
+    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)),
+}  # fmt: skip
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What Open MPI, horovodrun, or MPICH and its kin say; None without them. Raises UsageError."""
+    for platform, (rank_name, size_name, *local_names, markers) in _LAUNCHERS.items():
+        rank, size = job.number(environ, rank_name), job.number(environ, size_name)
+        if rank is None or size is None or _is_srun_s(environ, rank_name):
+            continue
+        if rank >= size:
+            raise UsageError(
+                f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1})."
+            )
+        sources = rank_name, size_name, *local_names
+        if size == 1:
+            return Job(platform, (rank_name, size_name))
+        if job.number(environ, local_names[1]) == size:
+            marker = next((environ[m] for m in markers if environ.get(m)), "")
+            spread = zlib.crc32(marker.encode()) % (_PORTS // size) * size
+            first = job.port(environ, _FIRST_PORT + spread)
+            addresses = [f"127.0.0.1:{first + i}" for i in range(size)]
+            return job.workers(platform, sources, addresses, rank)
+        return _over_hosts(environ, platform, rank, size, sources)
+    return None
+
+
+def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
+    """srun tells tasks their PMI_RANK as well; its own variables say more."""
+    same = environ.get("PMI_RANK") == environ.get("SLURM_PROCID")
+    return (
+        rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
+    )
+
+
+def _over_hosts(environ, platform: str, rank: int, size: int, sources) -> Job:
+    listed = environ.get("SLURM_JOB_NODELIST", "").strip()
+    per_host = environ.get("SLURM_TASKS_PER_NODE", "").strip()
+    if listed and per_host:
+        hosts = slurm.host_names(listed)
+        placed = slurm.placed_in_blocks(hosts, slurm.tasks_of_hosts(per_host, len(hosts)))
+        if len(placed) == size:
+            addresses = slurm.addresses(environ, placed)
+            used = *sources, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"
+            return job.workers(platform, used, addresses, rank)
+    raise UsageError(
+        f"{platform} started {size} processes on several machines, and does not say on which. Add "
+        "-x CTL_WORKERS=host1:2222,host2:2222 to the command, with one address for each process in "
+        "the order of their ranks; or start them with `ctlrun -np N -H host1:1,host2:1`."
+    )

@@ -1,0 +1,34 @@
+"""SageMaker: SM_HOSTS lists the machines, SM_CURRENT_HOST is this one."""
+
+from collections.abc import Mapping
+
+from ctl.distribute.platforms import job
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+_PORT = 8890  # that of SageMaker's TensorFlow toolkit
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What SM_HOSTS says; None if it is not set. Raises UsageError."""
+    text = environ.get("SM_HOSTS", "").strip()
+    if not text:
+        return None
+    try:
+        hosts = job.json_of(text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+        raise UsageError(
+            f'SM_HOSTS is {text[:80]!r}; expected a list such as ["algo-1", "algo-2"].'
+        )
+    here = environ.get("SM_CURRENT_HOST", "").strip()
+    if here not in hosts and len(hosts) > 1:
+        raise UsageError(
+            f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}."
+        )
+    first = job.port(environ, _PORT)
+    index = hosts.index(here) if here in hosts else 0
+    return job.workers(
+        "SageMaker", ("SM_HOSTS", "SM_CURRENT_HOST"), [f"{host}:{first}" for host in hosts], index
+    )

@@ -1,0 +1,193 @@
+"""Slurm: which task of a step this is, and where the others run.
+
+`srun` gives each task its number; hosts come as a list such as `n[1-3,7],gpu-a` whose order is the
+order of the tasks, and tasks per host as `2(x3),1` (Slurm, "sbatch", output environment variables).
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ctl.distribute.platforms import job
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+PLATFORM = "Slurm"
+_FIRST_PORT = 15000
+_PORTS_OF_A_JOB = 16  # so jobs with neighbouring numbers that share a host keep apart
+_JOBS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
+_FIRST_STEP_OF_SLURM_S_OWN = 0xFFFFFFF0  # the script is a step too, with such a number
+_MOST_DIGITS = 9
+MOST_HOSTS = 100_000  # in one job; a longer list is a mistake
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What srun says; None outside of Slurm. Raises UsageError.
+
+    The script of a job of several tasks itself, without `srun`, is one process, with a note.
+    """
+    number = job.number(environ, "SLURM_PROCID")
+    job_id = job.number(environ, "SLURM_JOB_ID")
+    if number is None and job_id is None:
+        return None
+    counter = _first(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    count = job.number(environ, counter) if counter else 1
+    listed = _list_of_hosts(environ)
+    if number is None or listed is None:
+        several = (count or 1) > 1
+        return Job(PLATFORM, ("SLURM_JOB_ID",), notes=(
+            f"{counter} is {count}, but srun was not used, so this process trains alone. Start the "
+            "program with `srun python ...`; `ctl deploy slurm` writes such a script.",
+        ) if several else ())  # fmt: skip
+    per_host = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    used = "SLURM_PROCID", counter, listed, per_host, "SLURM_JOB_ID"
+    sources = [name for name in used if name]
+    names = host_names(environ[listed])
+    if per_host:
+        counts = tasks_of_hosts(environ[per_host], len(names))
+    else:
+        counts = [-(-((count or len(names)) - i) // len(names)) for i in range(len(names))]
+    placed = placed_in_blocks(names, counts)
+    if (count is not None and count != len(placed)) or number >= len(placed):
+        raise UsageError(
+            f"SLURM_PROCID is {number} of {count} tasks, but {listed}={environ[listed]} with "
+            f"{per_host}={environ.get(per_host or '', '')} places {len(placed)}. Is this the "
+            "environment of one srun?"
+        )
+    _check_blocks(environ, placed, number, names)
+    settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
+    listed_addresses = addresses(environ, placed)
+    return job.workers(PLATFORM, sources, listed_addresses, number, settings=settings)
+
+
+def host_names(text: str) -> list[str]:
+    """`n[08-10],m[1,3]x` -> ["n08", "n09", "n10", "m1x", "m3x"], in the order of the list."""
+    found = [name for part in _split(text) for name in _expanded(part)]
+    if not found or any(not name for name in found):
+        raise UsageError(
+            f"Slurm's list of hosts is {text!r}; expected one such as n[1-3],m1 in SLURM_STEP_NODELIST."
+        )
+    return found
+
+
+def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
+    """`2(x3),1` -> [2, 2, 2, 1]; raises UsageError if that is not one number for each host."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(
+                f"Slurm's tasks per host are {text!r}; expected numbers such as 2(x3),1, as in "
+                "SLURM_STEP_TASKS_PER_NODE."
+            )
+        if len(part) > _MOST_DIGITS * 2 or int(match[2] or 1) > MOST_HOSTS:
+            raise UsageError(f"Slurm's tasks per host are {text[:80]!r}; expected <= {MOST_HOSTS} hosts.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != num_hosts:
+        raise UsageError(
+            f"Slurm's tasks per host are {text!r}, for {len(counts)} hosts, but its list has {num_hosts}."
+        )
+    return counts
+
+
+def first_port(environ: Mapping[str, str], tasks_of_a_host: int) -> int:
+    """The first of a job's ports on each host, from its number."""
+    job_id = job.number(environ, "SLURM_JOB_ID") or 0
+    room = _PORTS_OF_A_JOB
+    while room < tasks_of_a_host:
+        room *= 2
+    jobs = max(1, _JOBS * _PORTS_OF_A_JOB // room)
+    return _FIRST_PORT + job_id % jobs * room
+
+
+def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Host, and number on that host, of each task; one host after the other."""
+    return [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
+
+
+def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]]) -> list[str]:
+    """ "host:port" of each task, on ports that are this job's."""
+    most = 1 + max(i for _, i in placed)
+    first = job.port(environ, first_port(environ, most))
+    return [f"{host}:{first + i}" for host, i in placed]
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((name for name in names if environ.get(name, "").strip()), None)
+
+
+def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
+    """The variable that lists the hosts of this step; None in the script of the job itself."""
+    if environ.get("SLURM_STEP_NODELIST", "").strip():
+        return "SLURM_STEP_NODELIST"
+    step = job.number(environ, "SLURM_STEP_ID")
+    is_step = step is not None and step < _FIRST_STEP_OF_SLURM_S_OWN
+    if not is_step and not job.number(environ, "SLURM_PROCID"):
+        return None
+    return _first(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+
+def _split(text: str) -> Iterator[str]:
+    """At commas that are in no brackets."""
+    if text.count("[") != text.count("]"):
+        raise UsageError(f"Slurm's list of hosts is {text!r}; a bracket is open.")
+    yield from (part.strip() for part in re.split(r",(?![^\[]*\])", text.strip()))
+
+
+def _expanded(part: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", part)  # texts at even places, ranges at odd ones
+    choices = [_range(p, part) if i % 2 else [p] for i, p in enumerate(pieces)]
+    _check_count(math.prod(map(len, choices)), part)
+    return ("".join(chosen) for chosen in itertools.product(*choices))
+
+
+def _range(text: str, part: str) -> list[str]:
+    names: list[str] = []
+    for piece in text.split(","):
+        low, dash, high = piece.partition("-")
+        good = _is_number(low) and (not dash or _is_number(high))
+        if not good or (dash and int(high) < int(low)):
+            raise UsageError(
+                f"Slurm's list of hosts has {part[:80]!r}; expected ranges such as [1-3,7]."
+            )
+        width = len(low)
+        _check_count(len(names) + int(high or low) - int(low) + 1, part)
+        names += [f"{i:0{width}d}" for i in range(int(low), int(high or low) + 1)]
+    return names
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _check_count(hosts: int, part: str) -> None:
+    if hosts > MOST_HOSTS:
+        raise UsageError(
+            f"Slurm's list of hosts has {part[:80]!r}, which is {hosts:,} hosts; expected at most "
+            f"{MOST_HOSTS:,}."
+        )
+
+
+def _check_blocks(environ, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
+    """Tasks that Slurm dealt out in turn are elsewhere than the list says."""
+    host, local = placed[number]
+    came = job.number(environ, "SLURM_NODEID"), job.number(environ, "SLURM_LOCALID")
+    expected = names.index(host), local
+    if any(a is not None and a != b for a, b in zip(came, expected, strict=True)):
+        raise UsageError(
+            f"task {number} is the {came[1]}. of host {came[0]} (SLURM_LOCALID, SLURM_NODEID), and in "
+            f"blocks it would be the {expected[1]}. of host {expected[0]}. Start the tasks with "
+            "`srun --distribution=block`."
+        )
+
+
+def _gpus(environ: Mapping[str, str], local: int, tasks: int) -> dict[str, str]:
+    """This task's share of the host's GPUs, unless Slurm has given one, or each task all of them."""
+    listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
+    gpus = [g for g in listed.split(",") if g.strip()]
+    if "CUDA_VISIBLE_DEVICES" in environ or tasks < 2 or len(gpus) < tasks:
+        return {}
+    share = len(gpus) // tasks
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[local * share : (local + 1) * share])}

@@ -1,0 +1,58 @@
+"""TF_CONFIG: TensorFlow's own variable, in the shapes that platforms give it.
+
+Vertex AI never lists the evaluator among the cluster, Kubeflow's TFJob does; old runtimes call the
+chief `master`; both say `"environment": "cloud"`.
+"""
+
+from collections.abc import Mapping
+
+from ctl.distribute.platforms import job, vertex
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+NAME = "TF_CONFIG"
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What TF_CONFIG says; None if it is not set or empty. Raises UsageError that names the mistake.
+
+    CLUSTER_SPEC beside it (Vertex AI) tells whether there is an evaluator, and whether what looks
+    like parameter servers is the Reduction Server.
+    """
+    config = job.parsed(environ, NAME, job.EXAMPLE)
+    if config is None:
+        return None
+    if "sparseCluster" in config:
+        raise UsageError(
+            "TF_CONFIG has a sparseCluster, of a TFJob whose workers come and go; expected a cluster that "
+            "stays. Leave enableDynamicWorker out of the TFJob."
+        )
+    cluster = config.get("cluster") or {}
+    if isinstance(cluster, dict) and any(cluster.values()):
+        cluster = {kind: addresses for kind, addresses in cluster.items() if addresses != []}
+    task = config.get("task")
+    platform = _platform(environ, config)
+    if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
+        return Job(platform, (NAME,))
+    tasks = job.checked_tasks(cluster, NAME)
+    beside = vertex.beside(environ, config)
+    notes = []
+    if beside.has_reduction_server and tasks.pop("ps", ()):
+        notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
+    kind, index = job.checked_task(task, tasks, NAME)
+    return Job(
+        platform, (NAME, *beside.sources), tasks, kind, index,
+        has_evaluator="evaluator" in tasks or beside.has_evaluator,
+        ends_with_chief=config.get("environment") == "cloud",
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _platform(environ: Mapping[str, str], config: dict) -> str:
+    if vertex.NAME in environ or "CLOUD_ML_JOB_ID" in environ:
+        return vertex.PLATFORM
+    if "SM_HOSTS" in environ:
+        return "SageMaker"
+    if config.get("environment") == "cloud" and "KUBERNETES_SERVICE_HOST" in environ:
+        return "Kubeflow TFJob"
+    return "TF_CONFIG"

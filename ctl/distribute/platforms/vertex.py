@@ -1,0 +1,101 @@
+"""Vertex AI: CLUSTER_SPEC, which every replica of a custom job has, also where TF_CONFIG is not set.
+
+Pools have their meaning by position: the chief, workers, parameter servers or the Reduction Server,
+the evaluator (Vertex AI, "Distributed training").
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctl.distribute.platforms import job
+from ctl.distribute.platforms.job import Job
+from ctl.errors import UsageError
+
+NAME = "CLUSTER_SPEC"
+PLATFORM = "Vertex AI"
+_POOLS = {
+    "workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator",
+}  # fmt: skip
+_EXAMPLE = (
+    '{"cluster": {"workerpool0": ["host1:2222"], "workerpool1": ["host2:2222"]}, '
+    '"task": {"type": "workerpool0", "index": 0}}'
+)
+_REDUCTION_SERVER = "reductionserver"  # in the name of its image
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What CLUSTER_SPEC adds to a TF_CONFIG."""
+
+    sources: tuple[str, ...] = ()
+    has_evaluator: bool = False
+    has_reduction_server: bool = False
+
+
+def read(environ: Mapping[str, str]) -> Job | None:
+    """What CLUSTER_SPEC says; None if it is not set or empty. Raises UsageError."""
+    spec = job.parsed(environ, NAME, _EXAMPLE)
+    if spec is None:
+        return None
+    cluster = spec.get("cluster") or {}
+    if not isinstance(cluster, dict):
+        raise UsageError(f"CLUSTER_SPEC's cluster is {cluster!r}; expected addresses by pool.")
+    named = {_pool(pool): addresses for pool, addresses in cluster.items() if addresses}
+    notes: tuple[str, ...] = ()
+    if _has_reduction_server(spec) and named.pop("ps", ()):
+        notes = ("The Reduction Server's pool is left out of the cluster: it runs no training.",)
+    tasks = job.checked_tasks(named, NAME)
+    task = spec.get("task")
+    if isinstance(task, dict) and "type" in task:
+        task = {**task, "type": _pool(task["type"])}
+    if not tasks:
+        return Job(PLATFORM, (NAME,))
+    kind, index = job.checked_task(task, tasks, NAME)
+    return Job(
+        PLATFORM, (NAME,), tasks, kind, index,
+        has_evaluator="evaluator" in named, ends_with_chief=True, notes=notes,
+    )  # fmt: skip
+
+
+def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
+    """What CLUSTER_SPEC, or the job in TF_CONFIG, tells of pools that TF_CONFIG does not list."""
+    try:
+        spec = job.parsed(environ, NAME, _EXAMPLE) or {}
+    except UsageError:
+        spec = {}
+    cluster = spec.get("cluster")
+    pools = cluster if isinstance(cluster, dict) else {}
+    specs = _pool_specs(spec) or _pool_specs(tf_config)
+    has_evaluator = bool(pools.get("workerpool3")) or (len(specs) > 3 and bool(specs[3]))
+    reduces = _has_reduction_server(spec) or _has_reduction_server(tf_config)
+    return Beside((NAME,) if spec else (), has_evaluator, reduces)
+
+
+def _pool(name: Any) -> str:
+    if not isinstance(name, str) or name not in _POOLS:
+        raise UsageError(
+            f"CLUSTER_SPEC has the pool {name!r}; expected {', '.join(_POOLS)}, as Vertex AI names them."
+        )
+    return _POOLS[name]
+
+
+def _pool_specs(spec: Mapping[str, Any]) -> list:
+    """The pools as the job was submitted; [] where the job is not told."""
+    described = spec.get("job")
+    if isinstance(described, str):
+        try:
+            described = job.json_of(described)
+        except ValueError:
+            return []
+    if not isinstance(described, dict):
+        return []
+    inner = described.get("jobSpec") or described.get("job_spec") or described
+    found = inner.get("workerPoolSpecs") or inner.get("worker_pool_specs") or []
+    return found if isinstance(found, list) else []
+
+
+def _has_reduction_server(spec: Mapping[str, Any]) -> bool:
+    specs = _pool_specs(spec)
+    return len(specs) > 2 and _REDUCTION_SERVER in json.dumps(specs[2])

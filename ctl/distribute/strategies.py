@@ -1,0 +1,231 @@
+"""A word becomes a `tf.distribute` strategy.
+
+default           no distribution: one device, the least overhead
+one_device        the same through OneDeviceStrategy, on a device of choice
+mirrored          all (or the given) devices of this machine, in step
+multi_worker      all processes of TF_CONFIG, in step
+parameter_server  workers of TF_CONFIG, each at its own speed; variables live on its `ps` tasks
+central_storage   several devices of this machine, the variables on one of them
+tpu               the cores of a TPU, in step
+auto              parameter_server if TF_CONFIG lists `ps`, multi_worker if it names several processes,
+                  tpu if the environment names one, mirrored if there are several devices, else default
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute import cluster as cluster_lib
+from ctl.distribute import communication as communication_lib
+from ctl.distribute import devices as devices_lib
+from ctl.distribute import own_port, parameter_servers, strategy_factories
+from ctl.errors import UsageError
+from ctl.io import log_filter
+
+WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker", parameter_servers.WORD,
+         "central_storage", "tpu")  # fmt: skip
+
+
+def make(
+    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0,
+    cross_device_ops: str = "auto", communication: str = "auto", timeout_secs: float = 0.0,
+    heartbeat_secs: float = 0.0, tpu: str = "", variable_partitioner: str = "",
+    startup_timeout_secs: float | None = None, flags: Mapping[str, Any] | None = None,
+) -> tf.distribute.Strategy:  # fmt: skip
+    """The strategy for `word`; under several workers this waits for the others, by name.
+
+    Args:
+      word: one of `WORDS`.
+      devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
+      num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
+      cross_device_ops, communication: for mirrored: auto, nccl, hierarchical_copy or
+        reduction_to_one_device; for multi_worker: auto, ring or nccl.
+      timeout_secs, heartbeat_secs: for multi_worker: of one collective, 0 for as long as the peers
+        live; of silence until a peer is given up, 0 for TensorFlow's choice.
+      tpu: name or address of a TPU; empty for the one of this environment.
+      variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
+      startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
+      flags: name -> value: what all workers must have been given alike.
+
+    A worker or a parameter server of "parameter_server" serves until the chief is gone, and then
+    raises SystemExit(0). An evaluator joins nobody: whatever the word, it gets its own devices.
+    Raises UsageError for an unknown word, what cannot go with the strategy, a bad TF_CONFIG or workers
+    that are not alike; PeerLostError for one that does not come.
+    """
+    _check_word(word)
+    cluster, whole = cluster_lib.read(), cluster_lib.read(parameter_servers=True)
+    _look_for_devices()
+    if cluster.task_type == "evaluator":
+        return _private()
+    if num_virtual_devices:
+        devices_lib.split_cpu(num_virtual_devices)
+    if word == "auto":
+        word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(cluster, devices)
+    _check_fitting(
+        word, cross_device_ops=cross_device_ops, communication=communication, tpu=tpu,
+        timeout_secs=timeout_secs, heartbeat_secs=heartbeat_secs,
+        variable_partitioner=variable_partitioner,
+    )  # fmt: skip
+    if word == parameter_servers.WORD:
+        parameter_servers.check(whole, devices)
+        own_port.check(whole)
+        return parameter_servers.make(whole, variable_partitioner)
+    _check_cluster(word, cluster, servers="ps" in whole.tasks)
+    if word == "multi_worker":
+        how = communication_lib.options(communication, timeout_secs)
+        waits = heartbeat_secs, startup_timeout_secs
+        return strategy_factories.multi_worker(cluster, devices, num_virtual_devices, how, *waits, flags)
+    return _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
+
+
+def _on_this_machine(
+    word: str, devices: Sequence[str], num_virtual_devices: int, cross_device_ops: str, tpu: str
+) -> tf.distribute.Strategy:
+    names = [devices_lib.device(d) for d in devices]
+    if word == "mirrored":
+        return strategy_factories.mirrored(names, num_virtual_devices, cross_device_ops)
+    if word == "central_storage":
+        return strategy_factories.central_storage(names, num_virtual_devices)
+    return strategy_factories.tpu(tpu) if word == "tpu" else strategy_factories.single(word, names)
+
+
+def word_of(strategy: tf.distribute.Strategy) -> str:
+    """The word for a strategy object, e.g. "mirrored"; its class name if there is none."""
+    kinds = tf.distribute
+    words = {
+        kinds.MultiWorkerMirroredStrategy: "multi_worker",
+        kinds.MirroredStrategy: "mirrored",
+        kinds.OneDeviceStrategy: "one_device",
+        kinds.experimental.CentralStorageStrategy: "central_storage",
+        kinds.TPUStrategy: "tpu",
+        kinds.ParameterServerStrategy: parameter_servers.WORD,
+    }
+    for kind, word in words.items():
+        if isinstance(strategy, kind):
+            return word
+    name = type(strategy).__name__
+    return "default" if name == "_DefaultDistributionStrategy" else name
+
+
+def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """The strategy for work within this process: parameter servers have none of their own for that."""
+    return tf.distribute.get_strategy() if parameter_servers.is_used(strategy) else strategy
+
+
+def place_of_counter(strategy: tf.distribute.Strategy):
+    """Where the variable that counts steps is made: in host memory, or on a parameter server."""
+    return strategy.scope() if parameter_servers.is_used(strategy) else tf.device("/cpu:0")
+
+
+def _check_word(word: str) -> None:
+    if word not in WORDS:
+        raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
+
+
+def _look_for_devices() -> None:
+    with log_filter.quiet():  # the first look for GPUs is noisy without one
+        tf.config.list_physical_devices()
+
+
+def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
+    if cluster.num_workers > 1:
+        return "multi_worker"
+    if os.environ.get("TPU_NAME") and not devices:
+        return "tpu"
+    gpus = tf.config.list_logical_devices("GPU")
+    count = len(devices) or len(gpus) or len(tf.config.list_logical_devices("CPU"))
+    return "mirrored" if count > 1 else "default"
+
+
+def _check_cluster(word: str, cluster: cluster_lib.Cluster, servers: bool) -> None:
+    if cluster.task_type == "ps":
+        raise UsageError(
+            f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief' or 'worker'."
+        )
+    if word != "multi_worker" and cluster.num_workers > 1:
+        raise UsageError(
+            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each "
+            f"would train on its own. Write strategy "
+            f"{'parameter_server' if servers else 'multi_worker'!r} or 'auto', or unset TF_CONFIG."
+        )
+
+
+def _private() -> tf.distribute.Strategy:
+    """For an evaluator: its own GPUs if there are several, and never the workers' cluster."""
+    several = len(tf.config.list_logical_devices("GPU")) > 1
+    return strategy_factories.mirrored([]) if several else tf.distribute.get_strategy()
+
+
+_BELONGS_TO = {
+    "cross_device_ops": "mirrored", "communication": "multi_worker", "timeout_secs": "multi_worker",
+    "heartbeat_secs": "multi_worker", "tpu": "tpu", "variable_partitioner": parameter_servers.WORD,
+}  # fmt: skip
+
+
+def _check_fitting(word: str, **given: Any) -> None:
+    """Raises UsageError for arguments that were given and belong to another strategy."""
+    for name, value in given.items():
+        if value not in ("auto", "", 0) and word != _BELONGS_TO[name]:
+            raise UsageError(
+                f"{name}={value!r} belongs to strategy {_BELONGS_TO[name]!r}, and the strategy is "
+                f"{word!r}. Leave it out."
+            )
+
+
+@contextlib.contextmanager
+def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """`strategy.scope()`, where plain variables can be updated by a step under any strategy.
+
+    Central storage refuses an update from replicas without an aggregation; ours are equal on all, so
+    that of the first replica is as good as any.
+    """
+    with strategy.scope():
+        if word_of(strategy) != "central_storage":
+            yield
+            return
+
+        def creator(next_creator, **how):
+            none = tf.VariableAggregation.NONE
+            if how.get("aggregation") in (None, none):
+                how["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            return next_creator(**how)
+
+        with tf.variable_creator_scope(creator):
+            yield
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a strategy spreads replicas over workers.
+
+    Attributes:
+      num_workers, worker_index: processes that train, and this one's rank among them.
+      num_replicas, num_local_replicas: over all workers, and in this process.
+      is_chief: this process writes shared files.
+      evaluates: this process does not train, but evaluates what the chief has saved.
+    """
+
+    num_workers: int
+    worker_index: int
+    num_replicas: int
+    num_local_replicas: int
+    is_chief: bool
+    evaluates: bool = False
+
+
+def placement(strategy: tf.distribute.Strategy) -> Placement:
+    """Reads the placement off a strategy object, however it was made."""
+    replicas = strategy.num_replicas_in_sync
+    if cluster_lib.read().task_type == "evaluator":
+        return Placement(1, 0, replicas, replicas, is_chief=False, evaluates=True)
+    resolver = strategy.cluster_resolver
+    spec = resolver.cluster_spec().as_dict() if resolver else {}
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not spec:
+        return Placement(1, 0, replicas, replicas, True)
+    tasks = {k: tuple(v) for k, v in spec.items() if k in ("chief", "worker")}
+    me = cluster_lib.Cluster(tasks, resolver.task_type, resolver.task_id)
+    workers = me.num_workers
+    return Placement(workers, me.worker_index, replicas, replicas // workers, me.is_chief)

@@ -1,0 +1,145 @@
+"""One function for each kind of strategy; `strategies.make` chooses between them."""
+
+import contextlib
+import glob
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute import cluster as cluster_lib
+from ctl.distribute import (
+    communication,
+    connection,
+    devices,
+    job_fingerprint,
+    own_port,
+    startup_barrier,
+)
+from ctl.errors import UsageError
+from ctl.io import exit_hook
+from ctl.supervision import heartbeat, signals
+
+
+def single(word: str, names: list[str]) -> tf.distribute.Strategy:
+    """default, or one_device on the given device or the best one."""
+    if len(names) > 1:
+        raise UsageError(
+            f"strategy {word!r} uses one device and got {len(names)}: {', '.join(names)}. "
+            "Give one, or write strategy 'mirrored'."
+        )
+    if word == "default" and not names:
+        return tf.distribute.get_strategy()
+    return tf.distribute.OneDeviceStrategy(names[0] if names else devices.best_device())
+
+
+def _virtual(names: list[str], num_virtual_devices: int) -> list[str]:
+    if not names and num_virtual_devices > 1:
+        names = [f"/device:CPU:{i}" for i in range(num_virtual_devices)]
+    if len(set(names)) != len(names):
+        raise UsageError(f"devices names one device twice: {', '.join(names)}.")
+    return names
+
+
+def mirrored(
+    names: list[str], num_virtual_devices: int = 0, cross_device_ops: str = "auto"
+) -> tf.distribute.Strategy:
+    """All devices of this machine, or the given ones, in step."""
+    names = _virtual(names, num_virtual_devices)
+    used = names or [d.name for d in tf.config.list_logical_devices("GPU")]
+    return _Mirrored(names or None, communication.cross_device_ops(cross_device_ops, used))
+
+
+def central_storage(names: list[str], num_virtual_devices: int) -> tf.distribute.Strategy:
+    """Several devices that compute, and variables in host memory."""
+    names = _virtual(names, num_virtual_devices)
+    if not names:
+        names = [d.name for d in tf.config.list_logical_devices("GPU")] or ["/device:CPU:0"]
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=names, parameter_device="/device:CPU:0"
+    )
+
+
+class _Mirrored(tf.distribute.MirroredStrategy):
+    """With collective keys of its own: two strategies of one process would mix up their sums."""
+
+    def __init__(self, devices, cross_device_ops=None):
+        self._collective_key_base = next(_collective_keys)
+        super().__init__(devices, cross_device_ops=cross_device_ops)
+
+
+_collective_keys = itertools.count(10_000_000, 10_000_000)
+
+
+def multi_worker(
+    cluster: cluster_lib.Cluster, names: Sequence[str], num_virtual_devices: int, how: Any,
+    heartbeat_secs: float, startup_timeout_secs: float | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> tf.distribute.Strategy:  # fmt: skip
+    """All processes of the cluster, in step; waits for them. `how` are communication options.
+
+    Raises PeerLostError if one has not come after `startup_timeout_secs`, UsageError if one was started
+    with other code, versions, devices or `flags`.
+    """
+    if names or num_virtual_devices > 1:
+        came = f"devices {', '.join(names)}" if names else f"{num_virtual_devices} virtual CPUs"
+        raise UsageError(
+            f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
+            "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
+        )
+    exit_hook.install()
+    heartbeat.here.start()
+    cluster_lib.normalise(cluster)
+    own_port.check(cluster)
+    communication.set_heartbeat(cluster, heartbeat_secs)
+    if cluster.num_workers > 1 and not _is_seeded():
+        tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    timeout_secs = startup_barrier.timeout_of(startup_timeout_secs)
+    mine = job_fingerprint.here(gpus, flags or {})
+    with startup_barrier.checked(cluster, mine, timeout_secs), _connecting():
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+
+
+@contextlib.contextmanager
+def _connecting() -> Iterator[None]:
+    """TensorFlow waits for the peers within the block; signals and heartbeats go on."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals.default_action())
+        if not stack.enter_context(connection.unlocked()):
+            stack.enter_context(heartbeat.here.doing(heartbeat.CONNECTING))
+        yield
+
+
+def _is_seeded() -> bool:
+    try:
+        return tf.compat.v1.get_seed(None)[0] is not None
+    except RuntimeError:  # with TF_DETERMINISTIC_OPS=1 nothing may be drawn without a seed
+        return False
+
+
+def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
+    """Connects to a TPU, initialises it, and makes the strategy over its cores.
+
+    Raises UsageError where none is named or none answers; asking without a name can take minutes.
+    """
+    here = name or os.environ.get("TPU_NAME", "")
+    if resolver is None and not here and not glob.glob("/dev/accel*"):
+        raise UsageError(
+            "strategy 'tpu' found no TPU: none is attached to this machine, and neither tpu=... "
+            "(--tpu) nor the environment variable TPU_NAME names one. Write its name, 'local', or "
+            "another strategy."
+        )
+    try:
+        resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=here or "local")
+        if resolver.master() not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as e:  # every layer below has errors of its own
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
+            "Is the TPU running, and is this TensorFlow built for TPUs?"
+        ) from e

@@ -1,0 +1,293 @@
+"""A collective on tensors: at once when TensorFlow runs eagerly, as nodes in a graph otherwise.
+
+In a graph a node asks and another one waits: asking is ordered as the program is, so all ranks ask
+alike, and waits overlap. What the nodes call looks for the group when they run, so a traced function
+outlives a change of ranks.
+"""
+
+import itertools
+import os
+import re
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.collectives import arithmetic
+from ctl.collectives.engine import Pending
+from ctl.hvd import graph_errors, process
+from ctl.hvd.process_sets import ProcessSet, check, ranks_of
+
+_REDUCTIONS = ("allreduce", "reducescatter")
+_SESSION_THREADS = 256
+_LARGE = 1 << 20
+_ALIGNMENT = 64
+_NOT_THE_PROGRAM = tuple(os.path.dirname(path) + os.sep for path in (__file__, tf.__file__) if path)
+_MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
+
+
+def _let_sessions_wait() -> None:
+    """More threads for `tf.compat.v1` sessions, unless somebody has said how many.
+
+    Nodes of a session run in any order, another one on each rank, and one that waits holds a thread:
+    with a few threads, all could wait for nodes that have none. Eager TensorFlow keeps its number.
+    """
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(_SESSION_THREADS))
+
+
+_let_sessions_wait()
+graph_errors.install()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all ranks do; the fields are those of `engine.requests.Request`."""
+
+    kind: str
+    name: str
+    process_set: ProcessSet | None = None
+    op: int = arithmetic.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    has_splits: bool = False
+    is_eager: bool = True
+    line: str = ""
+    ignores_scope: bool = False  # the name of a node is the same within any name scope
+    joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape) of tensors that came as one
+
+
+@dataclass
+class Asked:
+    """A collective on its way, with what is needed to shape its result."""
+
+    call: Call
+    pending: Pending
+    ranks: Sequence[int]
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
+    """Returns at once. With `has_splits`, the last array holds the splits."""
+    number, ranks = ranks_of(call.process_set)
+    engine = process.engine()
+    splits: list[int] = []
+    if call.has_splits:
+        *arrays, given = arrays
+        splits = [int(count) for count in np.asarray(given).reshape(-1)]
+    elif call.kind == "alltoall" and arrays[0].ndim and len(arrays[0]) % len(ranks) == 0:
+        splits = [len(arrays[0]) // len(ranks)] * len(ranks)
+    ready = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
+    if call.kind in _REDUCTIONS:
+        ready = [arithmetic.scaled(array, call.prescale) for array in ready]
+    more: dict[str, Any] = {}
+    if call.joined:
+        more = {"dtypes": [d for d, _ in call.joined], "shapes": [s for _, s in call.joined]}
+    pending = engine.ask(
+        call.kind, call.name, ready, **more, process_set=number, op=call.op, prescale=call.prescale,
+        postscale=call.postscale, root=call.root, splits=splits, is_eager=call.is_eager,
+        line=call.line,
+    )  # fmt: skip
+    return Asked(call, pending, ranks, [array.shape for array in ready])
+
+
+def result(asked: Asked) -> list[np.ndarray]:
+    """Waits; the results in their shapes, then the rows by rank if the kind has them."""
+    pending, call = asked.pending, asked.call
+    pending.wait()
+    if pending.error is not None:
+        raise pending.error
+    more = pending.more or {}
+    flat = list(pending.result)
+    if call.kind in _REDUCTIONS:
+        count = len(asked.ranks)
+        flat = [arithmetic.finished(a, call.op, count, call.postscale) for a in flat]
+    if call.kind in ("allreduce", "broadcast"):
+        return [a.reshape(shape) for a, shape in zip(flat, asked.shapes, strict=True)]
+    me = asked.ranks.index(process.rank()) if call.kind != "barrier" else 0
+    if call.kind == "reducescatter":
+        rows = [arithmetic.rows_of(shape[0], len(asked.ranks))[me] for shape in asked.shapes]
+    elif call.kind == "allgather":
+        by_rank = np.asarray(more["rows"], np.int64)
+        rows = by_rank.sum(axis=0).tolist()
+    elif call.kind == "alltoall":
+        by_rank = np.asarray([counts[me] for counts in more["splits"]], np.int32)
+        rows = [int(by_rank.sum())]
+    else:
+        return []
+    found = [
+        a.reshape((count, *shape[1:]))
+        for a, count, shape in zip(flat, rows, asked.shapes, strict=True)
+    ]
+    return found if call.kind == "reducescatter" else [*found, by_rank]
+
+
+def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
+    """The results of a collective as tensors: eager ones, or those of a graph."""
+    check(call.process_set)
+    if tf.executing_eagerly():
+        line = "" if name else _line()
+        asked = ask(replace(call, name=name or default, line=line), [_array(t) for t in tensors])
+        return [_tensor(array) for array in result(asked)]
+    call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
+    is_many = call.kind == "allreduce" and len(tensors) > 1
+    if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return _joined_in_graph(call, tensors)
+    return _in_graph(call, tensors)
+
+
+def _line() -> str:
+    """Where this call stands in the program: the first line that is neither ours nor TensorFlow's."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """The numbers of an eager tensor, not copied where they are in the host's memory."""
+    numbers = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
+    return np.asarray(numbers)
+
+
+def _tensor(array: np.ndarray) -> tf.Tensor:
+    """A large array, which nobody else has, is not copied. TensorFlow aborts on unaligned memory."""
+    is_own = array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu"
+    if is_own and array.ctypes.data % _ALIGNMENT == 0:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.convert_to_tensor(array)
+
+
+def _unique(name: str, ignores_scope: bool = False) -> str:
+    cleaned = re.sub("[^a-zA-Z0-9_./]", "_", name)
+    graph = tf.compat.v1.get_default_graph()
+    if not ignores_scope:
+        return graph.unique_name(cleaned)
+    with graph.name_scope(None):
+        return graph.unique_name(cleaned)
+
+
+class _OnTheirWay:
+    """Collectives that a node of a graph asked for, until another node takes the result."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._asked: OrderedDict[int, Asked] = OrderedDict()
+        self._of_node: dict[str, deque[int]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, asked: Asked) -> int:
+        """A result that is not wanted, because nothing in the graph uses it, goes in the end."""
+        with self._lock:
+            number = next(self._numbers)
+            self._asked[number] = asked
+            mine = self._of_node.setdefault(asked.call.name, deque())
+            mine.append(number)
+            if len(mine) > _MOST_UNCLAIMED:
+                self._asked.pop(mine.popleft(), None)
+        return number
+
+    def take(self, number: int) -> Asked:
+        with self._lock:
+            asked = self._asked.pop(number)
+            self._of_node[asked.call.name].remove(number)
+        return asked
+
+
+_on_their_way = _OnTheirWay()
+
+
+def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """As `_in_graph`, with the tensors of a type joined: TensorFlow is faster at that than NumPy."""
+    order: list[int] = []
+    joined, sizes = [], []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        order += chosen
+        joined.append(tf.concat([tf.reshape(tensors[i], [-1]) for i in chosen], axis=0))
+        sizes.append([tensors[i].shape.num_elements() for i in chosen])
+    said = [(tensors[i].dtype.name, tuple(tensors[i].shape.as_list())) for i in order]
+    totals = _in_graph(replace(call, joined=said), joined)
+    parts = [
+        part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)
+    ]
+    found: list[Any] = [None] * len(tensors)
+    for i, part in zip(order, parts, strict=True):
+        found[i] = tf.reshape(part, tensors[i].shape)
+    return found
+
+
+def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    def ask_from_graph(*arrays):
+        return np.int64(_on_their_way.put(ask(call, arrays)))
+
+    def take_from_graph(number):
+        return result(_on_their_way.take(int(number)))
+
+    numbered = tensors[:-1] if call.has_splits else tensors
+    types = [t.dtype for t in numbered]
+    if call.kind == "allgather":
+        types.append(tf.int64)
+    elif call.kind == "alltoall":
+        types.append(tf.int32)
+    number = tf.numpy_function(ask_from_graph, list(tensors), tf.int64)
+    number.set_shape([])
+    found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
+    found = list(found) if isinstance(found, (list, tuple)) else [found]
+    _set_shapes(call, numbered, found)
+    return found
+
+
+def barrier_in_graph(call: Call, name: str) -> tf.Operation:
+    """An operation that is done when all ranks have come to it."""
+    call = replace(call, name=_unique(name), is_eager=False)
+
+    def meet():
+        result(ask(call, []))
+        return np.int32(0)
+
+    return tf.numpy_function(meet, [], tf.int32).op
+
+
+def _set_shapes(call: Call, tensors: Sequence[tf.Tensor], found: Sequence[tf.Tensor]) -> None:
+    for tensor, output in zip(tensors, found, strict=False):
+        if call.kind in ("allreduce", "broadcast"):
+            output.set_shape(tensor.shape)
+        elif tensor.shape.rank is not None and tensor.shape.rank > 0:
+            output.set_shape([None, *tensor.shape[1:]])
+    if call.kind == "allgather":
+        found[-1].set_shape([None, len(tensors)])
+    elif call.kind == "alltoall":
+        found[-1].set_shape([None])
+
+
+def differentiable(
+    forward: Callable[..., list[Any]], backward: Callable[..., list[Any]], tensors: Sequence[Any]
+) -> list[Any]:
+    """`forward(*tensors)`; `backward(outputs, *gradients)` are the gradients of the tensors."""
+    if tf.executing_eagerly() and not _is_recording():
+        return forward(*tensors)
+
+    @tf.custom_gradient
+    def made(*given):
+        found = forward(*given)
+
+        def gradients(*upstream):
+            return backward(found, *upstream)
+
+        return found, gradients
+
+    return list(made(*tensors))
+
+
+def _is_recording() -> bool:
+    """Whether some tape may ask for gradients; asking costs less than being prepared."""
+    from tensorflow.python.eager import record
+
+    return getattr(record, "could_possibly_record", lambda: True)()

@@ -1,1 +1,0 @@
-"""The runtime below the collectives: sockets, negotiation, rings."""

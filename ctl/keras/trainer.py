@@ -1,0 +1,238 @@
+"""Compiled Keras 3 models under any strategy: `ctl.fit(model, ...)` instead of `model.fit(...)`.
+
+    with strategy.scope():
+        model = build_and_compile_model()
+    history = ctl.fit(model, dataset, epochs=3, steps_per_epoch=70)
+
+The loss, its weights, the metrics and the optimizer are those the model was compiled with; the loop,
+the data, the checkpoints and the reports are ours.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
+from ctl.distribute.row_partition import num_rows
+from ctl.errors import UsageError
+from ctl.step import update_lock
+from ctl.step.gradients import Gradients
+from ctl.step.keras_losses import GlobalMeans
+from ctl.trainer import Trainer
+
+
+class KerasTrainer(Trainer):
+    """Trains a compiled Keras 3 model; `fit` makes one, a binary can hand it to `ctl.run`.
+
+    >>> ctl.KerasTrainer(build_and_compile_model, train=(x, y), strategy="auto").train(1000)
+
+    Attributes:
+      history: the model's numbers by epoch, as `Model.fit` returns them; empty before training.
+    """
+
+    def __init__(
+        self, model: Any, *, train: Any, validation: Any = None,
+        class_weight: Mapping[int, float] | None = None, **options: Any,
+    ):  # fmt: skip
+        """Keeps and checks.
+
+        Args:
+          model: a compiled model, made inside the strategy's scope; or a function that returns one,
+            which is called there.
+          train, validation: datasets of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in
+            such tuples; or functions of the global batch size that return these.
+          class_weight: label -> weight of its examples in the loss and the weighted metrics.
+          options: of `ctl.Trainer`. The strategy is the one the model was made under, unless given.
+        """
+        if not _is_model(model) and not callable(model):
+            raise UsageError(f"model is {model!r}; expected a compiled Keras model, or a function.")
+        if _is_model(model):
+            check_model(model)
+            options.setdefault("strategy", model.distribute_strategy)
+        super().__init__(**options)
+        self._make_model = (lambda: model) if _is_model(model) else model
+        self._data = {"train": train, "validation": validation}
+        self._warned = True  # of batches smaller than what `average` divides by: Keras divides by rows
+        self._class_weight = None if class_weight is None else class_weights(class_weight)
+        self.metrics: list[Any] = []
+
+    def build(self) -> None:
+        """The compiled model, its optimizer and its metrics, all with their variables."""
+        self.model = self._make_model()
+        check_model(self.model)
+        self.jit_compile |= self.model.get_compile_config().get("jit_compile") is True
+        if self.placement.num_replicas > 1:
+            _check_several_replicas(self.model, self.strategy, self.jit_compile)
+        _build_for(self.model, self._first_batch())
+        if self.model._compile_loss is None and not self.model.losses:
+            raise UsageError("the model was compiled without a loss; give compile(loss=...).")
+        self.optimizer = self.model.optimizer
+        self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
+        self.metrics = list(self.model.metrics)
+
+    def train_data(self, batch_size: int) -> Any:
+        return _of(self._data["train"], batch_size)
+
+    def eval_data(self, batch_size: int) -> Any:
+        return _of(self._data["validation"], batch_size)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y, weight = _unpacked(batch, self._class_weight)
+        with tf.GradientTape() as tape, self._global_means(batch) as means:
+            predicted = _call(self.model, x, training=True)
+            loss = self._total_loss(means, x, y, predicted, weight, training=True)
+        self.minimize(loss, tape)
+        return self._counted(batch, means, x, y, predicted, weight, loss)
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        x, y, weight = _unpacked(batch, None)
+        with self._global_means(batch) as means:
+            predicted = _call(self.model, x, training=False)
+            loss = self._total_loss(means, x, y, predicted, weight, training=False)
+        return self._counted(batch, means, x, y, predicted, weight, loss)
+
+    def _global_means(self, batch: Any) -> GlobalMeans:
+        return GlobalMeans(num_rows(batch), self.placement.num_replicas, self._recorder.empty)
+
+    @tf.autograph.experimental.do_not_convert
+    def _total_loss(
+        self, means: GlobalMeans, x: Any, y: Any, predicted: Any, weight: Any, training: bool
+    ) -> Any:
+        """This replica's share of the loss; what layers add counts by the rows it comes from."""
+        self._recorder.averaged = True
+        model = self.model
+        if self.placement.num_replicas == 1:
+            return model._compute_loss(x, y, predicted, weight, training=training)
+        # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
+        added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
+        loss = model._compile_loss(y, predicted, weight) if model._compile_loss else None
+        added = [means.share_of_rows(t) for t in added]
+        return tf.add_n([*([] if loss is None else [loss]), *added])
+
+    @tf.autograph.experimental.do_not_convert
+    def _counted(self, batch, means, x, y, predicted, weight, loss) -> dict[str, Any]:
+        """Updates the metrics of the model and names them."""
+        tracker = self.model._loss_tracker
+        with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
+            tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
+            self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+        return {m.name: m for m in self.metrics}
+
+    def _first_batch(self) -> Any:
+        """Something of the shapes of a batch."""
+        source = self.train_data(self.global_batch_size)
+        if isinstance(source, tf.data.Dataset):
+            specs = tf.nest.flatten(source.element_spec)
+            if all(s.shape.rank and None not in s.shape[1:] for s in specs):
+                return tf.nest.map_structure(
+                    lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), source.element_spec
+                )
+            for batch in source.take(1):
+                return batch
+            raise UsageError("the training data is empty; expected at least one batch.")
+        arrays = getattr(source, "_arrays", source)
+        return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:1]), arrays)
+
+
+def check_model(model: Any) -> None:
+    """Raises UsageError for what is no compiled Keras 3 model, or trains in a way of its own."""
+    if not is_keras3(model):
+        raise UsageError(
+            f"model is a {type(model).__module__}.{type(model).__name__}; expected a Keras 3 model. "
+            "tf_keras models train with their own model.fit, also on several workers."
+        )
+    if not getattr(model, "compiled", False):
+        raise UsageError(
+            "the model is not compiled. Call model.compile(optimizer=..., loss=...) first, inside the "
+            "strategy's scope."
+        )
+    for method in ("train_step", "test_step"):
+        if not getattr(type(model), method).__module__.startswith("keras."):
+            raise UsageError(
+                f"{type(model).__name__} has a {method} of its own, which Keras's loop calls and ours "
+                "does not. Write a ctl.Trainer with that train_step: self.average for the mean, "
+                "self.minimize for the update."
+            )
+    if model.optimizer is None:
+        raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
+    if model.run_eagerly:
+        raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
+
+
+def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
+    replicas = strategy.num_replicas_in_sync
+    if getattr(model, "_distribute_strategy", strategy) is not strategy:
+        raise UsageError(
+            "the model was made outside the strategy's scope. Make and compile it under `with "
+            "strategy.scope():`, or give a function that makes it."
+        )
+    if not type(model).compute_loss.__module__.startswith("keras."):
+        raise UsageError(
+            f"{type(model).__name__} has a compute_loss of its own, whose mean over a global batch on "
+            f"{replicas} replicas is unknown. Write a ctl.Trainer and use self.average there."
+        )
+    if jit_compile:
+        raise UsageError(
+            f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
+            "replicas, which XLA cannot do. Compile it without, or train on one device."
+        )
+
+
+def _is_model(thing: Any) -> bool:
+    return hasattr(thing, "compile") and hasattr(thing, "predict_on_batch")
+
+
+def _of(source: Any, batch_size: int) -> Any:
+    is_function = callable(source) and not isinstance(source, tf.data.Dataset)
+    return source(batch_size) if is_function else source
+
+
+def _build_for(model: Any, batch: Any) -> None:
+    """Makes every variable of model, metrics and optimizer, before anything is traced."""
+    x, y, weight = _unpacked(batch, None)
+    model._symbolic_build(data_batch=(x, y) if weight is None else (x, y, weight))
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+@tf.autograph.experimental.do_not_convert
+def _call(model: Any, x: Any, training: bool) -> Any:
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+@tf.autograph.experimental.do_not_convert
+def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
+    """A batch as (x, y, weight), weights of classes included; what is missing is None."""
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError(
+            f"a batch has {len(parts)} parts; expected (x, y) or (x, y, sample_weight)."
+        )
+    x, y, weight = (*parts, None, None)[:3]
+    if weight_of is not None and y is not None:
+        if weight is not None:
+            raise UsageError("got class_weight and sample weights; expected one of them.")
+        weight = weight_of(y)
+    return x, y, weight
+
+
+def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
+    """label -> weight as a function of a batch of labels `[b]`, `[b, 1]` or one-hot `[b, n]`."""
+    if not all(float(k) == int(k) and int(k) >= 0 for k in weights) or not weights:
+        raise UsageError(
+            f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0."
+        )
+    table = [float(weights.get(label, 1.0)) for label in range(int(max(weights)) + 1)]
+
+    def weight_of(labels):
+        if labels.shape.rank and labels.shape.rank > 1:
+            one_hot = labels.shape[-1] != 1
+            labels = tf.argmax(labels, axis=-1) if one_hot else tf.squeeze(labels, axis=-1)
+        if labels.dtype.is_floating:
+            labels = tf.round(labels)
+        index = tf.cast(labels, tf.int32)
+        known = (index >= 0) & (index < len(table))
+        found = tf.gather(tf.constant(table), tf.where(known, index, 0))
+        return tf.where(known, found, 1.0)
+
+    return weight_of

@@ -1,0 +1,128 @@
+"""Numbers and facts as people read them, on a terminal and in a log file alike.
+
+Names and values that come from outside are always `rich.text.Text`, never markup: a metric may be
+called `loss [/epoch]`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ctl.metrics.parameters import parameter_rows, parameter_total
+from ctl.metrics.protocol import Ended, RunInfo, Started
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+_MOST_PARAMETER_ROWS = 20
+_RATES = {"steps_per_sec": "steps/s", "examples_per_sec": "examples/s"}
+_SETTINGS = {"learning_rate": "lr", "gradient_norm": "grad"}
+
+
+def short_number(value: Any) -> str:
+    """Four digits: 0.2301, 1.2e-05, 12,346, nan."""
+    if not isinstance(value, float):
+        return str(value)
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def short_rate(value: float) -> str:
+    """Three digits: 0.42, 412, 4120, 52.7k, 1.3M."""
+    if not math.isfinite(value) or value < 999.5:
+        return f"{value:.3g}"
+    if value < 1e4:
+        return f"{value:.0f}"
+    return f"{value / 1e3:.3g}k" if value < 999_500 else f"{value / 1e6:.3g}M"
+
+
+def duration(secs: float | None) -> str:
+    """0:01, 12:34, 1:02:03, or -:-- while unknown."""
+    if secs is None or not math.isfinite(secs):
+        return "-:--"
+    minutes, seconds = divmod(round(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def metric_words(values: Mapping[str, float]) -> list[str]:
+    """`name value` of everything that is neither a rate nor a setting."""
+    return [
+        f"{name} {short_number(value)}"
+        for name, value in values.items()
+        if name not in _RATES and name not in _SETTINGS
+    ]
+
+
+def rate_words(values: Mapping[str, float]) -> list[str]:
+    """`412 steps/s`, `52.7k examples/s`."""
+    return [f"{short_rate(values[key])} {unit}" for key, unit in _RATES.items() if key in values]
+
+
+def setting_words(values: Mapping[str, float]) -> list[str]:
+    """`lr 0.001`, `grad 1.32`."""
+    return [
+        f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values
+    ]
+
+
+def header(started: Started) -> Group:
+    """What runs, on what, with which weights."""
+    rows = parameter_rows(started.info.parameters, _MOST_PARAMETER_ROWS)
+    weights = Table.grid(padding=(0, 2, 0, 0))
+    weights.add_column(overflow="fold")
+    weights.add_column(overflow="fold")
+    weights.add_column(justify="right")
+    for row in rows:
+        weights.add_row(*(Text(f"  {cell}" if not i else cell) for i, cell in enumerate(row)))
+    return Group(Text(started.info.model, style="bold"), _aligned(_facts(started)), weights)
+
+
+def farewell(ended: Ended) -> Group:
+    """Why it ended, then the summary."""
+    return Group(
+        Text(f"{ended.reason} at step {ended.step}", style="bold"), _aligned(ended.summary.items())
+    )
+
+
+def _facts(started: Started) -> list[tuple[str, str]]:
+    info, until = started.info, started.total_steps
+    total = parameter_total(info.parameters)
+    facts = [
+        (
+            "strategy",
+            f"{info.strategy}, {_count(info.num_workers, 'worker')}, "
+            f"{_count(info.num_replicas, 'replica')}",
+        ),
+        ("batch", f"{info.global_batch_size} examples, {_per_replica(info)} per replica"),
+        ("steps", f"{started.step} to {'the end of the data' if until is None else until}"),
+        ("data", info.data),
+        ("precision", info.precision),
+        ("seed", str(info.seed)),
+        ("model_dir", info.model_dir or "none, nothing is kept"),
+        (
+            "parameters",
+            f"{total.num_values:,}, {total.num_trainable:,} trainable, {total.num_bytes / 1e6:,.2f} MB",
+        ),
+    ]
+    if started.resumed_from:
+        facts.insert(0, ("start", started.resumed_from))
+    return facts
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _per_replica(info: RunInfo) -> str:
+    return f"{info.global_batch_size / max(1, info.num_replicas):.4g}"
+
+
+def _aligned(rows: Iterable[tuple[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(Text(f"  {label}", style="dim"), Text(short_number(value)))
+    return table

@@ -1,0 +1,52 @@
+"""One number of each evaluation for a hyperparameter tuning job on Vertex AI.
+
+The service reads the file named by CLOUD_ML_HP_METRIC_FILE: a JSON object per line, the newest 100,
+all values but the time as text (the protocol of the package cloudml-hypertune).
+"""
+
+import collections
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ctl.metrics.protocol import Event
+
+FILE = "CLOUD_ML_HP_METRIC_FILE"
+TRIAL = "CLOUD_ML_TRIAL_ID"
+_DEFAULT = "/tmp/hypertune/output.metrics"
+_MOST_LINES = 100
+
+
+class HypertuneReport:
+    """Writes `metric` of each evaluation; the tag is the metric's name.
+
+    Attributes:
+      metric: the name; a trainer refuses one that its evaluation does not return.
+    """
+
+    def __init__(
+        self, metric: str, environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.time,
+    ):  # fmt: skip
+        self.metric = metric
+        self._path = Path(environ.get(FILE) or _DEFAULT)
+        self._trial = environ.get(TRIAL) or "0"
+        self._clock = clock
+        self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
+
+    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Writes the newest lines; numbers of the training are left out."""
+        if run != "eval":
+            return
+        self._lines.append(json.dumps({
+            "timestamp": self._clock(), "trial": self._trial,
+            self.metric: str(float(values[self.metric])),
+            "global_step": str(int(step)), "checkpoint_path": "",
+        }))  # fmt: skip
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
+
+    def note(self, event: Event) -> None:
+        """Nothing to do: the numbers say it all."""

@@ -1,0 +1,30 @@
+"""Images as one picture, a grid, for reports that can show one."""
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.metrics.protocol import Pictured
+
+
+def grid(step: int, name: str, images: Any) -> Pictured:
+    """Images `[n, h, w, c]`, uint8 or 0..1, in rows of about as many as there are rows."""
+    array = np.asarray(images)
+    if array.ndim != 4 or not len(array) or array.shape[-1] not in (1, 3, 4):
+        raise UsageError(
+            f"show({name!r}) got an array of shape {array.shape}; expected images [n, h, w, c] with "
+            "c of 1, 3 or 4."
+        )
+    if array.dtype != np.uint8:
+        array = np.uint8(np.clip(np.nan_to_num(array.astype(np.float32)), 0, 1) * 255 + 0.5)
+    n, h, w, c = array.shape
+    columns = math.ceil(math.sqrt(n))
+    rows = math.ceil(n / columns)
+    whole = np.zeros([rows * columns, h, w, c], np.uint8)
+    whole[:n] = array
+    picture = whole.reshape(rows, columns, h, w, c).swapaxes(1, 2).reshape(rows * h, columns * w, c)
+    with tf.device("/cpu:0"):
+        png = tf.io.encode_png(picture).numpy()
+    return Pictured(step, name, png, columns * w, rows * h)

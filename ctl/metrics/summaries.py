@@ -1,0 +1,137 @@
+"""Numbers, text cards and hyperparameters in TensorBoard's own messages, without TensorFlow."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ctl.metrics.parameters import Parameter, parameter_rows, parameter_total
+from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.image import metadata as image_metadata
+from tensorboard.plugins.scalar import metadata as scalar_metadata
+from tensorboard.plugins.text import metadata as text_metadata
+
+CONFIGURATION_TAG = "configuration"
+MODEL_TAG = "model"
+_MOST_PARAMETER_ROWS = 200
+_RANK_0 = tensor_shape_pb2.TensorShapeProto()
+_SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
+_IMAGE = image_metadata.create_summary_metadata(
+    display_name=None, description=None
+)
+_TEXT = text_metadata.create_summary_metadata(display_name=None, description=None)
+
+
+def scalars_summary(values: Mapping[str, float]) -> Any:
+    """What `tf.summary.scalar` would write, for all tags in one event; values become float32."""
+    summary = summary_pb2.Summary()
+    for tag, value in values.items():
+        tensor = tensor_pb2.TensorProto(
+            dtype=types_pb2.DT_FLOAT, tensor_shape=_RANK_0, float_val=[value]
+        )
+        summary.value.add(tag=tag, metadata=_SCALAR, tensor=tensor)
+    return summary
+
+
+def text_summary(tag: str, markdown: str) -> Any:
+    """What `tf.summary.text` would write."""
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_RANK_0, string_val=[markdown.encode()]
+    )
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=tag, metadata=_TEXT, tensor=tensor)
+    return summary
+
+
+def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
+    """What `tf.summary.image` would write for one picture."""
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=shape,
+        string_val=[str(width).encode(), str(height).encode(), png],
+    )  # fmt: skip
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
+    return summary
+
+
+def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
+    """A session of the HPARAMS tab: bool, number and str stay, anything else is shown as text."""
+    info = plugin_data_pb2.SessionStartInfo(start_time_secs=start_secs)
+    for name, value in hparams.items():
+        entry = info.hparams[name]
+        if isinstance(value, bool):
+            entry.bool_value = value
+        elif isinstance(value, int | float) and math.isfinite(value):
+            entry.number_value = value
+        else:
+            entry.string_value = str(value)
+    return _hparams_summary(
+        hparams_metadata.SESSION_START_INFO_TAG,
+        plugin_data_pb2.HParamsPluginData(session_start_info=info),
+    )
+
+
+def session_end_summary(succeeded: bool, end_secs: float) -> Any:
+    """The end of that session."""
+    status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+    info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=end_secs)
+    return _hparams_summary(
+        hparams_metadata.SESSION_END_INFO_TAG,
+        plugin_data_pb2.HParamsPluginData(session_end_info=info),
+    )
+
+
+def is_card_or_session(event: Any) -> bool:
+    """True for what every attempt writes anew: the text cards and the session."""
+    tags = [value.tag for value in event.summary.value]
+    return any(
+        tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/") for tag in tags
+    )
+
+
+def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:
+    """Markdown: one row per setting, names and values shown literally."""
+    rows = [(name, _value_text(value)) for name, value in config.items()]
+    table = _markdown_table(("setting", "value"), rows)
+    return f"{_literal(resumed_from)}\n\n{table}" if resumed_from else table
+
+
+def model_card(model: str, parameters: Sequence[Parameter]) -> str:
+    """Markdown: one row per weight, then the totals."""
+    total = parameter_total(parameters)
+    rows = parameter_rows(parameters, _MOST_PARAMETER_ROWS)
+    rows.append(("total", "", f"{total.num_values:,}"))
+    rows.append(("trainable", "", f"{total.num_trainable:,}"))
+    rows.append(("MB", "", f"{total.num_bytes / 1e6:,.2f}"))
+    return f"{_literal(model)}\n\n{_markdown_table(('parameter', 'shape', 'count'), rows)}"
+
+
+def _hparams_summary(tag: str, data: Any) -> Any:
+    summary = summary_pb2.Summary()
+    summary.value.add(
+        tag=tag,
+        metadata=hparams_metadata.create_summary_metadata(data),
+        tensor=hparams_metadata.NULL_TENSOR,
+    )
+    return summary
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines += ["| " + " | ".join(_literal(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _literal(text: str) -> str:
+    """The text with everything that Markdown or HTML could read as its own turned into entities."""
+    shown = " ".join(text.split())
+    return "".join(
+        c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in shown
+    )

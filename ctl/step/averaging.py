@@ -1,0 +1,204 @@
+"""One number per example becomes the mean over the global batch.
+
+A step returns per-example values `[b]` or scalars. Values `[b]` are added up with their counts
+over all replicas, workers and steps, so short and empty replica batches count exactly; a mean of
+means would give 2.25 for [1, 2], [3] and NaN for an empty replica. Scalars are averaged over
+replicas.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.step.finiteness import SKIPPED
+from ctl.step.keras_metrics import is_metric
+
+
+def average(per_example, *, global_batch_size: int, sample_weight=None, mask=None, empty=None):
+    """`[b]` -> `[]`: this replica's share of the mean over the global batch.
+
+    The shares of all replicas add up to the mean, so gradients are to be *summed* over replicas.
+    Weights `[b]` multiply the values; the divisor stays the global batch size.
+    With a `mask`, values and mask are `[b, ...]` alike, and the mean is over the entries of the whole
+    global batch where the mask is true: a sum of one number over replicas finds their count.
+    `empty` is true where this replica has no example, and its one row only stands in.
+    As `tf.nn.compute_average_loss`. Raises UsageError for other shapes.
+    """
+    values = tf.convert_to_tensor(per_example)
+    if values.shape.rank == 0:
+        raise UsageError(
+            "average() got a scalar; expected one number per example, shape [b]. A Keras loss "
+            "object averages by itself: make it with reduction=None (tf_keras: "
+            "tf_keras.losses.Reduction.NONE), or call the loss function instead."
+        )
+    if mask is not None:
+        return _average_of_unmasked(values, mask, sample_weight, empty)
+    if (values.shape.rank or 1) > 1:
+        raise UsageError(
+            f"average() got a loss of shape {values.shape}; expected one number per example, shape "
+            "[b]. Reduce the other axes, e.g. with tf.reduce_mean(loss, axis=-1); for sequences of "
+            "unequal length give mask=..., true where an entry counts."
+        )
+    if empty is not None:
+        values = tf.where(empty, tf.zeros_like(values), values)
+    return tf.nn.compute_average_loss(
+        values, sample_weight=sample_weight, global_batch_size=global_batch_size
+    )
+
+
+def _average_of_unmasked(values, mask, sample_weight, empty):
+    mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
+    if not mask.shape.is_compatible_with(values.shape):
+        raise UsageError(
+            f"average() got values of shape {values.shape} and a mask of shape {mask.shape}; expected "
+            "the same shape, one truth value per value."
+        )
+    if empty is not None:
+        mask &= tf.logical_not(empty)
+    if sample_weight is not None:
+        weight = tf.cast(sample_weight, values.dtype)
+        missing = values.shape.rank - weight.shape.rank
+        values *= tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
+    total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
+    return tf.math.divide_no_nan(total, tf.cast(count_everywhere(mask), values.dtype))
+
+
+def count_everywhere(mask):
+    """How many entries of a mask are true over all replicas, `[]` float32; in replica context."""
+    count = tf.math.count_nonzero(mask, dtype=tf.float32)
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return count
+    return tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, count))
+
+
+_EXACT_IN_FLOAT32 = 2**24
+ROWS = ""  # the row that counts examples; no value of a step has this name
+
+
+class Totals:
+    """Sums and counts of a step's values, as one float64 matrix `[m, 2]` for m names.
+
+    The names are known once a step was traced. Sums are kept in float64 and means are rounded to
+    float32, so that a mean does not depend on how steps were cut into loops.
+    """
+
+    def __init__(self):
+        self.names: tuple[str, ...] = ()
+        self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
+        self._tracing = threading.local()  # replicas trace in threads, in turns
+
+    def pack(
+        self, scores: Mapping[str, Any], num_examples, norms: Sequence = (), empty=None
+    ) -> tf.Tensor:
+        """Called in the trace: one replica's values -> `[m, 2]` float64.
+
+        Args:
+          scores: name -> `[b]`, `[]`, a pair (parts of a sum, parts of its count) of any shapes, or a
+            Keras metric, which is remembered in `metrics` and not packed.
+          num_examples: b, as an int where it is static, else a scalar tensor.
+          norms: scalars to add as gradient_norm, gradient_norm_2, ...; or (sum, count) of one.
+          empty: true where this replica has no example and nothing counts; None: never.
+        """
+        if not all(isinstance(n, str) for n in scores):
+            raise UsageError(f"the step returned the names {list(scores)}; expected strings.")
+        found = {n: v for n, v in scores.items() if is_metric(v)}
+        self.metrics.update(found)
+        names = tuple(sorted(n for n in scores if n not in found))
+        pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
+        names, pairs = (*names, ROWS), [*pairs, (0.0, num_examples)]
+        if empty is not None:
+            pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
+        extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
+        if set(extra) & set(scores):
+            raise UsageError(
+                f"the step returned {extra[0]!r}, which ctl reports; choose another name."
+            )
+        self.names = self._tracing.names = names + extra
+        pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms]
+        return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
+
+    def append(self, packed: tf.Tensor, norms: Sequence) -> tf.Tensor:
+        """Called in the trace after a `pack` without norms: adds their rows."""
+        names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
+        self.names = self._tracing.names = names + self._tracing.names[1:]
+        return tf.concat([packed, rows], axis=0)
+
+    def left_out(self, packed: tf.Tensor, good) -> tf.Tensor:
+        """Called in the trace after a `pack` without norms: if not `good`, its examples count alone.
+
+        Adds the row that says so, SKIPPED.
+        """
+        names = self._tracing.names
+        rows = tf.constant([[n == ROWS] * 2 for n in names])
+        kept = tf.where(good | rows, packed, tf.zeros_like(packed))
+        self.names = self._tracing.names = (*names, SKIPPED)
+        skipped = tf.stack([1.0 - tf.cast(good, tf.float64), 1.0])
+        return tf.concat([kept, skipped[None]], axis=0)
+
+    @staticmethod
+    def zeros() -> tf.Tensor:
+        """The neutral start of a sum of packed matrices, whatever their length."""
+        return tf.zeros([1, 2], tf.float64)
+
+    def means(self, packed: np.ndarray) -> dict[str, float]:
+        """A packed matrix, summed over replicas and steps -> name -> mean; NaN if nothing counted."""
+        sums, counts = self.full(packed).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = np.float32(sums / counts)
+        known = zip(self.names, means, strict=True)
+        return {name: float(mean) for name, mean in known if name != ROWS}
+
+    def num_rows(self, packed: np.ndarray) -> float:
+        """Examples that a summed matrix was made of."""
+        return float(packed[self.names.index(ROWS), 1]) if ROWS in self.names else 0.0
+
+    def full(self, packed) -> np.ndarray:
+        """The matrix at its full length; a start that nothing was added to becomes zeros."""
+        return np.array(np.broadcast_to(np.asarray(packed, np.float64), [len(self.names), 2]))
+
+
+def _stack(values) -> tf.Tensor:
+    """A list of numbers and tensors of mixed dtypes -> one float64 vector, in few operations."""
+    if not any(tf.is_tensor(v) for v in values):
+        return tf.constant(values, tf.float64)
+    dtypes = {v.dtype for v in values if tf.is_tensor(v)}
+    if len(dtypes) == 1 and all(tf.is_tensor(v) or abs(v) < _EXACT_IN_FLOAT32 for v in values):
+        (dtype,) = dtypes
+        return tf.cast(tf.stack([tf.cast(v, dtype) for v in values]), tf.float64)
+    return tf.stack([tf.cast(v, tf.float64) for v in values])
+
+
+def _sum_and_count(name: str, value, num_examples):
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise UsageError(
+                f"the step returned {len(value)} values as {name!r}; expected one, or the pair (parts "
+                "of a sum, parts of its count), e.g. (loss * mask, mask)."
+            )
+        return tuple(tf.reduce_sum(tf.cast(v, tf.float64)) for v in value)
+    value = tf.convert_to_tensor(value)
+    if value.dtype == tf.bool or value.dtype.is_integer:
+        value = tf.cast(value, tf.float64)
+    elif value.dtype in (tf.float16, tf.bfloat16):
+        value = tf.cast(value, tf.float32)
+    elif not value.dtype.is_floating:
+        raise UsageError(
+            f"the step returned {name!r} of dtype {value.dtype.name}; expected a number."
+        )
+    if value.shape.rank == 1:
+        static = value.shape[0]
+        return tf.reduce_sum(value), float(static) if static is not None else tf.size(value)
+    if value.shape.rank == 0:
+        if isinstance(num_examples, int):
+            return (value, 1.0) if num_examples else (tf.zeros_like(value), 0.0)
+        some = num_examples > 0
+        return tf.where(some, value, tf.zeros_like(value)), tf.cast(some, tf.float64)
+    raise UsageError(
+        f"the step returned {name!r} of shape {value.shape}; expected one number per example, "
+        "shape [b], or a scalar. Reduce the other axes, e.g. with "
+        "tf.reduce_mean(value, axis=range(1, value.shape.rank))."
+    )

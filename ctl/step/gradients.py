@@ -1,0 +1,285 @@
+"""The gradient path: sum over replicas once, check, clip, apply once.
+
+`ctl` owns the sum over replicas. Keras 3 clips each replica's part *before* its sum, and its
+accumulation does not run in a distributed step; here clipping sees the global gradient, the finite
+check needs no extra communication (the sum of anything not finite is not finite, on every replica
+alike), and the optimizer is kept from summing a second time.
+"""
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ctl.errors import UsageError
+from ctl.step import finiteness, optimizers, update_lock
+
+_SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
+_LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
+_WIRE_DTYPES = (None, "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """How gradients become an update. Set `self.gradients` in `build`.
+
+    Attributes:
+      clip_norm: largest global norm of the summed gradient; larger ones are scaled down. None: off.
+      accumulate_steps: parts into which a replica's batch is split; their gradients are added up
+        before the one update, so a large batch fits into little memory.
+      wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is.
+      on_nonfinite: what a loss or gradient does that is NaN or infinite anywhere: "stop" ends the run,
+        "skip" leaves the step out, "rollback" goes back to the newest checkpoint and on with other data.
+      merge_rows: rows that come several times in a sparse gradient are added up before the optimizer
+        sees them, as if it were dense. Keras 3's Adam by itself squares each of them alone.
+    """
+
+    clip_norm: float | None = None
+    accumulate_steps: int = 1
+    wire_dtype: str | None = None
+    merge_rows: bool = True
+    on_nonfinite: str = "stop"
+
+    def __post_init__(self):
+        number = isinstance(self.clip_norm, numbers.Real)
+        if self.clip_norm is not None and not (number and self.clip_norm > 0):
+            raise UsageError(f"clip_norm is {self.clip_norm!r}; expected a number > 0, or None.")
+        n = self.accumulate_steps
+        if isinstance(n, bool) or not isinstance(n, numbers.Integral) or int(n) < 1:
+            raise UsageError(f"accumulate_steps is {n!r}; expected a whole number >= 1.")
+        if self.wire_dtype not in _WIRE_DTYPES:
+            raise UsageError(
+                f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16' or None."
+            )
+        finiteness.check_policy(self.on_nonfinite)
+
+
+@dataclass
+class Update:
+    """One call of `minimize`: gradients that wait to be applied to variables by an optimizer.
+
+    `gradients` has one more than `variables`: a flag, 1 where this replica's loss is not finite.
+    `when` is a truth value, equal on all replicas, of whether this step applies them; None: always.
+    `good`, once applied: whether all was finite, if the step is left out otherwise.
+    """
+
+    gradients: list
+    variables: list
+    optimizer: Any
+    when: Any = None
+    good: Any = None
+    found: Any = None  # by whom, see finiteness.suspects
+
+
+def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=None) -> Update:
+    """This replica's gradients, scaled as the optimizer wants them; variables without one are left out.
+
+    `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros.
+
+    Raises UsageError if no variable has a gradient, or the loss is not a scalar.
+    """
+    loss = tf.convert_to_tensor(loss)
+    if loss.shape.rank != 0:
+        raise UsageError(
+            f"minimize() got a loss of shape {loss.shape}; expected a scalar. Write "
+            "loss = self.average(per_example) inside the tape."
+        )
+    variables = list(variables)
+    scale = optimizers.scale_of(optimizer)
+    seed = None if scale is None else tf.cast(scale, loss.dtype)
+    gradients = tape.gradient(loss, variables, output_gradients=seed)
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        raise UsageError(
+            f"minimize() found no gradient for any of {len(variables)} variables; expected the "
+            "loss to depend on them. Compute the loss inside `with tf.GradientTape() as tape:`."
+        )
+    kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
+    if empty is not None:
+        kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
+    return Update(kept, [v for _, v in pairs], optimizer)
+
+
+def _zeros(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape
+        )
+    return tf.zeros_like(gradient)
+
+
+def apply(update: Update, how: Gradients) -> Any:
+    """Sums over replicas, checks, clips and applies; returns the global norm `[]` before clipping.
+
+    Under loss scaling, and with `when`, the norm comes with its count: (0, 0) for a step that changed
+    nothing; if it was not finite, every replica lowers the scale.
+
+    Called in replica context. Where loss or gradient is not finite on any replica, the policy of `how`
+    holds on all of them; "stop" raises InvalidArgumentError with finiteness.MESSAGE as the graph runs.
+    """
+    *gradients, loss_flag = update.gradients
+    context = tf.distribute.get_replica_context()
+    found = None
+    if context.num_replicas_in_sync > 1:
+        gradients, found = _summed(context, gradients, loss_flag, how.wire_dtype)
+    merged = [_added_up(g) for g in gradients]
+    gradients = merged if how.merge_rows else gradients
+    norm, scale = _global_norm(merged), optimizers.scale_of(update.optimizer)
+    found = finiteness.alone(loss_flag, norm) if found is None else found
+    if scale is not None:
+        norm /= tf.cast(scale, norm.dtype)
+    skips = optimizers.skips_what_is_not_finite(update.optimizer)
+    checked = _checked(update, how, norm, found, scale if skips else None)
+    if how.clip_norm is not None:
+        limit = tf.cast(how.clip_norm, norm.dtype)
+        factor = limit / tf.maximum(norm, limit)
+        if skips:  # of an infinite norm it would be 0, and the step would count as a finite one
+            factor = tf.where(tf.math.is_finite(norm), factor, float("nan"))
+        gradients = [_scaled(g, tf.cast(factor, g.dtype)) for g in gradients]
+    with tf.control_dependencies(checked), update_lock.held():
+        if update.when is None:
+            optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
+        else:
+            _apply_when(update, gradients)
+    with tf.control_dependencies(checked):  # a step that stops the run is not counted
+        norm = tf.identity(norm)
+    if not skips and update.when is None:
+        return norm
+    counts = tf.math.is_finite(norm) if skips else tf.constant(True)
+    counts &= True if update.when is None else update.when
+    return tf.where(counts, norm, tf.zeros_like(norm)), tf.cast(counts, tf.float64)
+
+
+def _summed(context, gradients: list, loss_flag, wire_dtype: str | None) -> tuple[list, tf.Tensor]:
+    """The gradients summed over replicas, and with them who had what is not finite."""
+    replicas = context.num_replicas_in_sync
+    mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
+    *gradients, found = _all_reduce(context, [*map(_of_one_size, gradients), mine], wire_dtype)
+    return gradients, found
+
+
+def _checked(update: Update, how: Gradients, norm, found, scale) -> list:
+    """Acts on what is not finite: what the update must wait for, or a condition in `update`.
+
+    `scale` is that of an optimizer that skips such steps and lowers the scale of the loss, else None.
+    """
+    if scale is not None:
+        fine = (scale >= _LOWEST_SCALE) | tf.math.is_finite(norm)
+        return [finiteness.stop_unless(fine, found)]
+    good = finiteness.good(norm, found)
+    if how.on_nonfinite == "stop":
+        return [finiteness.stop_unless(good, found)]
+    update.good, update.found = good, found
+    update.when = good if update.when is None else update.when & good
+    return []
+
+
+def _apply_when(update: Update, gradients: list) -> None:
+    def put(*parts):
+        optimizers.apply_without_sum(update.optimizer, list(parts), update.variables)
+
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1 or _conditions_within_replicas():
+        tf.cond(update.when, lambda: put(*gradients) or tf.constant(0), lambda: tf.constant(0))
+        return
+
+    def across_replicas(strategy, when, *parts):
+        def on_each():
+            strategy.extended.call_for_each_replica(put, args=parts)
+            return tf.constant(0)
+
+        now = strategy.experimental_local_results(when)[0]
+        tf.cond(now, on_each, lambda: tf.constant(0))
+
+    context.merge_call(across_replicas, args=(update.when, *gradients))
+
+
+def _conditions_within_replicas() -> bool:
+    """Whether an update may stand in a tf.cond of one replica; MirroredStrategy wants it outside."""
+    return tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+
+def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
+    """Sum over replicas in one collective per dtype; sparse gradients stay sparse."""
+    reduced: list = [None] * len(gradients)
+    dense: dict[tf.DType, list[int]] = {}
+    for i, g in enumerate(gradients):
+        if isinstance(g, tf.IndexedSlices):
+            reduced[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, g)
+        else:
+            dense.setdefault(g.dtype, []).append(i)
+    for dtype, places in dense.items():
+        parts = [gradients[i] for i in places]
+        flat = tf.concat([tf.reshape(g, [-1]) for g in parts], axis=0)
+        wire = tf.as_dtype(wire_dtype) if wire_dtype and dtype.is_floating else dtype
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flat, wire))
+        total = tf.cast(total, dtype)
+        for i, piece in zip(places, tf.split(total, [_size(g) for g in parts]), strict=True):
+            reduced[i] = tf.reshape(piece, tf.shape(gradients[i]))
+    return reduced
+
+
+def _scaled(gradient, factor):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _of_one_size(gradient):
+    """A dense gradient for a sparse one whose number of rows is not static.
+
+    Within one graph call TensorFlow's collectives must keep their shape from step to step.
+    """
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is None:
+        return tf.convert_to_tensor(gradient)
+    return gradient
+
+
+def _added_up(gradient):
+    """A sparse gradient with every index once, so that its norm is that of the dense one."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _size(tensor: tf.Tensor):
+    size = tensor.shape.num_elements()
+    return tf.size(tensor) if size is None else size
+
+
+def _static_size(gradient) -> float:
+    """Elements of a dense gradient; infinity for what is sparse or of unknown size."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return float("inf")
+    size = gradient.shape.num_elements()
+    return float("inf") if size is None else size
+
+
+def _global_norm(gradients: list) -> tf.Tensor:
+    sizes = [_static_size(g) for g in gradients]
+    same = len({g.dtype for g in gradients}) == 1
+    if same and sum(sizes) <= _SMALL:
+        flat = [g if g.shape.rank == 1 else tf.reshape(g, [-1]) for g in gradients]
+        flat = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+        flat = tf.cast(flat, tf.float32) if flat.dtype.size < 4 else flat
+        return tf.sqrt(2.0 * tf.nn.l2_loss(flat))
+    if not same or gradients[0].dtype.size < 4:
+        gradients = [tf.cast(g, tf.float32) for g in gradients]
+    return tf.linalg.global_norm(gradients)
+
+
+def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = "none") -> float:
+    """The learning rate for `num_replicas` replicas: "none" as it is, "linear" times n, "sqrt" times √n.
+
+    For models that grow their batch with the replicas. Linear scaling: Goyal et al. 2017,
+    arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997.
+    """
+    factors = {"none": 1.0, "linear": float(num_replicas), "sqrt": float(num_replicas) ** 0.5}
+    if scaling not in factors:
+        raise UsageError(
+            f"lr_scaling is {scaling!r}; expected one of {', '.join(sorted(factors))}."
+        )
+    return learning_rate * factors[scaling]

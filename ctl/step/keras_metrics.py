@@ -1,0 +1,102 @@
+"""Keras metrics (3 or tf_keras) that a step returns: read over all replicas, set aside for an evaluation.
+
+    self.auc.update_state(labels, scores)      # in the step, on each replica
+    return {"loss": loss, "auc": self.auc}     # reported, then reset, when the numbers are
+
+A metric holds one part of its state per replica; reading it adds them up, so every worker reads.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
+from tensorflow.python.ops import resource_variable_ops
+
+
+def is_metric(thing: Any) -> bool:
+    """True for a Keras metric object."""
+    methods = ("update_state", "result", "reset_state")
+    return all(callable(getattr(thing, m, None)) for m in methods)
+
+
+def found_in(thing: Any) -> list[Any]:
+    """The metrics among a trainer's attributes, also in lists and dictionaries; private ones too."""
+    if is_metric(thing):
+        return [thing]
+    if isinstance(thing, Mapping):
+        return [m for item in thing.values() for m in found_in(item)]
+    if isinstance(thing, (list, tuple)):
+        return [m for item in thing for m in found_in(item)]
+    return []
+
+
+def results(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """name -> metric becomes name -> number; several numbers of one metric become name/0, name/1, ...
+
+    A sum over replicas and workers for each variable: to be called on all workers alike.
+    """
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        value = metric.result()
+        parts = value if isinstance(value, Mapping) else {name: value}
+        for part, number in parts.items():
+            array = np.asarray(number)
+            if array.ndim == 0:
+                found[part] = float(array)
+            else:
+                found |= {f"{part}/{i}": float(x) for i, x in enumerate(array.ravel())}
+    return found
+
+
+def reset(metrics: Iterable[Any]) -> None:
+    """Starts every metric anew."""
+    for metric in metrics:
+        metric.reset_state()
+
+
+def parts_of(metrics: Iterable[Any]) -> list[tf.Variable]:
+    """The variables of metrics on this process's replicas, each part by itself."""
+    found: dict[int, tf.Variable] = {}
+    for metric in metrics:
+        for variable in metric.variables:
+            value = variable.value if is_keras3(variable) else variable
+            for part in getattr(value, "values", None) or (value,):
+                found[id(part)] = part
+    return list(found.values())
+
+
+def count_outside_replicas(metrics: Iterable[Any]) -> None:
+    """Gives Keras 3 metrics plain variables, for central storage.
+
+    Keras adds to a variable by reading and assigning it, and central storage adds up what replicas
+    assign: old values would count once for each replica (measured: a loss of 1.23 for 1.28). Updates
+    of a plain variable follow each other in the step's graph.
+    """
+    for metric in metrics:
+        for variable in metric.variables:
+            if is_keras3(variable) and "Aggregating" in type(variable.value).__name__:
+                variable._value = resource_variable_ops.ResourceVariable(
+                    variable.value.numpy(), trainable=False, name=variable.name
+                )
+
+
+class SetAside:
+    """Inside its `with` block metrics count something else; afterwards they go on where they were.
+
+    >>> with SetAside(totals.metrics.values()):
+    ...     evaluate()
+    """
+
+    def __init__(self, metrics: Iterable[Any]):
+        self._metrics = list(metrics)
+
+    def __enter__(self) -> None:
+        self._parts = parts_of(self._metrics)
+        self._values = [part.numpy() for part in self._parts]
+        reset(self._metrics)
+
+    def __exit__(self, *_) -> None:
+        for part, value in zip(self._parts, self._values, strict=True):
+            part.assign(value)

@@ -1,0 +1,141 @@
+"""Optimizers of Keras 3, of tf_keras and of your own, used alike: built, scaled and applied once.
+
+What is applied was summed over replicas before; each kind is kept from summing a second time. An
+optimizer that scales the loss (for float16) scales, skips and rescales on every replica alike,
+because every replica sees the same sum.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Sequence
+
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
+from ctl.errors import UsageError
+
+
+def scale_of(optimizer):
+    """What the loss is to be multiplied by before its gradient, a float32 scalar; None for nothing."""
+    if not _scales(optimizer):
+        return None
+    if is_keras3(optimizer):
+        return tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
+    return tf.cast(optimizer.loss_scale, tf.float32)
+
+
+def skips_what_is_not_finite(optimizer) -> bool:
+    """True for an optimizer that lowers its loss scale, and changes nothing else, in such a step."""
+    return type(optimizer).__name__.startswith("LossScaleOptimizer")
+
+
+def _scales(optimizer) -> bool:
+    factor = is_keras3(optimizer) and getattr(optimizer, "loss_scale_factor", None) is not None
+    return skips_what_is_not_finite(optimizer) or factor
+
+
+def apply_without_sum(optimizer, gradients: list, variables: list) -> None:
+    """Applies gradients that were summed over replicas, still scaled by `scale_of`."""
+    if is_keras3(optimizer):
+        with _keras3_summed_already(optimizer) as overwrite_steps:
+            optimizer.apply(gradients, variables)
+        if overwrite_steps:
+            _overwrite_by_average(getattr(optimizer, "inner_optimizer", optimizer), variables,
+                                  overwrite_steps)  # fmt: skip
+        return
+    call = getattr(optimizer, "apply_gradients", None)
+    if call is None:
+        optimizer.apply(gradients, variables)
+        return
+    if skips_what_is_not_finite(optimizer):
+        gradients = optimizer.get_unscaled_gradients(gradients)
+    accepted = inspect.signature(call).parameters
+    pairs = list(zip(gradients, variables, strict=True))
+    if "skip_gradients_aggregation" in accepted or "kwargs" in accepted:
+        call(pairs, skip_gradients_aggregation=True)
+    elif "experimental_aggregate_gradients" in accepted:
+        call(pairs, experimental_aggregate_gradients=False)
+    else:
+        call(pairs)
+
+
+_patch_lock = threading.Lock()
+_patched: dict[int, list] = {}  # id of an optimizer -> [traces inside, its own overwrite frequency]
+
+
+@contextlib.contextmanager
+def _keras3_summed_already(optimizer):
+    """Keras 3 has no argument for gradients that were summed; its hook is set aside while tracing.
+
+    So is its periodic overwriting by the moving average, which it cannot trace on several replicas;
+    the frequency in steps is what this yields. The traces of several replicas interleave in
+    threads, so entering and leaving nest.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with _patch_lock:
+        entry = _patched.setdefault(id(inner), [0, getattr(inner, "ema_overwrite_frequency", None)])
+        entry[0] += 1
+        object.__setattr__(inner, "_all_reduce_sum_gradients", list)
+        object.__setattr__(inner, "ema_overwrite_frequency", None)
+    try:
+        yield entry[1]
+    finally:
+        with _patch_lock:
+            entry[0] -= 1
+            if not entry[0]:
+                inner.__dict__.pop("_all_reduce_sum_gradients", None)
+                object.__setattr__(inner, "ema_overwrite_frequency", entry[1])
+                del _patched[id(inner)]
+
+
+def _overwrite_by_average(optimizer, variables: list, steps: int) -> None:
+    """Every `steps` updates, puts the moving averages of a Keras 3 optimizer into the variables."""
+    averages = [optimizer._model_variables_moving_average[optimizer._get_variable_index(v)]
+                for v in variables]  # fmt: skip
+    due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
+
+    def put(variable, average, now):
+        variable.assign(tf.where(now, tf.cast(average, variable.dtype), variable))
+
+    def on_each(strategy, now):
+        for variable, average in zip(variables, averages, strict=True):
+            strategy.extended.update(variable.value, put, args=(average.value, now), group=True)
+
+    tf.__internal__.distribute.interim.maybe_merge_call(on_each, tf.distribute.get_strategy(), due)
+
+
+def check_optimizer(optimizer, name: str = "optimizer", num_replicas: int = 1) -> None:
+    """Raises UsageError for what cannot be an optimizer here, before anything is traced."""
+    if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
+        raise UsageError(
+            f"self.{name} accumulates gradients itself, which Keras cannot do on {num_replicas} "
+            "replicas. Write self.gradients = ctl.Gradients(accumulate_steps=...) in build() instead."
+        )
+    overwrites = getattr(optimizer, "ema_overwrite_frequency", None) and not is_keras3(optimizer)
+    if num_replicas > 1 and overwrites:
+        raise UsageError(
+            f"self.{name} has ema_overwrite_frequency={optimizer.ema_overwrite_frequency}, which "
+            f"Keras cannot do on {num_replicas} replicas. Leave it out, and call "
+            "self.optimizer.finalize_variable_values(...) when training is over."
+        )
+    if isinstance(optimizer, str):
+        raise UsageError(
+            f"self.{name} is the word {optimizer!r}; expected an optimizer, e.g. "
+            f"keras.optimizers.get({optimizer!r})."
+        )
+    if not (hasattr(optimizer, "apply_gradients") or hasattr(optimizer, "apply")):
+        raise UsageError(
+            f"self.{name} is a {type(optimizer).__name__}; expected a Keras optimizer or an object "
+            "with apply_gradients(grads_and_vars) or apply(gradients, variables)."
+        )
+
+
+def build_slots(optimizer, variables: Sequence) -> None:
+    """Creates the optimizer's variables now; called inside the strategy's scope, before tracing."""
+    build = getattr(optimizer, "build", None)
+    if callable(build) and not getattr(optimizer, "built", False):
+        build(list(variables))
+    elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
+        optimizer._create_all_weights(list(variables))
+
+

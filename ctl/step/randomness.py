@@ -1,0 +1,53 @@
+"""One seed for everything on every worker, and yet another dropout mask on each replica.
+
+Keras 3 keeps the state of a seed generator equal on all replicas, so each would draw the same masks.
+Here the drawn seed is shifted by the number of the replica; the state stays equal, and saved.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
+
+_SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pattern in common
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy, TensorFlow and Keras."""
+    tf.keras.utils.set_random_seed(seed)
+
+
+def differ_by_replica(things: Any) -> None:
+    """Makes the Keras 3 seed generators in `things` draw other seeds on each replica."""
+    for generator in _generators(things):
+        object.__setattr__(generator, "next", _shifted(generator.next))
+
+
+def _shifted(draw):
+    def next_for_replica(ordered: bool = True):
+        seed = draw(ordered=ordered)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return seed
+        number = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+        return seed + tf.stack([number * tf.cast(_SHIFT, seed.dtype), number * 0])
+
+    return next_for_replica
+
+
+def _generators(thing: Any) -> list:
+    """The Keras 3 seed generators of models, layers, and collections of them, each once."""
+    found: dict[int, Any] = {}
+    stack = [thing]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, (list, tuple)):
+            stack += item
+        elif is_keras3(item) and type(item).__name__ == "SeedGenerator":
+            found[id(item)] = item
+        elif is_keras3(item) and hasattr(item, "_flatten_layers"):
+            for layer in item._flatten_layers():
+                stack += getattr(layer, "_seed_generators", ())
+    return list(found.values())

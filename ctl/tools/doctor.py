@@ -1,0 +1,197 @@
+"""`ctl doctor`: what this process takes itself for, from which variables, and what is wrong.
+
+Starts nothing, writes nothing, and never imports TensorFlow: what a container prints first when a job
+does not come up.
+"""
+
+import argparse
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctl.distribute import cluster as cluster_lib
+from ctl.distribute import own_port
+from ctl.distribute.cluster import Cluster
+from ctl.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from ctl.io import directories, paths
+from ctl.version import __version__
+
+_PACKAGES = ("tensorflow", "keras", "numpy", "tensorboard", "protobuf")
+_OLDEST_TENSORFLOW = (2, 16)
+_MOST_NAMES = 8
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints; returns 0, or 2 if something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="ctl doctor",
+        description="Print what this process understands of its cluster, and what is wrong.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--no_network", action="store_true", help="resolve no names, try no ports")
+    options = parser.parse_args(list(argv))
+    seen = look(os.environ, network=not options.no_network)
+    try:
+        print(json.dumps(seen, indent=1) if options.json else text_of(seen), flush=True)
+    except BrokenPipeError:  # `ctl doctor | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_USAGE if seen["problems"] else EXIT_DONE
+
+
+def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
+    """Everything that `ctl doctor` prints, JSON-able; `network` resolves peers and tries the port."""
+    problems: list[str] = []
+    seen: dict[str, Any] = {
+        "platform": "", "sources": [], "also_set": [], "task": None, "cluster": {}, "notes": [],
+        "tf_config": None,
+    }  # fmt: skip
+    try:
+        seen |= _place(environ)
+        if network:
+            me = cluster_lib.read(environ)
+            seen["notes"] = [*seen["notes"], *_nameless(me)]
+            own_port.check(me)
+    except UsageError as e:
+        problems.append(str(e))
+    where = directories.read("", environ)
+    problems += _unwritable(where.model_dir) + _unwritable(where.model)
+    seen["directories"] = {
+        "model_dir": where.model_dir, "logs": where.logs or _inside(where.model_dir, "logs"),
+        "model": where.model, "sources": list(where.sources),
+    }  # fmt: skip
+    if paths.is_url(where.logs) or paths.is_url(where.model_dir):
+        seen["notes"] = [*seen["notes"], (
+            "TensorBoard's files are not written to a URL; mount the bucket, or give --model_dir a path."
+        )]
+    seen["versions"], old = _versions()
+    seen["gpus"] = len(glob.glob("/dev/nvidia[0-9]*"))
+    seen["problems"] = problems + old
+    return seen
+
+
+def _place(environ: Mapping[str, str]) -> dict[str, Any]:
+    job, me = cluster_lib.job_of(environ), cluster_lib.read(environ)
+    whole = cluster_lib.read(environ, parameter_servers=True)
+    trains = me.task_type in ("chief", "worker")
+    return {
+        "platform": job.platform or "none: no variable tells of a cluster",
+        "sources": list(job.sources),
+        "also_set": cluster_lib.also_set(environ, job),
+        "task": {
+            "type": me.task_type, "index": me.task_index, "address": me.address,
+            "rank": me.worker_index if trains else None, "is_chief": me.is_chief,
+        },
+        "cluster": {kind: list(addresses) for kind, addresses in whole.tasks.items()},
+        "num_workers": me.num_workers,
+        "has_evaluator": me.has_evaluator,
+        "tf_config": json.loads(me.tf_config()) if me.tasks else None,
+        "settings": dict(job.settings),
+        "notes": list(job.notes),
+    }  # fmt: skip
+
+
+def _nameless(me: Cluster) -> list[str]:
+    """Hosts without an address here; they may still come up, so this is no mistake yet."""
+    found = []
+    hosts = {a.rpartition(":")[0] for addresses in me.tasks.values() for a in addresses}
+    for host in sorted(hosts):
+        try:
+            socket.getaddrinfo(host.strip("[]"), None)
+        except OSError as e:
+            found.append(
+                f"the host {host!r} has no address here yet ({e.strerror or e}). If it stays so: are all "
+                "parts of the job up, and is the name right?"
+            )
+    return found
+
+
+def _unwritable(directory: str) -> list[str]:
+    """A directory that cannot be made, or written to."""
+    if not directory or paths.is_url(directory):
+        return []
+    there = Path(directory).absolute()
+    while not there.exists():
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK):
+        return []
+    return [f"nothing can be written to {directory}: {there} is no directory that this user may write to."]
+
+
+def _versions() -> tuple[dict[str, str | None], list[str]]:
+    found: dict[str, str | None] = {"ctl": __version__, "python": platform.python_version()}
+    found |= {name: _version(name) for name in _PACKAGES}
+    problems = []
+    came = found["tensorflow"]
+    if came is None and not any(map(_version, ("tensorflow-cpu", "tf-nightly"))):
+        problems.append(
+            "TensorFlow is not installed; expected 2.16 or newer: pip install tensorflow."
+        )
+    elif came and tuple(int(p) for p in came.split(".")[:2]) < _OLDEST_TENSORFLOW:
+        problems.append(f"TensorFlow is {came}; expected 2.16 or newer.")
+    return found, problems
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _inside(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else ""
+
+
+def text_of(seen: Mapping[str, Any]) -> str:
+    """The same for people."""
+    rows = [("platform", seen["platform"])]
+    if seen["sources"]:
+        rows.append(("read from", ", ".join(seen["sources"])))
+    if seen["also_set"]:
+        rows.append(("also set", ", ".join(seen["also_set"]) + " (not used)"))
+    if seen["task"]:
+        rows += _rows_of_task(seen)
+    where = seen["directories"]
+    rows += [(name, where[name]) for name in ("model_dir", "logs", "model") if where[name]]
+    if where["sources"]:
+        rows.append(("by", ", ".join(where["sources"])))
+    rows.append(
+        ("versions", ", ".join(f"{k} {v or 'missing'}" for k, v in seen["versions"].items()))
+    )
+    rows.append(("GPUs", str(seen["gpus"])))
+    lines = [f"{name:<10} {value}" for name, value in rows]
+    lines += [f"note: {note}" for note in seen["notes"]]
+    lines += [f"wrong: {problem}" for problem in seen["problems"]]
+    return "\n".join([*lines, "" if seen["problems"] else "Nothing is wrong."]).rstrip()
+
+
+def _rows_of_task(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
+    task = seen["task"]
+    if not seen["cluster"] and task["type"] != "evaluator":
+        rows = [("this task", "a process of its own: one worker, the chief")]
+    else:
+        of = f", rank {task['rank']} of {seen['num_workers']}" if task["rank"] is not None else ""
+        chief = ", the chief" if task["is_chief"] else ""
+        rows = [("this task", f"{task['type']} {task['index']}{of}{chief}")]
+    if task["address"]:
+        rows.append(("address", task["address"]))
+    for kind, addresses in seen["cluster"].items():
+        more = f" and {len(addresses) - _MOST_NAMES} more" if len(addresses) > _MOST_NAMES else ""
+        rows.append(
+            (f"{kind}s" if kind != "ps" else "ps", ", ".join(addresses[:_MOST_NAMES]) + more)
+        )
+    if seen["has_evaluator"] and task["type"] != "evaluator":
+        rows.append(("evaluator", "another process evaluates the checkpoints"))
+    rows += [(name, f"{value} (set for TensorFlow)") for name, value in seen["settings"].items()]
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

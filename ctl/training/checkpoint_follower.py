@@ -1,0 +1,256 @@
+"""Goes through the checkpoints of a training that runs elsewhere, each once, until it has ended.
+
+Which checkpoint comes next, when to wait and when to leave; what to do with one is the caller's.
+The clock is passed in.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
+from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, UsageError
+from ctl.io import paths
+from ctl.supervision.lease import ENDED, Holder, Lease
+from ctl.training import validation
+
+POLL_SECS = 1.0
+BEGIN_SECS = 600.0
+BEAT_SECS = 30.0
+_CLOSING_SECS = 3.0  # in which an evaluator closes its reports
+_log = logging.getLogger("ctl")
+
+
+def checkpoints(trainer: Any) -> WatchedCheckpoints:
+    """The manager of an evaluator; raises UsageError for a trainer that cannot evaluate."""
+    validation.methods(trainer, "evaluate")
+    if trainer.model_dir is None:
+        raise UsageError(
+            "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "
+            "says where they are. Give the trainer the model_dir of the workers (--model_dir)."
+        )
+    given = getattr(trainer._checkpoints, "directory", None)
+    return WatchedCheckpoints(given or f"{trainer.model_dir}/checkpoints")
+
+
+class Evaluated:
+    """Which checkpoints are done, in a small JSON file: step -> when that checkpoint was made.
+
+    A checkpoint saved again at the same step is another one. A file that cannot be read counts as
+    none; one that cannot be written is one warning.
+
+    Attributes:
+      content: the file as it was found; changes with every checkpoint that is done, and every beat.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = paths.path(path)
+        self._done: dict[str, float] = {}
+        self._warned = False
+        self._writing = threading.Lock()
+        self.content = ""
+        try:
+            self.content = self._path.read_bytes().decode()
+            content = json.loads(self.content)["evaluated"]
+            self._done = {str(step): float(made) for step, made in content.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            _log.warning("%s cannot be read (%r); every checkpoint counts as new.", self._path, e)
+
+    def __contains__(self, manifest: Manifest) -> bool:
+        return self._done.get(str(manifest.step)) == manifest.created
+
+    def add(self, manifest: Manifest) -> None:
+        """Notes that a checkpoint is done, also for the next process."""
+        self._done[str(manifest.step)] = manifest.created
+        self._write({})
+
+    @contextlib.contextmanager
+    def beating(self, step: int, beat_secs: float = BEAT_SECS) -> Iterator[None]:
+        """While a checkpoint is evaluated, the file says so every few seconds: somebody may wait."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(beat_secs):
+                self._write({"evaluating": step, "beat": time.time()})
+
+        thread = threading.Thread(target=beat, name="ctl-evaluating", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _write(self, more: dict[str, Any]) -> None:
+        text = json.dumps({"evaluated": self._done, **more}) + "\n"
+        try:
+            with self._writing:
+                paths.write_whole(self._path, text)
+        except OSError as e:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s cannot be written (%s); an evaluator that is started again will evaluate the "
+                    "same checkpoints again.", self._path, e.strerror or e,
+                )  # fmt: skip
+
+
+def wait_for_evaluator(
+    watched: WatchedCheckpoints, path: str | os.PathLike[str], *, patience_secs: float = BEGIN_SECS,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> bool:  # fmt: skip
+    """Waits until the newest checkpoint is evaluated by another process, or nothing moves any more.
+
+    For platforms that end all processes with the chief. `path` is the evaluator's list; when nothing
+    is done and nothing beats for `patience_secs`, a warning is all. Returns whether the newest is done.
+    """
+    newest = max(watched.committed(), key=lambda m: m.step, default=None)
+    if newest is None or newest in Evaluated(path):
+        return newest is not None
+    _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
+    since, seen = clock(), ""
+    while clock() - since < patience_secs:
+        done = Evaluated(path)
+        if newest in done:
+            sleep(_CLOSING_SECS)
+            return True
+        if done.content != seen:
+            since, seen = clock(), done.content
+        sleep(POLL_SECS)
+    _log.warning(
+        "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",
+        newest.step, patience_secs,
+    )  # fmt: skip
+    return False
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an evaluator waits: between two looks, and for a training to begin."""
+
+    poll_secs: float = POLL_SECS
+    begin_secs: float = BEGIN_SECS
+
+
+class Following:
+    """One evaluator's way through a training.
+
+    Attributes:
+      count: checkpoints evaluated by this process; step: of the newest of them, or None.
+    """
+
+    def __init__(
+        self, watched: WatchedCheckpoints, lease: Lease, evaluated: Evaluated, *, born: float,
+        patience: Patience = Patience(), clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ):  # fmt: skip
+        """Keeps; `born` is the Unix time at which this process began."""
+        self.count = 0
+        self.step: int | None = None
+        self._watched = watched
+        self._lease = lease
+        self._evaluated = evaluated
+        self._born = born
+        self._patience = patience
+        self._clock = clock
+        self._sleep = sleep
+        self._first: Holder | None = None  # as it was first read
+        self._alive: tuple | None = None  # the training whose beat was seen to move
+        self._passed_over: set[tuple[int, float]] = set()
+        self._pending: dict[int, Manifest] = {}
+
+    def run(self, evaluate: Callable[[Manifest], None], stopped: Callable[[], bool]) -> str:
+        """Calls `evaluate` for each checkpoint, oldest first; returns why the training ended.
+
+        Returns "stopped" as soon as `stopped()` is true. Raises PeerLostError, when nothing is left
+        to evaluate, if the training died, was preempted, or never began.
+        """
+        waiting_since = self._clock()
+        while not stopped():
+            gone = self._gone()  # before looking for checkpoints: the last is saved before the end
+            manifest = self._next()
+            if manifest is not None:
+                self._evaluate(manifest, evaluate)
+                waiting_since = self._clock()
+                continue
+            holder, is_ours = gone
+            if holder is not None and is_ours:
+                return self._reason(holder)
+            if holder is None and is_ours:
+                waiting_since = self._clock()
+            if self._clock() - waiting_since > self._patience.begin_secs:
+                raise PeerLostError(
+                    f"No training began in {self._watched.directory.parent} within "
+                    f"{self._patience.begin_secs:g} s; expected a chief that trains there. Start it, "
+                    "then the evaluator again."
+                )
+            self._sleep(self._patience.poll_secs)
+        return "stopped"
+
+    def _gone(self) -> tuple[Holder | None, bool]:
+        """The holder if it no longer trains, else None; and whether that is our training.
+
+        (None, True): it trains. (None, False): nobody has. (holder, False): left by an earlier run,
+        which was silent before this process began and ever since.
+        """
+        holder = self._lease.read()
+        if holder is None:
+            return None, False
+        if self._first is None or self._first.identity != holder.identity:
+            self._first = holder
+        if holder.beat != self._first.beat:
+            self._alive = holder.identity
+        if self._lease.is_alive(holder):
+            return None, True
+        return holder, holder.identity == self._alive or holder.beat >= self._born
+
+    def _next(self) -> Manifest | None:
+        there = {
+            m.step: m
+            for m in self._watched.committed()
+            if m not in self._evaluated and (m.step, m.created) not in self._passed_over
+        }
+        deleted = sorted(set(self._pending) - set(there))
+        if deleted:
+            _log.warning(
+                "Deleted before they were evaluated: steps %s. Keep more checkpoints, or save less "
+                "often.", ", ".join(map(str, deleted)),
+            )  # fmt: skip
+        self._pending = there
+        return there[min(there)] if there else None
+
+    def _evaluate(self, manifest: Manifest, evaluate: Callable[[Manifest], None]) -> None:
+        del self._pending[manifest.step]
+        try:
+            with self._evaluated.beating(manifest.step):
+                evaluate(manifest)
+        except UnusableCheckpoint as e:
+            self._passed_over.add((manifest.step, manifest.created))
+            _log.warning("Passing over the checkpoint of step %d: %s.", manifest.step, e)
+            return
+        self._evaluated.add(manifest)
+        self.count, self.step = self.count + 1, manifest.step
+
+    def _reason(self, holder: Holder) -> str:
+        """Why our training ended, with every checkpoint done; raises if it is not complete."""
+        left = "Every checkpoint that it left is evaluated."
+        if holder.state != ENDED:
+            raise PeerLostError(
+                f"The training on {holder.host}, process {holder.pid}, died without a word after "
+                f"step {holder.step}, its newest checkpoint. {left}"
+            )
+        if holder.exit_code in (EXIT_RETRY, EXIT_PREEMPTED):
+            raise PeerLostError(
+                f"The training on {holder.host} is not complete: {holder.reason} at step "
+                f"{holder.step}. {left}"
+            )
+        return holder.reason

@@ -1,0 +1,92 @@
+"""TensorFlow's errors as ours, where we know better what they mean."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.data import pipeline
+from ctl.distribute.strategies import Placement
+from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
+from ctl.step import finiteness
+
+PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
+                tf.errors.CancelledError)  # fmt: skip
+_OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
+_XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
+
+
+def explained(
+    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Placement,
+    several: bool,
+) -> BaseException:  # fmt: skip
+    """The error to raise for `error`, which came after `step` completed steps; often the same.
+
+    `several` says that other processes take part.
+    """
+    text = str(error)
+    if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
+        who = finiteness.described(text, place.num_replicas, place.num_workers)
+        return NonFiniteError(
+            f"Step {step + 1}: {who}. The step was not applied; {newest(manager)}. Look at the loss for "
+            "logarithms and divisions, lower the learning rate, or clip with self.gradients = "
+            "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out, "
+            "--on_nonfinite=rollback goes back to the checkpoint and on with other data."
+        )
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
+        return OutOfMemory(
+            f"Step {step + 1}: out of memory ({_first_line(text, _MEMORY_WORDS)}). global_batch_size is "
+            f"{batch_size}, {-(-batch_size // place.num_replicas)} on each of {place.num_replicas} "
+            f"replicas; {newest(manager)}. Try a smaller --global_batch_size, or "
+            "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
+            "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and pipeline.TOO_MANY_ROWS in text:
+        return UsageError(
+            f"Step {step + 1}: {pipeline.TOO_MANY_ROWS}, {batch_size}. Write "
+            "dataset.batch(batch_size) with the batch_size that train_data is given."
+        )
+    if isinstance(error, tf.errors.OpError) and _XLA[0] in text:
+        return UsageError(
+            f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
+            "--jit_compile out, or write the step without that operation."
+        )
+    return _of_a_peer(error, text, step) if several else error
+
+
+def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
+    """PeerLostError where another task is the cause; else the same error."""
+    if isinstance(error, PEER_ERRORS):
+        return PeerLostError(
+            f"Step {step}: another task is gone or cannot be reached "
+            f"({_first_line(text, _PEER_WORDS)}). Its own log tells why."
+        )
+    words = text.lower()
+    if isinstance(error, _OF_NCCL) and "nccl" in words and "invalid" not in words:
+        return PeerLostError(
+            f"Step {step}: NCCL failed ({_first_line(text, ('NCCL', 'nccl'))}). Most often another task "
+            "is gone or a network failed; NCCL_DEBUG=INFO and the other logs tell more."
+        )
+    return error
+
+
+def newest(manager: Any) -> str:
+    """Which checkpoint is the newest, as part of a sentence."""
+    kept: list[int] = getattr(manager, "steps", list)()
+    return f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+
+
+_MEMORY_WORDS = ("OOM", "out of memory", "llocat", "memory")
+_PEER_WORDS = ("aborted", "reset by peer", "closed", "unhealthy", "timed out", "failed to connect")
+
+
+def _first_line(text: str, words: tuple[str, ...]) -> str:
+    """The first line of a TensorFlow error with one of `words`; it is more than a heading."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    known = [line for line in lines if any(word in line for word in words)]
+    return (known or lines or [""])[0][:200]
+
+
+def ours(error: BaseException | None) -> CtlError | None:
+    """The error of `ctl` in a chain of errors, or None."""
+    while error is not None and not isinstance(error, CtlError):
+        error = error.__cause__ or error.__context__
+    return error

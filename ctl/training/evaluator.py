@@ -1,0 +1,101 @@
+"""The evaluator: a process that trains nothing and evaluates each checkpoint that the chief saves.
+
+TF_CONFIG='{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}' \\
+    python -m models.mnist --model_dir=/shared/mnist
+
+It is the same program as the workers'. It reads `model_dir/checkpoints` and writes nothing there.
+"""
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.watched import WatchedCheckpoints
+from ctl.errors import CtlError, Stopped
+from ctl.io import paths
+from ctl.metrics.group import ReportGroup
+from ctl.metrics.protocol import Ended
+from ctl.supervision import signals
+from ctl.supervision.lease import NAME, Lease
+from ctl.supervision.process_identity import process_started
+from ctl.training import run
+from ctl.training.checkpoint_follower import Evaluated, Following
+from ctl.training.loop import Interrupted
+from ctl.training.run import Session
+from ctl.training.run_metadata import log_dir
+
+EVALUATED = "evaluated.json"
+NUMBERS = "evaluations.jsonl"
+_log = logging.getLogger("ctl")
+
+
+def follow(trainer: Any, prepared: Session) -> dict[str, float]:
+    """Evaluates until the training has ended; returns the newest means, as "eval_<name>".
+
+    Raises Stopped after a signal, PeerLostError if the training died or is not complete.
+    """
+    place, watched = paths.path(trainer.model_dir), prepared.manager
+    assert isinstance(watched, WatchedCheckpoints)
+    following = Following(
+        watched, Lease(place / NAME), Evaluated(place / EVALUATED), born=process_started()
+    )
+    means: dict[str, float] = {}
+    received = prepared.signals = signals.Signals()
+
+    def evaluate(manifest: Manifest) -> None:
+        watched.restore(prepared.state, manifest.step)
+        means.clear()
+        try:
+            means.update(run.evaluate(trainer, prepared))
+        except Interrupted:
+            raise _stopped(received, following) from None
+
+    reports = prepared.running = _reports(trainer)
+    reason = "failed"
+    _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
+    try:
+        with received:
+            reason = following.run(evaluate, lambda: received.received is not None)
+        if received.received is not None:
+            raise _stopped(received, following)
+        reason = f"the training has ended ({reason})"
+    except CtlError as e:
+        stopped = isinstance(e, Stopped)
+        reason = "stopped by a signal" if stopped else f"failed: {type(e).__name__}"
+        raise
+    finally:
+        prepared.signals = None
+        summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
+        reports.note(Ended(following.step or 0, reason, summary))
+        prepared.running = None
+    return {f"eval_{k}": v for k, v in means.items()}
+
+
+def _stopped(received: signals.Signals, following: Following) -> Stopped:
+    number = received.received or signal.SIGTERM
+    return Stopped(
+        f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
+        "goes on from there.", signals.exit_code(number),
+    )  # fmt: skip
+
+
+def _reports(trainer: Any) -> ReportGroup:
+    """The given reports, or the default ones, with a file of numbers that no other process has open."""
+    if trainer._reports is not None:
+        return ReportGroup(trainer._reports)
+    from ctl.metrics.console import ConsoleReport
+    from ctl.metrics.jsonl import JsonlReport
+    from ctl.metrics.tensorboard import TensorBoardReport
+
+    if paths.is_url(trainer.model_dir):
+        _log.warning(
+            "model_dir is a URL: the numbers of evaluations are told on the console and not kept. Mount "
+            "it (/gcs/...), or give reports=[...] other paths."
+        )
+        return ReportGroup([ConsoleReport()])
+    place = Path(trainer.model_dir)
+    return ReportGroup(
+        [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(log_dir(trainer))]
+    )

@@ -1,0 +1,181 @@
+"""Many steps in one graph call: the part of the loop that runs inside TensorFlow.
+
+`StepLoop` runs a `ReplicaStep` over batches under a strategy and adds up the numbers. Nothing is
+fetched and nothing is reduced over workers here: that happens when somebody asks for the means.
+"""
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+from ctl.data.batches import Batches
+from ctl.distribute import collective_debug
+from ctl.distribute.strategies import placement
+from ctl.step import keras_metrics
+from ctl.step.averaging import ROWS
+from ctl.step.replica_step import ReplicaStep
+from ctl.training.error_translation import ours
+
+
+class StepLoop:
+    """Runs a `ReplicaStep` over batches; one trace whatever the number of steps.
+
+    Args:
+      counter: a variable of int64 that counts completed steps, or None.
+      single: steps always come one at a time; saves the loop around them.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, step: ReplicaStep, *,
+        counter: tf.Variable | None = None, single: bool = False,
+    ):  # fmt: skip
+        self._strategy = strategy
+        self._step = step
+        self._counter = counter
+        self._single = single
+        place = placement(strategy)
+        self._workers, self._local = place.num_workers, place.num_local_replicas
+        self._functions: dict = {}
+        self.has_run = False  # the first call also compiles
+        self._counted = False  # elements are (share, number of real rows)
+        self._cut: Any = None  # what takes a share of an element that is a global batch
+        self._bound: tuple = (None, None)  # the batches of the last call, their function
+        self._lengths: dict[int, tf.Tensor] = {}
+        self.totals = step.totals
+
+    def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
+        """Runs up to `steps` steps; returns (packed + their totals, steps that were run).
+
+        Fewer steps than asked means that the data ended, on all workers at the same step.
+        """
+        kind = "evaluation" if self._counter is None else "training"
+        collective_debug.announce(f"{steps} {kind} steps")
+        if self._bound[0] is not batches:
+            self.trace(batches)
+        function, self.has_run = self._bound[1], True
+        if batches.ends_unknown:
+            packed, done = function(batches.iterator, self._length(steps), packed)
+            return packed, int(done)
+        if self._single:
+            for _ in range(steps):
+                packed = function(batches.iterator, packed)
+        else:
+            packed = function(batches.iterator, self._length(steps), packed)
+        return packed, steps
+
+    def trace(self, batches: Batches) -> None:
+        """Traces the function that `run` calls for these batches, if need be."""
+        self._bound = batches, self._function(batches)
+
+    def names(self, batches: Batches) -> list[str]:
+        """What a step returns, from its trace for such batches; nothing is run. For all workers."""
+        self._function(batches)
+        return [*(n for n in self.totals.names if n != ROWS), *keras_metrics.results(self.totals.metrics)]
+
+    def communicates(self, batches: Batches) -> bool:
+        """Whether workers wait for each other within a call of `run`, from the trace."""
+        graph = self._function(batches).graph.as_graph_def()
+        functions = (f.node_def for f in graph.library.function)
+        nodes = itertools.chain(graph.node, *functions)
+        return any(node.op.startswith("Collective") for node in nodes)
+
+    def release(self) -> None:
+        """Forgets the batches of the last call, so that their pipeline can end."""
+        self._bound = None, None
+
+    def graph_def(self):
+        """The graph of the step as a GraphDef, once something ran; None before."""
+        for function in self._functions.values():
+            return function.graph.as_graph_def()
+        return None
+
+    def _function(self, batches: Batches):
+        """The concrete function for this type of iterator; calling it skips tf.function's dispatch."""
+        spec = tf.type_spec_from_value(batches.iterator)
+        key = batches.ends_unknown, batches.counted, batches.cut is not None, spec
+        if key not in self._functions:
+            try:
+                self._functions[key] = self._trace(spec, batches)
+            except Exception as e:
+                known = ours(e)
+                if known is None or known is e:
+                    raise
+                raise known from None  # AutoGraph wraps errors of classes it does not know
+        return self._functions[key]
+
+    def _trace(self, spec, batches: Batches):
+        self._counted, self._cut = batches.counted, batches.cut
+        packed = tf.TensorSpec([None, 2], tf.float64)
+        length = tf.TensorSpec([], tf.int64)
+        if batches.ends_unknown:
+            return tf.function(self._until_end).get_concrete_function(spec, length, packed)
+        if self._single:
+            return tf.function(self._one).get_concrete_function(spec, packed)
+        return tf.function(self._many).get_concrete_function(spec, length, packed)
+
+    def _length(self, steps: int) -> tf.Tensor:
+        if steps not in self._lengths:
+            if len(self._lengths) > 100:  # automatic lengths vary without end
+                self._lengths.clear()
+            self._lengths[steps] = tf.constant(steps, tf.int64)
+        return self._lengths[steps]
+
+    def _one(self, iterator, packed):
+        return packed + self._replicas(next(iterator))
+
+    def _many(self, iterator, steps, packed):
+        for _ in tf.range(steps):
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
+            )
+            packed = packed + self._replicas(next(iterator))
+        return packed
+
+    def _until_end(self, iterator, steps, packed):
+        done = tf.constant(0, tf.int64)
+        more = tf.constant(True)
+        while more and done < steps:
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
+            )
+            element = iterator.get_next_as_optional()
+            more = self._everywhere(element.has_value(), iterator)
+            if more:
+                packed = packed + self._replicas(element.get_value())
+                done += 1
+        return packed, done
+
+    def _replicas(self, batch):
+        """One step on every replica of this process; `[m, 2]`, the sum over them."""
+        if self._cut is not None:
+            result = self._strategy.run(self._own, (batch,))
+        else:
+            result = self._strategy.run(self._step, batch if self._counted else (batch,))
+        local = self._strategy.experimental_local_results(result)
+        if self._counter is not None:
+            with tf.control_dependencies(local):  # a step that fails is not counted
+                self._counter.assign_add(1, read_value=False)
+        return local[0] if len(local) == 1 else tf.add_n(local)
+
+    @tf.autograph.experimental.do_not_convert
+    def _own(self, batch):
+        """The step of one replica on its rows of a global batch."""
+        replica = 0
+        if self._local > 1:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self._local
+        share = self._cut(batch, replica)
+        return self._step(*share) if self._counted else self._step(share)
+
+    @tf.autograph.experimental.do_not_convert
+    def _everywhere(self, here, iterator):
+        """True if every worker has a batch; TensorFlow's distributed iterators agree by themselves."""
+        if self._workers == 1 or not isinstance(iterator, tf.data.Iterator):
+            return here
+
+        def count(value):
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, tf.int32))
+
+        total = self._strategy.run(count, (here,))
+        return tf.equal(total, self._workers)

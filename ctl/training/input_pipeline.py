@@ -1,0 +1,94 @@
+"""Opens a trainer's data where its session is: which source, from which position, to which step."""
+
+import logging
+from typing import Any
+
+from ctl.checkpoints.protocol import NullCheckpoints
+from ctl.data import per_worker, pipeline
+from ctl.data.batches import Batches
+from ctl.distribute import parameter_servers, strategies
+from ctl.errors import UsageError
+from ctl.training import validation
+
+_log = logging.getLogger("ctl")
+
+
+def open_train(
+    trainer: Any, session: Any, steps: int | None, epochs: float | None
+) -> tuple[int | None, Batches]:
+    """The step to stop at (None: when the data ends), and the batches from where the session is.
+
+    Raises UsageError for numbers of steps and epochs that cannot be, and for endless runs.
+    """
+    if steps is not None:
+        validation.whole("steps", steps, 1)
+    if steps is not None and epochs is not None:
+        raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
+    if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
+        raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
+    session.advance(session.step, trainer.global_batch_size)
+    batches = _open_batches(trainer, session, steps, epochs)
+    if batches.steps is None:
+        if steps is None and not batches.ends_unknown:
+            raise UsageError(
+                "train_data is endless and no number of steps was given. Write train(steps=...), or "
+                "--train_steps."
+            )
+        return steps, batches
+    end = session.step + batches.steps
+    return (end if steps is None else min(steps, end)), batches
+
+
+def _open_batches(
+    trainer: Any, session: Any, steps: int | None, epochs: float | None
+) -> Batches:
+    where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
+    parts = getattr(trainer, "train_data_fn", None)
+    served = parameter_servers.is_used(trainer.strategy)
+    if session.position is not None and (served or parts is not None):
+        raise UsageError(
+            "data_position is 'iterator', which saves one iterator of global batches; "
+            f"{'parameter servers' if served else 'train_data_fn'} have no such. Leave it out."
+        )
+    if served:
+        if parts is not None:
+            raise UsageError(
+                "train_data_fn gives each worker's part of batches in step, and workers of parameter "
+                "servers go at their own speed. Write train_data, with global batches."
+            )
+        return per_worker.open_train(
+            trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
+            steps=steps, **where,
+        )  # fmt: skip
+    if parts is not None:
+        return pipeline.open_parts(
+            parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
+        )
+    return pipeline.open_train(
+        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
+        mode=trainer.data_position, position=session.position,
+        resumable=not isinstance(session.manager, NullCheckpoints), **where,
+    )  # fmt: skip
+
+
+def open_eval(trainer: Any) -> Batches:
+    """One pass over the examples to evaluate; looked at closely for the first time only."""
+    opened = pipeline.open_eval(
+        trainer.eval_data, strategies.local(trainer.strategy),
+        global_batch_size=trainer.global_batch_size, is_known=trainer._eval_is_known,
+    )  # fmt: skip
+    trainer._eval_is_known = True
+    return opened
+
+
+def warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
+    """Says once that batches are smaller than what `average` divides by."""
+    size = trainer.global_batch_size
+    known = batches.examples is not None or batches.steps is not None or not batches.certain
+    if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
+        trainer._warned = True
+        _log.warning(
+            "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
+            "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
+            "train_data is given, after repeat().", rows, size, size,
+        )  # fmt: skip

@@ -1,0 +1,211 @@
+"""The training loop with parameter servers: calls of many steps go to workers, each at its own speed.
+
+for each round until the next mark or `steps`:
+    schedule calls; workers draw the steps of the round one by one
+    join, then log, evaluate, save: each when its `Every` says so
+    after_loop(step, means)        # the one hook; may ask to stop
+save
+
+A step is drawn as a number from a counter on a parameter server, so a round has exactly its steps
+however they fall on workers, and what a lost worker had drawn is drawn again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.data.batches import Batches
+from ctl.distribute import parameter_servers
+from ctl.metrics.protocol import Progressed
+from ctl.step import update_lock
+from ctl.step.replica_step import ReplicaStep
+from ctl.supervision import heartbeat
+from ctl.supervision.signals import Signals
+from ctl.training.error_translation import ours
+from ctl.training.loop import Synchronous
+from ctl.training.loop_length import Pace
+
+_ROUND_SECS = 2.0  # between joins where no mark comes first
+_LOOPS_PER_ROUND = 4
+_NO_MORE = 2**62  # a number that no round reaches
+_STALLED_SECS = 30.0
+_LEAVE_SECS = 10.0  # a worker that is gone cannot end its step
+
+_log = logging.getLogger("ctl")
+
+
+class Asynchronous(Synchronous):
+    """As `Synchronous`, in rounds; between two joins only the workers are busy."""
+
+    _loop: "ScheduledLoop"  # has the methods of a StepLoop that are used
+
+    def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
+        """Trains from `step` to `steps` completed steps."""
+        self._loop.watch = Watch(self._loop.completed, signals, self._reports.note, self._clock)
+        return super().run(batches, step=step, steps=steps, signals=signals)
+
+    def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
+        """Steps of the next round."""
+        self._rate = self.interval.steps_per_sec() or self._rate
+        if pace.auto:
+            length = pace.length * _LOOPS_PER_ROUND
+        else:
+            self._loop.per_closure = pace.length
+            length = max(pace.length * self._loop.num_workers, int(self._rate * _ROUND_SECS))
+        return max(1, min([length, *(e - step for e in (mark, steps) if e is not None)]))
+
+    def _why(self, data_ended: bool) -> str:
+        return super()._why(False)  # the data is endless: only a signal cuts a round short
+
+
+class Watch:
+    """What the chief does while workers are busy: tells progress, sees signals, warns of a stall."""
+
+    def __init__(
+        self, completed: Callable[[], int], signals: Signals, note: Callable,
+        clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        self._completed, self._signals, self._note, self._clock = completed, signals, note, clock
+        self._step, self._moved, self._looked, self._warned = -1, 0.0, 0.0, False
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._moved = self._looked = self._clock()
+
+    def __call__(self) -> bool:
+        """True if the round is to be cut short."""
+        now = self._clock()
+        if now - self._looked >= 1.0:
+            self._looked, step = now, self._completed()
+            if step != self._step:
+                self._step, self._moved, self._warned = step, now, False
+                self._note(Progressed(step))
+                heartbeat.here.reached(step)
+            elif now - self._moved > _STALLED_SECS and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "No worker has completed a step for %.0f s, since step %d; still waiting. A lost "
+                    "worker may be started again at its address.", now - self._moved, step,
+                )  # fmt: skip
+        return self._signals.received is not None
+
+
+class ScheduledLoop:
+    """Runs a `ReplicaStep` on workers, in calls that a `ClusterCoordinator` gives out.
+
+    Attributes:
+      per_closure: most steps in one call; None: workers share a round as they can.
+      watch: called again and again while workers are busy; True cuts the round short.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, step: ReplicaStep, *, counter: tf.Variable
+    ):
+        self._strategy, self._step, self._counter = strategy, step, counter
+        self._coordinator = parameter_servers.coordinator(strategy)
+        self.num_workers = parameter_servers.num_workers(strategy)
+        with strategy.scope():
+            self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="drawn")
+        self._function = tf.function(self._draw)
+        self._graph: Any = None  # of the trace
+        self.totals = step.totals
+        self.per_closure: int | None = None
+        self.watch: Callable[[], bool] = lambda: False
+
+    def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
+        """Runs `steps` steps; returns (packed + their totals, steps that were run).
+
+        Fewer steps than asked means that `watch` said so.
+        """
+        start = step = self.completed()
+        results, cut = [], False
+        while step < start + steps and not cut:
+            self._drawn.assign(step)
+            left = start + steps - step
+            count, length = parameter_servers.closures(left, self.per_closure, self.num_workers)
+            arguments = (batches.iterator, _int64(length), _int64(start + steps))
+            results += [self._schedule(arguments) for _ in range(count)]
+            cut = self._join(results)
+            step = self.completed()  # fewer than drawn, where a worker was lost
+        for result in results:
+            packed = packed + np.asarray(result.fetch())
+        return packed, step - start
+
+    def completed(self) -> int:
+        """Steps completed by all workers until now."""
+        return int(self._counter.numpy())
+
+    def _join(self, results: list) -> bool:
+        """Waits until workers are idle; returns whether the round was cut short.
+
+        Where it was, a worker that does not end its step is left behind, and with it the totals.
+        """
+        cut_at, pause = None, 0.001
+        while not self._coordinator.done():
+            if cut_at is None and self.watch():
+                self._drawn.assign(_NO_MORE)
+                cut_at = time.monotonic()
+            if cut_at is not None and time.monotonic() - cut_at > _LEAVE_SECS:
+                results.clear()
+                return True
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        self._coordinator.join()
+        return cut_at is not None
+
+    def release(self) -> None:
+        """Nothing is kept of the batches."""
+
+    def trace(self, batches: Batches) -> None:
+        """Workers trace when they get their first call."""
+
+    @property
+    def has_run(self) -> bool:
+        """False until the first call, which also traces and compiles."""
+        return self._graph is not None
+
+    def graph_def(self):
+        """The graph of the step as a GraphDef, once something ran; None before."""
+        return None if self._graph is None else self._graph.as_graph_def()
+
+    def _schedule(self, arguments):
+        try:
+            return self._coordinator.schedule(self._function, arguments)
+        except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
+            raise ours(e) or e from None
+
+    def _draw(self, iterator, most, until):
+        """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
+        self._graph = tf.compat.v1.get_default_graph()
+        packed = tf.zeros([1, 2], tf.float64)
+        done = tf.constant(0, tf.int64)
+        while done < most:
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
+            )
+            number = tf.raw_ops.ResourceCountUpTo(
+                resource=self._drawn.handle, limit=_LIMIT, T=tf.int64
+            )
+            if number < until:
+                packed = packed + self._one(next(iterator))
+                done += 1
+            else:
+                done = most
+        return packed
+
+    def _one(self, batch):
+        before = len(tf.compat.v1.get_default_graph().get_operations())
+        packed = self._strategy.run(self._step, (batch,))
+        update_lock.count_after(self._counter, packed, before)
+        return packed
+
+
+_LIMIT = 2**63 - 1
+
+
+def _int64(number: int) -> tf.Tensor:
+    return tf.constant(number, tf.int64)

@@ -1,0 +1,199 @@
+"""What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ctl.checkpoints.protocol import Manifest
+from ctl.data.batches import Batches
+from ctl.distribute import parameter_servers
+from ctl.distribute.host_allreduce import Agreement
+from ctl.errors import CheckpointError, CtlError, NonFiniteError, UsageError
+from ctl.io import paths
+from ctl.metrics.protocol import Started
+from ctl.supervision import lease
+from ctl.training import error_translation
+
+_log = logging.getLogger("ctl")
+
+
+def claim(trainer: Any) -> None:
+    """Raises UsageError while another job trains in the trainer's model_dir."""
+    if trainer.placement.is_chief:
+        lease.claim(trainer.model_dir)
+
+
+_MAY_DIFFER = ("workers", "replicas", "strategy", "tensorflow", "ctl")  # the numbers stay equal
+
+
+def check_configuration(
+    trainer: Any, resumed: Manifest | None, batches: Batches, config: Mapping[str, Any]
+) -> None:
+    """Shows what differs from the run that is resumed; raises UsageError where data come in another order.
+
+    Unless `trainer.allow_config_change`. Another number of workers is no difference where the
+    global batches stay the same; it is one where each worker reads data of its own.
+    """
+    if resumed is None:
+        return
+    before = {
+        "seed": resumed.data.get("seed"),
+        "global_batch_size": resumed.world.get("global_batch_size"),
+        "train_data": resumed.data.get("source") if batches.certain else None,
+    }
+    now = {
+        "seed": trainer.seed,
+        "global_batch_size": trainer.global_batch_size,
+        "train_data": batches.description,
+    }
+    if batches.per_worker:
+        before["workers"] = resumed.world.get("workers")
+        now["workers"] = trainer.placement.num_workers
+    order = [k for k in before if before[k] is not None and before[k] != now[k]]
+    lines = [f"  {k}: {before[k]} before, {now[k]} now" for k in order]
+    if lines and not trainer.allow_config_change:
+        raise UsageError(
+            f"The checkpoint of step {resumed.step} was made with other settings: from here on, examples "
+            "would come in another order than in an unbroken run.\n" + "\n".join(lines)
+            + "\nGive the settings of before, another --model_dir, or --allow_config_change."
+        )  # fmt: skip
+    old = resumed.config
+    others = [k for k in config if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != config[k]]
+    lines += [f"  {k}: {old.get(k, 'nothing')} before, {config[k]} now" for k in others]
+    if lines and trainer.placement.is_chief:
+        _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
+
+
+def restore(trainer: Any, manager: Any, state: Any, agreement: Agreement) -> Manifest | None:
+    """Restores one checkpoint on all workers, the one that the chief chooses where `manager` can; or None.
+
+    All workers must call it. Where one of them fails, every one raises a CtlError.
+    """
+    choose = getattr(manager, "choose", None)
+    if agreement.num_workers == 1 or choose is None:
+        resumed = manager.restore(state)
+        if resumed is None:
+            _check_not_deleted(trainer, manager)
+        _same_everywhere(agreement, state.placement, 0 if resumed is None else resumed.step)
+        return resumed
+    place = state.placement
+    step, failure = 0, None
+    try:
+        chosen = choose() if place.is_chief else None
+        if chosen is None:
+            _check_not_deleted(trainer, manager)
+        step = 0 if chosen is None else chosen + 1
+    except CtlError as e:
+        failure = e
+    step = int(agreement.sum([float(step)])[0])
+    resumed = None
+    try:
+        resumed = manager.restore(state, step - 1) if step and failure is None else None
+    except CtlError as e:
+        failure = e
+    codes = np.zeros(agreement.num_workers)
+    codes[place.worker_index] = 0 if failure is None else failure.exit_code
+    codes = agreement.sum(codes)
+    if failure is not None:
+        raise failure
+    if codes.any():
+        first = int(np.flatnonzero(codes)[0])
+        other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
+        other.exit_code = int(codes[first])
+        raise other
+    return resumed
+
+
+def _check_not_deleted(trainer: Any, manager: Any) -> None:
+    """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
+    temporary = hasattr(manager, "succeeded")  # it deletes them itself
+    if temporary or not (trainer.model_dir and trainer.placement.is_chief and hasattr(manager, "choose")):
+        return
+    where = paths.path(trainer.model_dir)
+    if manager.directory != where / "checkpoints":
+        return
+    holder = lease.Lease(where / lease.NAME).read()
+    if holder is not None and holder.step > 0:
+        raise UsageError(
+            f"{where / lease.NAME} says that a training saved step {holder.step} here, and there is no "
+            f"checkpoint in {manager.directory}. Was it deleted, or is a disk not mounted? Bring it back, "
+            f"or give another --model_dir; to begin at step 0 here, delete {where / lease.NAME}."
+        )
+
+
+def _same_everywhere(agreement: Agreement, place: Any, step: int) -> None:
+    """For managers that choose on each worker."""
+    found = np.zeros(agreement.num_workers + 1)
+    found[place.worker_index] = step
+    found[-1] = step if place.is_chief else 0
+    *steps, chiefs = map(int, agreement.sum(found))
+    others = [f"worker {i} at step {s}" for i, s in enumerate(steps) if s != chiefs]
+    if agreement.num_workers > 1 and others:
+        raise UsageError(
+            f"The chief found the newest checkpoint at step {chiefs}, {', '.join(others)}. All workers "
+            "must see the same model_dir: put it on shared storage."
+        )
+
+
+_ROLLBACKS = 3  # to one checkpoint
+
+
+def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int], Manifest] | None:
+    """What takes the run from a step back to its newest checkpoint, if that is wanted.
+
+    Raises UsageError where it could not.
+    """
+    wanted = trainer.gradients.on_nonfinite == "rollback" or getattr(trainer.spike, "rollback", False)
+    if not wanted:
+        return None
+    if parameter_servers.is_used(trainer.strategy):
+        raise UsageError(
+            "rollback needs workers in step, and those of parameter servers go at their own speed. Write "
+            "on_nonfinite='skip' or 'stop' (--on_nonfinite)."
+        )
+    if hasattr(trainer, "train_data_fn"):
+        raise UsageError(
+            "rollback skips the data of the steps that it takes back, which train_data_fn cannot. Write "
+            "train_data, with global batches, or on_nonfinite='skip'."
+        )
+
+    def roll_back(step: int) -> Manifest:
+        session.advance(step, trainer.global_batch_size, batches.examples)
+        manifest = _roll_back(trainer, session, step)
+        if session.running is not None:
+            note = Started(manifest.step, None, session.info, f"going back from step {step}")
+            session.running.note(note)
+        return manifest
+
+    return roll_back
+
+
+def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
+    """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
+    if hasattr(session.manager, "finish"):
+        session.manager.finish()  # a save in the background
+    session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
+    manifest = restore(trainer, session.manager, session.state, session.agreement)
+    if manifest is None:
+        raise NonFiniteError(
+            f"Step {step}: there is no checkpoint to go back to. Save more often (--save_every_steps), or "
+            "write --on_nonfinite=skip."
+        )
+    back = manifest.step
+    count = session.rollbacks[back] = session.rollbacks.get(back, 0) + 1
+    if count > _ROLLBACKS:
+        raise NonFiniteError(
+            f"Step {step}: went back {_ROLLBACKS} times to the checkpoint of step {back}, each time with "
+            f"other data, and it was of no use; {error_translation.newest(session.manager)}. "
+            "Lower the learning rate."
+        )
+    session.at = back
+    session.watching.restore(manifest.state.get("watchers", {}))
+    if trainer.placement.is_chief:
+        _log.warning(
+            "Step %d: going back to the checkpoint of step %d, and on with the next data: the %d "
+            "examples since then are skipped (%d of %d times).",
+            step, back, (step - back) * trainer.global_batch_size, count, _ROLLBACKS,
+        )  # fmt: skip
+    return manifest

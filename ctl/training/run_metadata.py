@@ -1,0 +1,184 @@
+"""What a run tells its reports: the header, the resumed line, the summary, the configuration."""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+import tensorflow as tf
+from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.tracked_state import State, collect
+from ctl.data.pipeline import Batches
+from ctl.distribute import parameter_servers, strategies
+from ctl.io import paths
+from ctl.metrics.group import ReportGroup
+from ctl.metrics.protocol import RunInfo
+from ctl.training.loop import Synchronous
+from ctl.version import __version__
+
+_log = logging.getLogger("ctl")
+
+
+def reports_of(trainer: Any) -> ReportGroup:
+    """The given reports, or the default ones; on the chief, or where one says `everywhere = True`."""
+    if not trainer.placement.is_chief:
+        given = trainer._reports or ()
+        return ReportGroup([r for r in given if getattr(r, "everywhere", False)])
+    if trainer._reports is not None:
+        return ReportGroup([*trainer._reports, *trainer.also_report])
+    from ctl.metrics.console import ConsoleReport
+    from ctl.metrics.jsonl import JsonlReport
+    from ctl.metrics.tensorboard import TensorBoardReport
+
+    reports: list = [ConsoleReport(), *trainer.also_report]
+    if paths.is_url(trainer.model_dir):
+        _log.warning(
+            "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
+            "TensorBoard's files are not. Mount it (/gcs/...), or give reports=[...] other paths."
+        )
+    elif trainer.model_dir:
+        reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
+        reports.append(TensorBoardReport(log_dir(trainer)))
+    return ReportGroup(reports)
+
+
+def log_dir(trainer: Any) -> str:
+    """Where TensorBoard's files go."""
+    return trainer.log_dir or f"{trainer.model_dir}/logs"
+
+
+def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
+    """What does not change during a run."""
+    place = trainer.placement
+    models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]
+    parameters = tuple(
+        (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
+        for name, v in state.variables.items()
+        if name.split("/")[0] in models
+    )
+    policy = getattr(trainer.model, "dtype_policy", None)
+    served = parameter_servers.is_used(trainer.strategy)
+    workers = parameter_servers.num_workers(trainer.strategy) if served else place.num_workers
+    return RunInfo(
+        model=type(trainer).__name__,
+        strategy=strategies.word_of(trainer.strategy),
+        num_workers=workers,
+        num_replicas=place.num_replicas,
+        global_batch_size=trainer.global_batch_size,
+        data=batches.description,
+        precision=getattr(policy, "name", "float32"),
+        seed=trainer.seed,
+        model_dir=trainer.model_dir,
+        parameters=parameters,
+        config=configuration(trainer),
+        hparams={
+            "global_batch_size": trainer.global_batch_size,
+            "seed": trainer.seed,
+            **trainer.hparams,
+        },
+    )
+
+
+def configuration(trainer: Any) -> dict[str, Any]:
+    """Everything a run was made of, JSON-able."""
+    place, intervals = trainer.placement, trainer.intervals
+    return {
+        "model": type(trainer).__name__,
+        "strategy": strategies.word_of(trainer.strategy),
+        "workers": place.num_workers,
+        "replicas": place.num_replicas,
+        "global_batch_size": trainer.global_batch_size,
+        "seed": trainer.seed,
+        "steps_per_loop": intervals.steps_per_loop,
+        **{f"{n}_every": str(getattr(intervals, n)) for n in ("log", "evaluate", "save")},
+        "gradients": str(trainer.gradients),
+        **trainer.hparams,
+        "tensorflow": tf.__version__,
+        "ctl": __version__,
+    }
+
+
+def plain_configuration(trainer: Any) -> dict[str, Any]:
+    """The same in values that JSON gives back as they are."""
+    return json.loads(json.dumps(configuration(trainer), default=str))
+
+
+def write_config(trainer: Any) -> None:
+    """`model_dir/config.json`, by the chief."""
+    if not trainer.placement.is_chief or not trainer.model_dir:
+        return
+    final = paths.path(trainer.model_dir) / "config.json"
+    text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"
+    try:
+        paths.write_whole(final, text)
+    except OSError as e:
+        _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
+
+
+def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
+    """One line about where a run goes on, with its age and its restarts; None on a fresh start."""
+    again = _attempt()
+    if manifest is None or manifest.step == 0:
+        return f"{again}, from the beginning" if again else None
+    share = f" ({100 * manifest.step / total:.0f} %)" if total else ""
+    secs = max(0.0, time.time() - manifest.created)
+    units = ((172800, 86400, "days"), (7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
+    size, unit = next((size, unit) for least, size, unit in units if secs >= least)
+    line = f"resuming at step {manifest.step}{share}, saved {secs / size:.0f} {unit} ago"
+    return f"{line}; {again}" if again else line
+
+
+def _attempt() -> str | None:
+    """What the launcher says of restarts, if there were any."""
+    count, reason = os.environ.get("CTL_ATTEMPT", ""), os.environ.get("CTL_RESTART_REASON", "")
+    if not count.isdigit() or int(count) < 2:
+        return None
+    return f"attempt {count}" + (f" after: {reason}" if reason else "")
+
+
+def learning_rate_of(optimizer: Any) -> float | None:
+    """The current learning rate of a Keras optimizer, schedules included; None if there is none."""
+    try:
+        rate = optimizer.learning_rate
+        rate = rate(optimizer.iterations) if callable(rate) else rate
+        return float(rate.numpy() if hasattr(rate, "numpy") else rate)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, exported: list[str]) -> dict:
+    """Label -> value for the last lines a person sees."""
+    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
+    rate = run.steps_per_sec()
+    if rate:
+        summary["speed"] = f"{rate:,.1f} steps/s"
+    shown = run.metrics or run.means
+    summary |= {
+        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
+        for k, v in shown.items() if not k.startswith("gradient_norm")
+    }  # fmt: skip
+    directory = trainer.model_dir
+    if directory:
+        summary |= {"checkpoints": f"{directory}/checkpoints"}
+        summary |= {"export": ", ".join(exported)} if exported else {}
+        if not paths.is_url(directory):
+            summary |= {
+                "logs": log_dir(trainer),
+                "TensorBoard": f"{_tensorboard()} --logdir {log_dir(trainer)}",
+            }
+    return summary
+
+
+def _tensorboard() -> str:
+    """The command as a person would type it here: by name, or by path where it is not on PATH."""
+    if shutil.which("tensorboard"):
+        return "tensorboard"
+    beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
+    return (
+        os.path.relpath(beside)
+        if os.path.exists(beside)
+        else f"{sys.executable} -m tensorboard.main"
+    )

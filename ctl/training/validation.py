@@ -1,0 +1,348 @@
+"""What is wrong with a trainer, said before any work starts."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.callbacks.schedule import Every
+from ctl.callbacks.watchers import Watcher
+from ctl.checkpoints import export as export_lib
+from ctl.checkpoints import tracked_state
+from ctl.checkpoints.protocol import CheckpointManager
+from ctl.distribute import strategies
+from ctl.distribute.keras_objects import is_keras3, plain
+from ctl.errors import UsageError
+from ctl.io import paths
+from ctl.metrics.protocol import Report
+from ctl.step import optimizers as optimizers_lib
+
+_PROBE_BYTES = 1 << 16
+_REQUIRED = {
+    "train": ("build", "train_data", "train_step"),
+    "evaluate": ("build", "eval_data", "eval_step"),
+}
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises UsageError unless `value` is a whole number >= `least`, and <= `most` if that is given."""
+    try:
+        good = not isinstance(value, bool) and int(value) == value and value >= least
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if not good or (most is not None and value > most):
+        limit = "" if most is None else f" and <= {most}"
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
+
+
+def is_written(trainer: Any, method: str) -> bool:
+    """True if a subclass defines `method`."""
+    return getattr(type(trainer), method).__module__ != "ctl.trainer"
+
+
+def methods(trainer: Any, purpose: str) -> None:
+    """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
+    missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
+    if "train_data" in missing and hasattr(trainer, "train_data_fn"):
+        missing.remove("train_data")
+    if missing:
+        example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
+        example = "(self)" if missing[0] == "build" else example
+        raise UsageError(
+            f"{type(trainer).__name__} has no {', '.join(missing)}; to {purpose} it needs "
+            f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
+        )
+
+
+def data(trainer: Any) -> None:
+    """Raises UsageError for two sources of training data."""
+    if hasattr(trainer, "train_data_fn") and is_written(trainer, "train_data"):
+        raise UsageError(
+            f"{type(trainer).__name__} has train_data and train_data_fn; expected one of them."
+        )
+
+
+def evaluation(trainer: Any, manager: Any) -> None:
+    """Warns of half an evaluation; raises UsageError for a best checkpoint that nothing decides."""
+    written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
+    asked = trainer.intervals.evaluate != Every()
+    if len(written) == 1 and asked and trainer.placement.is_chief:
+        missing = "eval_step" if written == ["eval_data"] else "eval_data"
+        logging.getLogger("ctl").warning(
+            "%s has %s but no %s, so nothing is evaluated; it takes both.",
+            type(trainer).__name__, written[0], missing,
+        )  # fmt: skip
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    if best is not None and (len(written) < 2 or not asked):
+        raise UsageError(
+            f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
+            "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."
+        )
+
+
+def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
+    """Raises UsageError if the best checkpoint goes by a metric that the evaluation has not."""
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    if best is not None and best not in means:
+        raise UsageError(
+            f"the best checkpoint by {best!r} is to be kept, but eval_step returns "
+            f"{', '.join(sorted(means))}. Write one of these."
+        )
+
+
+def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
+    """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
+    means = dict.fromkeys(names, 0.0)
+    best_is_known(manager, means)
+    reported_is_known(trainer.also_report, means)
+    for watched in watched_metrics(trainer):
+        watched.of(means, "eval")
+
+
+def watched_metrics(trainer: Any) -> list[Any]:
+    """What the watchers of a trainer want to know of the evaluation."""
+    watchers = [getattr(trainer, n, None) for n in ("early_stopping", "plateau", "save_best", "spike")]
+    found = [getattr(w, "_best", None) for w in watchers]
+    return [best for best in found if getattr(best, "run", "") == "eval"]
+
+
+def names_matter(trainer: Any, manager: Any) -> bool:
+    """Whether anything asks for a metric of the evaluation by its name."""
+    best = getattr(getattr(manager, "keep", None), "best", None)
+    reported = any(getattr(r, "metric", None) is not None for r in trainer.also_report)
+    return best is not None or reported or bool(watched_metrics(trainer))
+
+
+def reported_is_known(reports: Sequence[Any], means: Mapping[str, float]) -> None:
+    """Raises UsageError if a tuning job is to hear of a metric that the evaluation has not."""
+    for report in reports:
+        metric = getattr(report, "metric", None)
+        if metric is not None and metric not in means:
+            raise UsageError(
+                f"--report_hypertune={metric}, but eval_step returns {', '.join(sorted(means))}. Write one "
+                "of these: the tuning job hears nothing else."
+            )
+
+
+def mask(trainer: Any, recorder: Any) -> None:
+    """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
+    if recorder.parts > 1:
+        raise UsageError(
+            "average(mask=...) needs the whole batch to count its entries, and accumulate_steps is "
+            f"{recorder.parts}. Leave accumulate_steps out, or average per example without a mask."
+        )
+    if recorder.compiled and trainer.placement.num_replicas > 1:
+        raise UsageError(
+            "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "
+            "step. Leave jit_compile out, or average per example without a mask."
+        )
+
+
+def watchers(trainer: Any, given: Mapping[str, Any]) -> None:
+    """Raises UsageError for watchers that would never be told anything, or could not act."""
+    for name, watcher in given.items():
+        if not isinstance(watcher, Watcher):
+            raise UsageError(
+                f"self.{name} is {watcher!r}; expected e.g. ctl.EarlyStopping('loss', patience=3)."
+            )
+    evaluates = all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
+    told = evaluates and trainer.intervals.evaluate != Every()
+    waiting = [n for n, w in given.items() if getattr(getattr(w, "_best", None), "run", "") == "eval"]
+    if waiting and not told:
+        raise UsageError(
+            f"self.{waiting[0]} watches the evaluation, but nothing is evaluated. Write eval_data and "
+            "eval_step, and Intervals(evaluate=...); or watch the training with run='train'."
+        )
+    if "plateau" in given and not _has_a_number(trainer.optimizer):
+        raise UsageError(
+            "self.plateau lowers the learning rate, which self.optimizer has as a schedule or not at "
+            "all. Give the optimizer a number."
+        )
+    save_best = given.get("save_best")
+    if save_best is not None:
+        if save_best.directory is None and trainer.model_dir is None:
+            raise UsageError("self.save_best needs a place: SaveBest(directory=...), or a model_dir.")
+        export_lib.check(trainer.model, save_best.formats)
+
+
+def _has_a_number(optimizer: Any) -> bool:
+    """Whether the learning rate is a number that can be changed, no schedule."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
+    schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
+    return rate is not None and not schedule and hasattr(plain(rate), "numpy")
+
+
+def parts(checkpoints: Any, reports: Any) -> None:
+    """Raises UsageError for what cannot be a checkpoint manager or a list of reports."""
+    if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
+        raise UsageError(
+            f"checkpoints is {checkpoints!r}; expected a manager with save and restore, e.g. "
+            "ctl.ChiefOnlyCheckpoints(directory)."
+        )
+    several = isinstance(reports, Sequence) and not isinstance(reports, str)
+    if reports is not None and not (several and all(isinstance(r, Report) for r in reports)):
+        raise UsageError(
+            f"reports is {reports!r}; expected a list of reports with write and note, e.g. "
+            "[ctl.ConsoleReport()]."
+        )
+
+
+def model(trainer: Any) -> None:
+    """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
+    owned = tracked_state.collect(trainer)
+    if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
+        raise UsageError(
+            f"self.model, a {type(trainer.model).__name__}, has no variables yet. Give it its input "
+            "shape in build(): begin with keras.Input(shape), or call self.model.build(...)."
+        )
+    if not owned:
+        raise UsageError(
+            f"{type(trainer).__name__}.build() made no variables; expected it to set self.model, and "
+            "self.optimizer unless the step updates by itself."
+        )
+    for name, thing in owned.items():
+        _created_in_scope(trainer, name, thing)
+        _in_one_piece(name, thing)
+    _batch_normalization(trainer, owned)
+    _central_storage(trainer, owned)
+    compilation(trainer)
+
+
+def optimizers(trainer: Any) -> None:
+    """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
+    for name, thing in vars(trainer).items():
+        keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
+        if name == "optimizer" and thing is not None:
+            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
+            _optimizer_strategy(trainer, name, thing)
+            if trainer.model is not None:
+                optimizers_lib.build_slots(thing, trainer.model.trainable_variables)
+        elif keras_like:
+            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
+            _optimizer_strategy(trainer, name, thing)
+            if not getattr(thing, "built", True):
+                raise UsageError(
+                    f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
+                    "with the variables it will update."
+                )
+
+
+def compilation(trainer: Any) -> None:
+    """Raises UsageError where XLA cannot compile forward and backward of a replica."""
+    if not trainer.jit_compile:
+        return
+    word = strategies.word_of(trainer.strategy)
+    if word in ("parameter_server", "central_storage"):
+        raise UsageError(
+            f"jit_compile with strategy {word!r}: XLA cannot reach variables on another device. Leave "
+            "jit_compile out, or use default, mirrored or multi_worker."
+        )
+    for thing in tracked_state.collect(trainer).values():
+        for layer in _layers(thing):
+            synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
+            if trainer.placement.num_replicas > 1 and synchronised and layer.trainable:
+                raise UsageError(
+                    f"jit_compile with the layer {layer.name!r}: it adds up over replicas in the middle of "
+                    "the step, which XLA cannot do. Leave jit_compile out, or use another normalisation, "
+                    "such as keras.layers.LayerNormalization."
+                )
+
+
+def _layers(thing: Any) -> list:
+    return list(thing._flatten_layers()) if hasattr(thing, "_flatten_layers") else []
+
+
+def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
+    """What TensorFlow does not carry where variables are updated outside the replicas."""
+    if strategies.word_of(trainer.strategy) != "central_storage" or trainer.placement.num_replicas == 1:
+        return
+    for name, thing in owned.items():
+        if optimizers_lib.skips_what_is_not_finite(thing):
+            raise UsageError(
+                f"self.{name} scales the loss, which needs conditional updates; strategy "
+                "'central_storage' has none. Train with the policy 'mixed_bfloat16', or 'mirrored'."
+            )
+        for variable in tracked_state.variables_of(thing):
+            none = getattr(plain(variable), "aggregation", None) == tf.VariableAggregation.NONE
+            if none and not getattr(variable, "trainable", True):
+                raise UsageError(
+                    f"self.{name} has the variable {variable.name!r} that replicas update, and "
+                    "'central_storage' does not know how to combine them. Make the model in build(), or "
+                    "give ctl.KerasTrainer a function that makes it; or use strategy 'mirrored'."
+                )
+
+
+def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
+    made_under = getattr(optimizer, "_distribution_strategy", None)
+    if (
+        is_keras3(optimizer)
+        and made_under is not None
+        and (made_under is not trainer.strategy)
+    ):
+        raise UsageError(_outside(f"self.{name}"))
+
+
+def _created_in_scope(trainer: Any, name: str, thing: Any) -> None:
+    if trainer.strategy.num_replicas_in_sync == 1:
+        return
+    for variable in tracked_state.variables_of(thing):
+        if not trainer.strategy.extended.variable_created_in_scope(plain(variable)):
+            raise UsageError(_outside(f"self.{name}"))
+
+
+def _in_one_piece(name: str, thing: Any) -> None:
+    """A Keras 3 variable cannot hold the shards that a variable_partitioner makes of it."""
+    for variable in tracked_state.variables_of(thing):
+        if is_keras3(variable) and hasattr(variable.value, "variables"):
+            raise UsageError(
+                f"self.{name} has the Keras 3 variable {variable.path!r} in "
+                f"{len(variable.value.variables)} shards, which Keras 3 cannot train. Leave "
+                "variable_partitioner out, or write the model with tf_keras or as a tf.Module."
+            )
+
+
+def _outside(name: str) -> str:
+    return (
+        f"{name} was made outside the strategy's scope. Make models and optimizers in build(), which "
+        "is called inside it, not in __init__ or at import."
+    )
+
+
+def _batch_normalization(trainer: Any, owned: dict) -> None:
+    """Keras 3's moving statistics drift apart per replica, without an error, unless synchronised."""
+    if trainer.strategy.num_replicas_in_sync == 1:
+        return
+    for thing in owned.values():
+        for layer in _layers(thing):
+            drifts = is_keras3(layer) and not getattr(layer, "synchronized", True)
+            if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
+                raise UsageError(
+                    f"The layer {layer.name!r} would keep other moving statistics on each of "
+                    f"{trainer.strategy.num_replicas_in_sync} replicas. Write "
+                    "BatchNormalization(synchronized=True), which is the same on one replica."
+                )
+
+
+def export(trainer: Any, formats: Sequence[str]) -> None:
+    """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
+    if formats and trainer.model_dir is None:
+        raise UsageError(
+            "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
+        )
+    export_lib.check(trainer.model, formats)
+    if "saved_model" in formats:
+        export_lib.signatures_of(trainer)
+
+
+def directory(path: str | None) -> None:
+    """Makes `path` and writes some bytes to its disk; raises UsageError if that fails."""
+    if path is None:
+        return
+    try:
+        paths.probe(paths.path(path), _PROBE_BYTES)
+    except OSError as e:
+        raise UsageError(
+            f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "
+            "may write to, on a disk with room."
+        ) from None
