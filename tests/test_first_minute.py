@@ -16,8 +16,9 @@ from ctl.distribute.strategies import Placement
 from ctl.errors import PeerLostError, ReadError
 from ctl.supervision.lease import Lease
 from ctl.training import error_translation
+from small_disks import fill
 from small_models import Small, every_step
-from test_reports_disk import fill, small_disk  # noqa: F401
+from test_reports_disk import small_disk  # noqa: F401
 
 
 def make(**options):

@@ -1,11 +1,10 @@
 """A disk that is full for a while costs no line of metrics.jsonl and no event of TensorBoard."""
 
-import errno
 import json
 import logging
-import subprocess
 
 import pytest
+import small_disks
 from ctl.metrics.jsonl import JsonlReport
 from ctl.metrics.protocol import Ended, RunInfo, Started
 from ctl.metrics.tensorboard import TensorBoardReport
@@ -16,28 +15,8 @@ INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, timeout=30, check=False)
-    except OSError as e:
-        pytest.skip(f"mount: {e}")
-    if done.returncode:
-        pytest.skip(f"mount: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], timeout=30, check=False)
-
-
-def fill(path):
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError as e:
-                assert e.errno == errno.ENOSPC
+    with small_disks.mounted(tmp_path / "disk", "1m") as place:
+        yield place
 
 
 def until_said(caplog, words):
@@ -55,7 +34,7 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
     report = JsonlReport(path)
     report.note(Started(0, None, INFO))
     report.write(1, {"loss": 1.0})
-    fill(small_disk / "filler")
+    small_disks.fill(small_disk / "filler")
     for step in range(2, 200):  # beyond the page that the file has already
         report.write(step, {"loss": 1.0, "x" * 100: 2.0})
     [said] = caplog.messages
@@ -72,7 +51,7 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
     report = TensorBoardReport(small_disk / "logs", flush_every_secs=0.02)
     report.note(Started(0, None, INFO))
     report.write(1, {"loss": 1.0})
-    fill(small_disk / "filler")
+    small_disks.fill(small_disk / "filler")
     for step in range(2, 400):
         report.write(step, {"loss": 1.0, "x" * 100: 2.0})
     until_said(caplog, "cannot be written for now")
@@ -87,7 +66,7 @@ def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
     monkeypatch.setattr("ctl.metrics.jsonl.MOST_WAITING", 50)
     path = small_disk / "metrics.jsonl"
     report = JsonlReport(path)
-    fill(small_disk / "filler")
+    small_disks.fill(small_disk / "filler")
     for step in range(80):
         report.write(step, {"loss": 1.0})
     (small_disk / "filler").unlink()

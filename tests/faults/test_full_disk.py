@@ -1,10 +1,9 @@
 """Promise 15: a disk that is full costs a checkpoint, not the run; but the end of a run must be saved."""
 
-import errno
 import re
-import subprocess
 
 import pytest
+import small_disks
 from saving_jobs import checkpoints, jobs, names, unbroken, until  # noqa: F401
 
 pytestmark = pytest.mark.workers
@@ -14,28 +13,8 @@ TOO_SMALL = 300_000
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, timeout=30, check=False)
-    except OSError as e:
-        pytest.skip(f"mount: {e}")
-    if done.returncode:
-        pytest.skip(f"mount: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], timeout=30, check=False)
-
-
-def fill(path):
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError as e:
-                assert e.errno == errno.ENOSPC
+    with small_disks.mounted(tmp_path / "disk", "4m") as place:
+        yield place
 
 
 @pytest.mark.parametrize("how", ["at once", "in the background"])
@@ -48,7 +27,7 @@ def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tm
     )  # fmt: skip
     until((tmp_path / "stopped-3").exists, "step 3")
     until(lambda: checkpoints(model_dir) == [2], "the first checkpoint")
-    fill(filler)
+    small_disks.fill(filler)
     (tmp_path / "go-3").touch()
     until((tmp_path / "stopped-5").exists, "step 5")
     assert checkpoints(model_dir) == [2]
@@ -75,7 +54,7 @@ def test_a_full_disk_under_the_reports_does_not_stop_training(jobs, unbroken, sm
         faults="stop:after_step@1 stop:after_step@7",
     )  # fmt: skip
     until((tmp_path / "stopped-1").exists, "step 1")
-    fill(small_disk / "filler")
+    small_disks.fill(small_disk / "filler")
     (tmp_path / "go-1").touch()
     until((tmp_path / "stopped-7").exists, "step 7")
     (small_disk / "filler").unlink()
