@@ -20,7 +20,7 @@ TIMEOUT_SECS = 60
 
 HOLDS = """
 import sys, time
-from ctl.lease import Lease
+from ctl.supervision.lease import Lease
 with Lease(sys.argv[1], beat_secs=float(sys.argv[2])).held(step=lambda: 7):
     print("held", flush=True)
     sys.stdin.read()

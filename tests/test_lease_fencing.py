@@ -56,7 +56,7 @@ def test_a_beat_never_overwrites_another_holder(path):
 RACES = """
 import sys
 import ctl
-from ctl.lease import Lease
+from ctl.supervision.lease import Lease
 sys.stdin.readline()
 try:
     with Lease(sys.argv[1]).held(step=lambda: 0):

@@ -10,7 +10,7 @@ from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from training import wait_until
 
 LEAVES = """
-from ctl import cluster
+from ctl.distribute import cluster
 from ctl.distribute import exit_barrier
 from ctl.io import exit_hook
 exit_barrier.arm(cluster.read())
@@ -46,7 +46,7 @@ def test_the_chief_waits_while_another_worker_takes_connections():
 
 TRAINS = """
 import atexit, os, pathlib, time
-from ctl import cluster
+from ctl.distribute import cluster
 left = pathlib.Path(os.environ["LEFT"])
 
 def leave():

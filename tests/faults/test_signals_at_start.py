@@ -86,7 +86,7 @@ def test_a_signal_while_tensorflow_waits_for_a_peer_ends_the_process_and_it_beat
 
 NATIVE = """
 import ctypes, signal
-from ctl import signals
+from ctl.supervision import signals
 library = ctypes.CDLL(None)
 library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 with signals.starting(), signals.default_action():

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.workers
 
 MEET = """
 import json, sys
-from ctl import cluster, preflight
+from ctl.distribute import cluster, startup_barrier
 input()
-preflight.meet(cluster.read(), {"--lr": 0.1}, 60.0)
+startup_barrier.meet(cluster.read(), {"--lr": 0.1}, 60.0)
 print(json.dumps("met"))
 """
 INIT = """

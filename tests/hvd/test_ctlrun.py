@@ -66,7 +66,7 @@ def test_a_hostfile_says_the_same_as_H(ctlrun, option):
 def test_a_script_of_ctl_finds_its_cluster(ctlrun):
     program = """
         sys.path.insert(0, os.environ["PYTHONPATH"])
-        from ctl import cluster, placement
+        from ctl.distribute import cluster, placement
         found, place = cluster.read(), placement.read()
         assert found.num_workers == place.size == 2 and found.worker_index == place.rank == rank
         print(len(set(place.addresses)), len(os.environ["CTL_HVD_SECRET"]))

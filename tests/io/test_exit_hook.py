@@ -163,7 +163,7 @@ PIPELINES = """
 import sys, time
 import ctl
 import tensorflow as tf
-from ctl.batches import Batches
+from ctl.data.batches import Batches
 from ctl.io import exit_hook
 exit_hook.install()
 
@@ -194,7 +194,7 @@ def test_a_script_with_open_pipelines_ends_with_its_code_and_without_a_word():
 DESTROYED = """
 import os, threading
 import ctl, tensorflow as tf
-from ctl.batches import Batches
+from ctl.data.batches import Batches
 from ctl.io import exit_hook
 exit_hook.install()
 
@@ -219,7 +219,7 @@ def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
 HALF_DESTROYED = """
 import os, threading, time
 import ctl, tensorflow as tf
-from ctl.batches import Batches
+from ctl.data.batches import Batches
 from ctl.io import exit_hook
 exit_hook.install()
 
