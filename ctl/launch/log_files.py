@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
+from ctl.io import paths
 from ctl.launch.roles import log_name
 
 KEPT_ATTEMPTS = 5
@@ -32,8 +33,11 @@ _EARLIER = re.compile(r"(?:job|ps|evaluator)_[0-9]+\.attempt[0-9]+\.log", re.ASC
 def owned(log_dir: Path) -> Iterator[None]:
     """Within the block no other launcher writes logs here; UsageError while another one does.
 
-    A file system without locks is taken as it is.
+    A file system without locks, such as an object store, is taken as it is.
     """
+    if not paths.has_rename(log_dir):
+        yield
+        return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context(open(log_dir / _OWNER, "a+", encoding="utf-8"))
