@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
-from training import command, output_of, run, started, trace, wait_until
+from training import STEPS, command, output_of, run, saved, started, trace, wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -92,13 +92,16 @@ def test_workers_with_other_flags_are_refused(difference, tmp_path):
 
 
 def test_a_second_job_in_one_model_dir_is_refused_and_loses_nothing(tmp_path):
-    with started(tmp_path / "run", PAUSE_SECS="0.2") as first:
-        wait_until(lambda: len(trace(tmp_path / "run")) >= 6, first)
+    with started(tmp_path / "run", PAUSE_SECS="3") as first:
+        wait_until(lambda: len(trace(tmp_path / "run")) >= 2, first)
         second = run(tmp_path / "run")
         assert second.code == 2
         assert f"is in use: process {first.pid} on {socket.gethostname()}" in second.output
         assert "Traceback" not in second.output.partition("is in use")[2]
-        assert first.wait(TIMEOUT_SECS) == 0, output_of(tmp_path / "run").read_text()[-2000:]
+        first.terminate()
+        assert first.wait(TIMEOUT_SECS) == 143, output_of(tmp_path / "run").read_text()[-2000:]
+    steps = max(trace(tmp_path / "run"))
+    assert saved(tmp_path / "run")[-1] == steps and steps < STEPS
 
 
 @pytest.mark.slow
