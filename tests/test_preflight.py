@@ -11,6 +11,8 @@ from ctl.distribute import job_fingerprint, startup_barrier
 from ctl.distribute.cluster import Cluster
 from ctl.distribute.startup_barrier import messages
 from ctl.errors import PeerLostError, UsageError
+from ctl.io import authenticated_channel
+from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, RefusedError
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,37 @@ def test_two_processes_of_one_index_are_refused(monkeypatch):
     places = clusters(3)
     errors = meeting([places[0], places[1], places[1]], [{}] * 3)
     assert all(isinstance(e, UsageError) and "two processes say" in str(e) for e in errors)
+
+
+def test_a_refusal_reaches_a_worker_that_has_not_yet_said_how_it_was_started(monkeypatch):
+    monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
+    chief, worker = clusters(2)
+    endpoint = Endpoint(b"known to this job only", messages.PURPOSE, messages.IDENTITY)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(meeting([chief], [{}])), daemon=True)
+    thread.start()
+
+    def connected(process):
+        until_secs = time.monotonic() + TIMEOUT_SECS
+        while True:
+            try:
+                address = messages.address_of(worker, 0)
+                claim = {"rank": 1, "process": process}
+                return authenticated_channel.connect(address, endpoint, claim, PROOF_SECS)
+            except RefusedError:
+                raise
+            except OSError:
+                assert time.monotonic() < until_secs
+                time.sleep(0.02)
+
+    with connected("one") as first:
+        with pytest.raises(RefusedError, match="two processes say"):
+            connected("another")
+        first.settimeout(TIMEOUT_SECS)
+        said = json.loads(first.makefile().readline())
+    assert "two processes say" in said["refused"]
+    thread.join(TIMEOUT_SECS)
+    assert isinstance(found[0], UsageError)
 
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
