@@ -15,7 +15,7 @@ _NAMES = {
     "CheckpointManager": "ctl.checkpoints.protocol",
     "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
-    "ConsoleReport": "ctl.metrics.console",
+    "ConsoleWriter": "ctl.metrics.console",
     "CtlError": "ctl.errors",
     "EarlyStopping": "ctl.callbacks.watchers",
     "Every": "ctl.callbacks.schedule",
@@ -23,22 +23,22 @@ _NAMES = {
     "Intervals": "ctl.callbacks.schedule",
     "KerasTrainer": "ctl.keras.trainer",
     "History": "ctl.keras.fit",
-    "JsonlReport": "ctl.metrics.jsonl",
+    "JsonlWriter": "ctl.metrics.jsonl",
     "Keep": "ctl.checkpoints.retention",
     "LossSpike": "ctl.callbacks.loss_spike",
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
-    "MemoryReport": "ctl.metrics.memory",
+    "MemoryWriter": "ctl.metrics.memory",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
-    "NullReport": "ctl.metrics.protocol",
+    "NullWriter": "ctl.metrics.protocol",
     "PeerLostError": "ctl.errors",
     "ReduceOnPlateau": "ctl.callbacks.watchers",
-    "Report": "ctl.metrics.protocol",
+    "MetricWriter": "ctl.metrics.protocol",
     "SaveBest": "ctl.callbacks.watchers",
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
-    "TensorBoardReport": "ctl.metrics.tensorboard",
+    "TensorBoardWriter": "ctl.metrics.tensorboard",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
     "evaluate": "ctl.keras.fit",
@@ -94,10 +94,10 @@ if TYPE_CHECKING:
     )
     from ctl.keras.fit import History, evaluate, fit
     from ctl.keras.trainer import KerasTrainer
-    from ctl.metrics.console import ConsoleReport
-    from ctl.metrics.jsonl import JsonlReport
-    from ctl.metrics.memory import MemoryReport
-    from ctl.metrics.protocol import NullReport, Report
-    from ctl.metrics.tensorboard import TensorBoardReport
+    from ctl.metrics.console import ConsoleWriter
+    from ctl.metrics.jsonl import JsonlWriter
+    from ctl.metrics.memory import MemoryWriter
+    from ctl.metrics.protocol import MetricWriter, NullWriter
+    from ctl.metrics.tensorboard import TensorBoardWriter
     from ctl.step.gradients import Gradients, scale_learning_rate
     from ctl.trainer import Trainer

@@ -25,7 +25,7 @@ from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import UsageError
 from ctl.io import exit_hook
 from ctl.metrics.images import grid
-from ctl.metrics.protocol import Report
+from ctl.metrics.protocol import MetricWriter
 from ctl.step import averaging, gradients
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
@@ -53,7 +53,7 @@ class Trainer:
       allow_config_change: go on from a checkpoint although the order of the data is another one.
       early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.
-      also_report: reports that are told beside those of the constructor, or the default ones.
+      extra_writers: writers that are told beside those of the constructor, or the default ones.
       init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
       jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
@@ -62,7 +62,7 @@ class Trainer:
     optimizer: Any = None
     step_variable: Any = None
     log_dir: str | None = None
-    also_report: Sequence[Report] = ()
+    extra_writers: Sequence[MetricWriter] = ()
     init_from: str | None = None
     jit_compile: bool = False
     check_collectives: bool = False
@@ -77,7 +77,7 @@ class Trainer:
     def __init__(
         self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",
         global_batch_size: int = 64, seed: int = 0, intervals: Intervals | None = None,
-        checkpoints: CheckpointManager | None = None, reports: Sequence[Report] | None = None,
+        checkpoints: CheckpointManager | None = None, writers: Sequence[MetricWriter] | None = None,
     ):  # fmt: skip
         """Keeps and checks; a word for the strategy makes it, which waits for other workers.
 
@@ -88,12 +88,12 @@ class Trainer:
           seed: of everything random, the same on every worker.
           intervals: when to log, evaluate and save, and the length of loops.
           checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
-          reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+          writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
         """
         exit_hook.install()
         validation.whole("global_batch_size", global_batch_size, 1)
         validation.whole("seed", seed, 0, 2**32 - 1)
-        validation.parts(checkpoints, reports)
+        validation.parts(checkpoints, writers)
         self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
         self.placement = strategies.placement(self.strategy)
         self.global_batch_size = int(global_batch_size)
@@ -103,7 +103,7 @@ class Trainer:
         self.gradients = gradients.Gradients()
         self.hparams: dict[str, Any] = {}
         self._checkpoints = checkpoints
-        self._reports = reports
+        self._writers = writers
         self._session: run.Session | None = None
         self._recorder = Recorder()
         self._warned = False

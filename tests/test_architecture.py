@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path) -> list[str]:
-    """Modules of ctl that a file imports, as "reports.protocol"; type-checking blocks are left out."""
+    """Modules of ctl that a file imports, as "writers.protocol"; type-checking blocks are left out."""
     names = []
     tree = ast.parse(path.read_text())
     skipped = {
@@ -138,11 +138,11 @@ def test_models_use_only_the_public_names():
 def test_the_public_names_are_a_promise():
     assert sorted(ctl.__all__) == sorted([
         "Agreement", "BackupCheckpoints", "CheckpointError", "CheckpointManager",
-        "ChiefOnlyCheckpoints", "ConsoleReport", "CtlError", "EarlyStopping", "Every",
-        "Gradients", "History", "Intervals", "JsonlReport", "Keep", "KerasTrainer", "LossSpike",
-        "Manifest", "MemoryCheckpoints", "MemoryReport", "NonFiniteError", "NullCheckpoints",
-        "NullReport", "OutOfMemory",
-        "PeerLostError", "ReduceOnPlateau", "Report", "SaveBest", "Stopped", "TensorBoardReport",
+        "ChiefOnlyCheckpoints", "ConsoleWriter", "CtlError", "EarlyStopping", "Every",
+        "Gradients", "History", "Intervals", "JsonlWriter", "Keep", "KerasTrainer", "LossSpike",
+        "Manifest", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError", "NullCheckpoints",
+        "NullWriter", "OutOfMemory",
+        "PeerLostError", "ReduceOnPlateau", "MetricWriter", "SaveBest", "Stopped", "TensorBoardWriter",
         "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
         "from_arrays", "make_strategy", "run", "scale_learning_rate", "shard",
     ])  # fmt: skip
@@ -191,6 +191,6 @@ def test_the_step_is_at_most_five_frames_below_train():
             ]
             return super().train_step(batch)
 
-    Watched(strategy="default", intervals=every_step(), reports=[]).train(1)
+    Watched(strategy="default", intervals=every_step(), writers=[]).train(1)
     below = frames[frames.index("train") + 1 :]
     assert len(below) <= 5, below

@@ -52,7 +52,7 @@ class Measured(Small):
 
 
 def make(strategy="default", kind=Measured, **options):
-    return kind(strategy=strategy, reports=[], intervals=every_step(log=ctl.Every()), **options)
+    return kind(strategy=strategy, writers=[], intervals=every_step(log=ctl.Every()), **options)
 
 
 def prepared(*arguments, **options):

@@ -37,7 +37,7 @@ class Counting(Small):
 def make(framework, strategy, kind=Counting):
     dropout = 0.0 if framework == "module" else 0.3
     return kind(
-        framework=framework, optimizer="adam", dropout=dropout, strategy=strategy, reports=[],
+        framework=framework, optimizer="adam", dropout=dropout, strategy=strategy, writers=[],
         intervals=every_step(log=ctl.Every()),
     )  # fmt: skip
 
@@ -257,17 +257,17 @@ def test_the_first_error_is_seen_and_a_failed_save_is_logged(tmp_path, monkeypat
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path):
     digests = []
     for background in (False, True):
-        report = ctl.MemoryReport()
+        writer = ctl.MemoryWriter()
         manager = ctl.ChiefOnlyCheckpoints(tmp_path / str(background), background=background)
         intervals = every_step(save=ctl.Every(steps=2))
         trainer = Measured(
-            strategy="default", reports=[report], checkpoints=manager, intervals=intervals
+            strategy="default", writers=[writer], checkpoints=manager, intervals=intervals
         )
         trainer.train(7)
         assert manager.steps() == [2, 4, 6, 7]
-        saved = [e.step for e in report.events if type(e).__name__ == "Saved"]
+        saved = [e.step for e in writer.events if type(e).__name__ == "Saved"]
         assert sorted(saved) == [2, 4, 6, 7]
-        assert type(report.events[-1]).__name__ == "Ended"
+        assert type(writer.events[-1]).__name__ == "Ended"
         manager.restore(trainer._session.state, step=4)
         digests.append(values(trainer))
     assert_same(*digests)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from correctness import BATCH, Linear, Short, Tokens, outcome
 from small_models import every_step
 
-NO_REPORTS = dict(global_batch_size=BATCH, reports=[], intervals=every_step(log=ctl.Every()))
+NO_REPORTS = dict(global_batch_size=BATCH, writers=[], intervals=every_step(log=ctl.Every()))
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +155,10 @@ def test_a_metric_is_reset_with_the_log_and_set_aside_for_an_evaluation():
             return {"mse": self.largest}
 
     def train_mse(**more):
-        report = ctl.MemoryReport()
+        writer = ctl.MemoryWriter()
         intervals = every_step(log=ctl.Every(steps=3), **more)
-        Both(strategy="default", global_batch_size=BATCH, reports=[report], intervals=intervals).train()
-        rows = {run: values for run, _, values in report.rows}
+        Both(strategy="default", global_batch_size=BATCH, writers=[writer], intervals=intervals).train()
+        rows = {run: values for run, _, values in writer.rows}
         return rows["train"]["mse"], rows.get("eval", {}).get("mse")
 
     without, _ = train_mse()

@@ -9,7 +9,7 @@ from ctl.distribute.row_partition import take_rows
 from small_models import BATCH, Small, every_step, examples, losses
 
 DEFAULT = tf.distribute.get_strategy()
-QUIET = dict(reports=[], intervals=every_step(log=ctl.Every()))
+QUIET = dict(writers=[], intervals=every_step(log=ctl.Every()))
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_data_of_unknown_length_ends_the_run_at_its_last_batch(two_replicas, whe
     strategy = two_replicas if where == "two" else where
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
     data = with_data(lambda b: finite(9, extra=5).filter(lambda x, y: True).batch(b))
-    trainer = data(strategy=strategy, reports=[], intervals=intervals)
+    trainer = data(strategy=strategy, writers=[], intervals=intervals)
     trainer.train(4)
     assert trainer.step == 4
     means = trainer.train()
@@ -266,11 +266,11 @@ def test_epochs_in_two_runs_see_every_example_as_often_as_in_one():
 
 
 def logged(trainer, *runs):
-    report = ctl.MemoryReport()
-    trainer._reports, trainer.intervals = [report], every_step(steps_per_loop=1)
+    writer = ctl.MemoryWriter()
+    trainer._writers, trainer.intervals = [writer], every_step(steps_per_loop=1)
     for steps in runs:
         trainer.train(steps)
-    return losses(report)
+    return losses(writer)
 
 
 def test_a_run_after_an_error_reads_on_where_the_steps_stopped():

@@ -10,7 +10,7 @@ from small_models import Small, every_step
 
 
 def make(model_dir, **options):
-    return Small(model_dir=str(model_dir), reports=[], intervals=every_step(save=ctl.Every(steps=2)),
+    return Small(model_dir=str(model_dir), writers=[], intervals=every_step(save=ctl.Every(steps=2)),
                  **options)  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_a_model_dir_that_is_deleted_while_training_is_a_warning(tmp_path, caplo
             if step == 3:
                 shutil.rmtree(self.model_dir)
 
-    trainer = Deleting(model_dir=str(tmp_path / "run"), reports=[],
+    trainer = Deleting(model_dir=str(tmp_path / "run"), writers=[],
                        intervals=every_step(save=ctl.Every(steps=2)))  # fmt: skip
     trainer.train(6)
     said = [m for m in caplog.messages if "was deleted while training" in m]

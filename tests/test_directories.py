@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, environment
 from ctl.errors import CtlError
 from ctl.io.directories import Directories, mounted, read
-from ctl.metrics.hypertune import HypertuneReport
+from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training.platform_hooks import hand_over
 
 AIP = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b/job/model/",
@@ -51,13 +51,13 @@ def lines(path):
 
 def test_a_tuning_job_reads_the_newest_numbers_as_text(tmp_path):
     path = tmp_path / "new" / "output.metrics"
-    report = HypertuneReport(
+    writer = HypertuneWriter(
         "accuracy", {"CLOUD_ML_HP_METRIC_FILE": str(path), "CLOUD_ML_TRIAL_ID": "7"}, lambda: 5.0
     )
-    report.write(10, {"accuracy": 0.1})  # of the training
+    writer.write(10, {"accuracy": 0.1})  # of the training
     assert not path.exists()
     for step in range(150):
-        report.write(step, {"accuracy": step / 200, "loss": 1.0}, "eval")
+        writer.write(step, {"accuracy": step / 200, "loss": 1.0}, "eval")
     assert len(lines(path)) == 100
     assert lines(path)[-1] == {
         "timestamp": 5.0, "trial": "7", "accuracy": "0.745", "global_step": "149",

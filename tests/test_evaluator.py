@@ -30,19 +30,19 @@ def as_evaluator(monkeypatch):
 
 def train(model_dir, steps=6, **options):
     """Trains with evaluations on the spot; returns step -> loss of these."""
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     options = {"intervals": TWICE, "optimizer": "adam", **options}
-    Small(model_dir=str(model_dir), strategy="default", reports=[report], **options).train(steps)
-    return {step: values["loss"] for run, step, values in report.rows if run == "eval"}
+    Small(model_dir=str(model_dir), strategy="default", writers=[writer], **options).train(steps)
+    return {step: values["loss"] for run, step, values in writer.rows if run == "eval"}
 
 
 def follow(model_dir, **options):
     """One evaluator in a directory whose training has ended; returns [(step, loss)]."""
-    report = ctl.MemoryReport()
-    trainer = Small(model_dir=str(model_dir), optimizer="adam", reports=[report], **options)
+    writer = ctl.MemoryWriter()
+    trainer = Small(model_dir=str(model_dir), optimizer="adam", writers=[writer], **options)
     trainer.train(10**6)
-    assert {run for run, *_ in report.rows} <= {"eval"}
-    return [(step, values["loss"]) for _, step, values in report.rows]
+    assert {run for run, *_ in writer.rows} <= {"eval"}
+    return [(step, values["loss"]) for _, step, values in writer.rows]
 
 
 def files(directory):
@@ -67,7 +67,7 @@ def test_an_evaluator_follows_a_training_at_a_url(tmp_path, as_evaluator, capsys
     assert follow(url) == []
     assert set(json.loads((tmp_path / "run/evaluated.json").read_text())["evaluated"]) == {"2", "4"}
     (tmp_path / "run/evaluated.json").unlink()
-    Small(model_dir=url, optimizer="adam").train(1)  # with the default reports
+    Small(model_dir=url, optimizer="adam").train(1)  # with the default writers
     said = capsys.readouterr().out
     assert "eval step 4" in said and not (tmp_path / "run/evaluations.jsonl").exists()
 
@@ -160,7 +160,7 @@ def test_an_evaluator_that_cannot_evaluate_is_refused(tmp_path, as_evaluator):
 def test_an_evaluator_exports_nothing(tmp_path, as_evaluator):
     train(tmp_path, steps=2)
     as_evaluator()
-    trainer = Small(model_dir=str(tmp_path), optimizer="adam", reports=[])
+    trainer = Small(model_dir=str(tmp_path), optimizer="adam", writers=[])
     trainer.train(1)
     assert trainer.export("keras") == [] and not (tmp_path / "export").exists()
 

@@ -10,7 +10,7 @@ import tf_keras
 from ctl.io import paths
 from small_models import PlainModel, Small, every_step, examples, weights
 
-QUIET = dict(strategy="default", reports=[], intervals=every_step(log=ctl.Every()))
+QUIET = dict(strategy="default", writers=[], intervals=every_step(log=ctl.Every()))
 
 ELSEWHERE = """
 import json, sys

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from ctl.io import paths
 from ctl.metrics import publishing
-from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Started
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from ctl.training import callback_runner
@@ -81,7 +81,7 @@ def test_lines_beyond_the_step_are_dropped_without_renaming(store):
     path = store / "metrics.jsonl"
     lines = [json.dumps({"step": s, "run": "train"}) for s in (1, 2, 3, 4, 2)]
     path.write_text("\n".join(lines) + '\n{"step": 5, "ru')
-    JsonlReport(path).note(Started(2, None, None))
+    JsonlWriter(path).note(Started(2, None, None))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 2]
 
 
@@ -133,7 +133,7 @@ def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
             super().build()
             self.early_stopping = ctl.EarlyStopping("loss", patience=2, restore_best=True)
 
-    options = dict(strategy="default", reports=[], intervals=every_step(evaluate=ctl.Every(steps=1)))
+    options = dict(strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=1)))
     trainer = Stops(model_dir=str(store), **options)
     trainer.train(3)
     assert callback_runner._loaded(store / "best" / "early_stopping.npz") is not None
@@ -145,7 +145,7 @@ def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
 
 def test_a_run_at_a_url_is_locked_saved_and_exported():
     model_dir = "ram://files/run"
-    trainer = Small(model_dir=model_dir, strategy="default", intervals=every_step(), reports=[])
+    trainer = Small(model_dir=model_dir, strategy="default", intervals=every_step(), writers=[])
     trainer.train(2, export=("keras", "saved_model"))
     lock = paths.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends where others write anew
     assert lock.count(b'"state": "training"') >= 1 and lock.rstrip().endswith(b"}")
@@ -153,6 +153,6 @@ def test_a_run_at_a_url_is_locked_saved_and_exported():
     loaded = tf.saved_model.load(f"{model_dir}/export/saved_model")
     assert loaded.serve(tf.zeros([2, 8])).shape == (2, 4)
     assert paths.path(f"{model_dir}/export/model.keras").stat().st_size > 0
-    again = Small(model_dir=model_dir, strategy="default", reports=[])
+    again = Small(model_dir=model_dir, strategy="default", writers=[])
     again.prepare()
     assert again.step == 2

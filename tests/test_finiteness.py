@@ -50,7 +50,7 @@ class Poisoned(ctl.Trainer):
 
 def trainer(where, policy, strategy="default", **how):
     kind = type("Kind", (Poisoned,), {"where": where, "policy": policy})
-    how = {"intervals": every_step(), "reports": [], **how}
+    how = {"intervals": every_step(), "writers": [], **how}
     return kind(strategy=strategy, global_batch_size=BATCH, **how)
 
 
@@ -87,8 +87,8 @@ def test_the_newest_checkpoint_is_named_and_it_is_from_before(tmp_path):
 def test_a_step_that_is_skipped_leaves_no_trace_but_its_number(where, replicas, two_replicas):
     """As if its batch had not been there: the same as training on the data without it."""
     strategy = two_replicas if replicas == 2 else "default"
-    report = ctl.MemoryReport()
-    made = trainer(where, "skip", strategy, reports=[report])
+    writer = ctl.MemoryWriter()
+    made = trainer(where, "skip", strategy, writers=[writer])
     made.train(8)
 
     class Without(Poisoned):
@@ -98,12 +98,12 @@ def test_a_step_that_is_skipped_leaves_no_trace_but_its_number(where, replicas, 
             good = {k: np.asarray(v)[rest] for k, v in arrays.items()}
             return ctl.from_arrays(good, batch_size, shuffle=False)
 
-    Without.where, clean = where, ctl.MemoryReport()
-    other = Without(strategy=strategy, global_batch_size=BATCH, reports=[clean], intervals=every_step())
+    Without.where, clean = where, ctl.MemoryWriter()
+    other = Without(strategy=strategy, global_batch_size=BATCH, writers=[clean], intervals=every_step())
     other.train(7)
     for a, b in zip(state_of(made)[1:], state_of(other)[1:], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    rows = [values for run, _, values in report.rows if run == "train"]
+    rows = [values for run, _, values in writer.rows if run == "train"]
     assert [values["skipped_steps"] for values in rows] == [0, 0, 0, 1, 0, 0, 0, 0]
     assert np.isnan(rows[3]["loss"]), "nothing counted in that step"
     kept = [values["loss"] for i, values in enumerate(rows) if i != BAD]
@@ -124,28 +124,28 @@ def test_skipping_within_accumulation_and_within_long_loops(how, replicas, two_r
                 self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
                 self.gradients = ctl.Gradients(on_nonfinite="skip", accumulate_steps=2)
 
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     intervals = ctl.Intervals(log=ctl.Every(steps=8), save=ctl.Every())
     made = Kind(
         strategy=two_replicas if replicas == 2 else "default", global_batch_size=BATCH,
-        intervals=intervals, reports=[report],
+        intervals=intervals, writers=[writer],
     )  # fmt: skip
     made.train(8)
-    ((_, step, values),) = [row for row in report.rows if row[0] == "train"]
+    ((_, step, values),) = [row for row in writer.rows if row[0] == "train"]
     assert step == 8 and values["skipped_steps"] == 1 / 8 and np.isfinite(values["loss"])
     assert int(made.optimizer.iterations.numpy()) == 7
 
 
 @pytest.mark.parametrize("hook", [False, True])
 def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(hook, tmp_path, caplog):
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     how = {"policy": "rollback", **({"after_loop": lambda *_: None} if hook else {})}
     made = type("Kind", (Poisoned,), how)(
-        strategy="default", global_batch_size=BATCH, model_dir=tmp_path, reports=[report],
+        strategy="default", global_batch_size=BATCH, model_dir=tmp_path, writers=[writer],
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
     made.train(6)
-    rows = [(step, values["loss"]) for run, step, values in report.rows if run == "train"]
+    rows = [(step, values["loss"]) for run, step, values in writer.rows if run == "train"]
     assert [step for step, _ in rows] == [1, 2, 3, 3, 4, 5, 6], "step 4 failed, from 2 it went on"
     assert any("back to the checkpoint of step 2" in m and "16 examples" in m for m in caplog.messages)
 
@@ -157,7 +157,7 @@ def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(hook, tmp_
                 {k: np.asarray(v)[rest] for k, v in arrays.items()}, batch_size, shuffle=False
             )
 
-    other = Straight(strategy="default", global_batch_size=BATCH, reports=[], intervals=every_step())
+    other = Straight(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
     other.train(6)
     for a, b in zip(state_of(made), state_of(other), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -165,11 +165,11 @@ def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(hook, tmp_
 
 def test_a_run_that_went_back_and_is_resumed_goes_on_with_the_right_data(tmp_path):
     intervals = every_step(save=ctl.Every(steps=2))
-    whole, rest = ctl.MemoryReport(), ctl.MemoryReport()
-    for directory, stops, report in (("a", [7], whole), ("b", [5, 7], rest)):
+    whole, rest = ctl.MemoryWriter(), ctl.MemoryWriter()
+    for directory, stops, writer in (("a", [7], whole), ("b", [5, 7], rest)):
         for steps in stops:
             trainer("loss", "rollback", model_dir=tmp_path / directory, intervals=intervals,
-                    reports=[report]).train(steps)  # fmt: skip
+                    writers=[writer]).train(steps)  # fmt: skip
     assert [r[2]["loss"] for r in whole.rows] == [r[2]["loss"] for r in rest.rows]
 
 
@@ -187,7 +187,7 @@ def test_going_back_again_and_again_ends(tmp_path):
             return super().train_step({**batch, "bad": tf.fill(tf.shape(batch["bad"]), bad)})
 
     made = Always(
-        strategy="default", global_batch_size=BATCH, model_dir=tmp_path, reports=[],
+        strategy="default", global_batch_size=BATCH, model_dir=tmp_path, writers=[],
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
     with pytest.raises(ctl.NonFiniteError, match="3 times to the checkpoint of step 2"):

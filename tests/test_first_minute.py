@@ -22,7 +22,7 @@ from test_reports_disk import small_disk  # noqa: F401
 
 
 def make(**options):
-    return Small(strategy="default", reports=[], **options)
+    return Small(strategy="default", writers=[], **options)
 
 
 def test_a_disk_that_is_full_is_found_before_the_first_step(small_disk):  # noqa: F811
@@ -41,7 +41,7 @@ class Large(Small):
 
 
 def test_a_disk_with_too_little_room_for_a_checkpoint_is_found_before_the_first_step(small_disk):  # noqa: F811
-    trainer = Large(strategy="default", reports=[], model_dir=str(small_disk / "run"))
+    trainer = Large(strategy="default", writers=[], model_dir=str(small_disk / "run"))
     with pytest.raises(ctl.UsageError, match=r"cannot hold a checkpoint: No space left.*needs 1,6\d\d,"):
         trainer.train(2)
     assert trainer.step == 0
@@ -147,7 +147,7 @@ def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind
 def test_deterministic_operations_begin_with_several_workers(run_program):
     program = (
         "import ctl; from small_models import Small; "
-        "t = Small(strategy=ctl.make_strategy('multi_worker'), reports=[]); t.train(2); "
+        "t = Small(strategy=ctl.make_strategy('multi_worker'), writers=[]); t.train(2); "
         "print('{\"step\": %d}' % t.step)"
     )
     first, second = run_program(2, ["-c", program], TF_DETERMINISTIC_OPS="1")

@@ -95,7 +95,7 @@ def test_a_model_of_another_scope_is_refused(pair):
 
 def test_a_function_that_makes_the_model_is_called_in_the_scope():
     trainer = ctl.KerasTrainer(
-        classifier, train=numbers()[:2], strategy="default", global_batch_size=BATCH, reports=[]
+        classifier, train=numbers()[:2], strategy="default", global_batch_size=BATCH, writers=[]
     )
     trainer.train(3)
     assert trainer.step == 3 and trainer.model.optimizer.iterations.numpy() == 3
@@ -105,7 +105,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     class Interrupted(Exception):
         pass
 
-    class Interrupts(ctl.MemoryReport):
+    class Interrupts(ctl.MemoryWriter):
         def __init__(self, at):
             super().__init__()
             self.at = at
@@ -135,7 +135,7 @@ def test_a_backup_is_restored_and_removed_after_success(tmp_path):
     def run(cls=ctl.KerasTrainer):
         x, y, _ = numbers()
         trainer = cls(
-            classifier, train=(x, y), strategy="default", global_batch_size=BATCH, reports=[],
+            classifier, train=(x, y), strategy="default", global_batch_size=BATCH, writers=[],
             checkpoints=ctl.BackupCheckpoints(tmp_path / "backup"),
             intervals=ctl.Intervals(steps_per_loop=1, save=ctl.Every(steps=4)),
         )  # fmt: skip

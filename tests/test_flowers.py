@@ -35,7 +35,7 @@ def folder(shipped, tmp_path):
 
 def made(folder, *, strategy="default", reading=Reading(), **options):  # noqa: B008  frozen
     options = {"global_batch_size": 8, "image_size": SIZE, "intervals": every_step(), **options}
-    options.setdefault("reports", [])
+    options.setdefault("writers", [])
     return Flowers(str(folder), strategy=strategy, reading=reading, **options)
 
 
@@ -203,11 +203,11 @@ def test_two_replicas_learn_as_one_and_the_batch_grows_with_them(shipped, two_re
     for strategy, options in (
         ("default", {"global_batch_size": 8}), (two_replicas, {"batch_size_per_replica": 4}),
     ):  # fmt: skip
-        report = ctl.MemoryReport()
-        trainer = made(shipped, strategy=strategy, reports=[report], **options)
+        writer = ctl.MemoryWriter()
+        trainer = made(shipped, strategy=strategy, writers=[writer], **options)
         assert trainer.global_batch_size == 8
         trainer.train(6)
-        curves.append(losses(report))
+        curves.append(losses(writer))
     np.testing.assert_allclose(*curves, rtol=1e-4)
 
 
@@ -236,7 +236,7 @@ def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options
 
 def test_without_photos_there_is_nothing_to_train_on():
     with pytest.raises(ctl.UsageError, match="--data_dir is missing"):
-        Flowers(strategy="default", reports=[]).train(1)
+        Flowers(strategy="default", writers=[]).train(1)
 
 
 def test_images_to_predict_are_paths_patterns_or_a_directory(shipped, tmp_path):

@@ -203,7 +203,7 @@ def test_the_chief_waits_until_the_newest_checkpoint_is_evaluated(tmp_path):
     world.events = {1015.0: lambda: done(world, 2), 1030.0: lambda: done(world, 4),
                     1045.0: lambda: done(world, 6)}  # fmt: skip
     assert wait(world)
-    assert 1045.0 < world.now < 1050.0  # and time for the evaluator to close its reports
+    assert 1045.0 < world.now < 1050.0  # and time for the evaluator to close its writers
     before = world.now
     assert wait(world) and world.now == before
 

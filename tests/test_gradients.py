@@ -10,7 +10,7 @@ from ctl.step.optimizers import check_optimizer
 from small_models import BATCH, PlainModel, Small, every_step, losses, weights
 
 STEPS = 4
-NO_SAVE = dict(reports=[], intervals=every_step(log=ctl.Every()))
+NO_SAVE = dict(writers=[], intervals=every_step(log=ctl.Every()))
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,10 @@ def two_replicas():
 
 def trained(trainer, steps=STEPS):
     """Final weights and logged losses."""
-    report = ctl.MemoryReport()
-    trainer._reports, trainer.intervals = [report], every_step()
+    writer = ctl.MemoryWriter()
+    trainer._writers, trainer.intervals = [writer], every_step()
     trainer.train(steps)
-    return weights(trainer), losses(report)
+    return weights(trainer), losses(writer)
 
 
 def assert_equal(one, two, atol=1e-6):
@@ -152,10 +152,10 @@ def test_a_nan_in_one_replica_names_the_step_and_leaves_the_weights(
     two_replicas, where, steps_per_loop
 ):
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
-    good = Small(strategy="default", reports=[])
+    good = Small(strategy="default", writers=[])
     good.train_data = poisoned(7, 0)(strategy="default").train_data
     good.train(3)
-    trainer = poisoned(4, where)(strategy=two_replicas, intervals=intervals, reports=[])
+    trainer = poisoned(4, where)(strategy=two_replicas, intervals=intervals, writers=[])
     with pytest.raises(ctl.NonFiniteError, match=r"^Step 4: .*not applied.*clip_norm"):
         trainer.train(8)
     for a, b in zip(weights(good), weights(trainer), strict=True):

@@ -122,7 +122,7 @@ def test_a_trainer_tells_its_steps_and_its_end(tmp_path, monkeypatch):
             until(lambda: content(path)["step"] == step)
             phases.add(content(path)["phase"])
 
-    Slow(strategy="default", intervals=every_step(), reports=[]).train(3)
+    Slow(strategy="default", intervals=every_step(), writers=[]).train(3)
     assert phases == {"training"}
     assert content(path)["phase"] == "ended" and content(path)["step"] == 3
 
@@ -137,7 +137,7 @@ def test_a_trainer_says_when_it_makes_no_steps(tmp_path, monkeypatch):
 
     monkeypatch.setattr(heartbeat, "here", Noting())
     intervals = every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2), save=ctl.Every(steps=2))
-    Small(strategy="default", model_dir=str(tmp_path), intervals=intervals, reports=[]).train(2)
+    Small(strategy="default", model_dir=str(tmp_path), intervals=intervals, writers=[]).train(2)
     about = ["saving"]  # what the manager does at the start and at the end
     steps = ["compiling", "training", "saving", "evaluating"]
     assert phases == ["training", *about, *steps, *about]
@@ -149,5 +149,5 @@ def test_a_run_that_moves_is_left_alone(step_timeout_secs):
         pass
 
     Timed.step_timeout_secs = step_timeout_secs
-    assert Timed(strategy="default", intervals=every_step(), reports=[]).train(2)["loss"] > 0
+    assert Timed(strategy="default", intervals=every_step(), writers=[]).train(2)["loss"] > 0
     assert ctl.Trainer.step_timeout_secs == 0.0

@@ -18,7 +18,7 @@ from test_checkpoints import DAMAGES
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("inspected") / "run"
     intervals = every_step(save=ctl.Every(steps=2), evaluate=ctl.Every(steps=2))
-    options = dict(optimizer="adam", strategy="default", reports=[], intervals=intervals)
+    options = dict(optimizer="adam", strategy="default", writers=[], intervals=intervals)
     Small(model_dir=str(directory), **options).train(6)
     return directory
 
@@ -82,7 +82,7 @@ def test_damage_is_found_where_it_is_looked_for(run, capsys, damage):
 
 def test_what_was_set_aside_is_named(run, capsys):
     DAMAGES["truncated"](run / "checkpoints" / "ckpt-6")
-    options = dict(optimizer="adam", strategy="default", reports=[], intervals=every_step())
+    options = dict(optimizer="adam", strategy="default", writers=[], intervals=every_step())
     Small(model_dir=str(run), **options).train(6)
     code, said = inspect(capsys, run, "--verify")
     assert code == 0 and "set aside: ckpt-6" in said.out

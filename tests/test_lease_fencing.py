@@ -136,7 +136,7 @@ def test_a_run_whose_model_dir_was_taken_over_saves_nothing_more(tmp_path):
                 take_over(tmp_path / "LOCK")
 
     trainer = Frozen(
-        model_dir=str(tmp_path), strategy="default", reports=[],
+        model_dir=str(tmp_path), strategy="default", writers=[],
         intervals=every_step(steps_per_loop=1, save=ctl.Every(steps=2)),
     )  # fmt: skip
     with pytest.raises(ctl.errors.LeaseLostError):
@@ -159,7 +159,7 @@ def test_nothing_is_saved_while_nobody_can_tell_whose_the_directory_is(tmp_path,
                 away.rename(lock)
 
     trainer = Unreadable(
-        model_dir=str(tmp_path), strategy="default", reports=[],
+        model_dir=str(tmp_path), strategy="default", writers=[],
         intervals=every_step(steps_per_loop=1, save=ctl.Every(steps=2)),
     )  # fmt: skip
     trainer.train(6)

@@ -34,18 +34,18 @@ cartpole = imported("cartpole")
 CartPole, moved, stands = cartpole.CartPole, cartpole.moved, cartpole.stands
 Gan = imported("gan").Gan
 
-SILENT = {"reports": [], "intervals": every_step(log=ctl.Every())}
+SILENT = {"writers": [], "intervals": every_step(log=ctl.Every())}
 
 
 def test_the_gan_updates_its_two_networks_at_their_own_rates(two_replicas):
     for strategy in ("default", two_replicas):
-        report = ctl.MemoryReport()
+        writer = ctl.MemoryWriter()
         trainer = Gan(strategy=strategy, global_batch_size=8, discriminator_every_steps=3,
-                      reports=[report], intervals=every_step())  # fmt: skip
+                      writers=[writer], intervals=every_step())  # fmt: skip
         trainer.train(7)
         assert int(trainer.optimizer.iterations.numpy()) == 7
         assert int(trainer.discriminator_optimizer.iterations.numpy()) == 3  # at steps 1, 4 and 7
-        norms = [values["gradient_norm_2"] for _, _, values in report.rows]
+        norms = [values["gradient_norm_2"] for _, _, values in writer.rows]
         assert [n == 0 or np.isnan(n) for n in norms] == [i % 3 != 0 for i in range(7)]
 
 
@@ -78,7 +78,7 @@ def test_what_is_no_picture_is_refused(images, words):
 
     with pytest.raises(ctl.UsageError, match=words):
         Shows(strategy="default", global_batch_size=2, game_steps=2,
-              reports=[ctl.MemoryReport()], intervals=every_step()).train(1)  # fmt: skip
+              writers=[ctl.MemoryWriter()], intervals=every_step()).train(1)  # fmt: skip
 
 
 def test_a_pole_without_a_push_falls_and_one_that_is_upright_stands():
@@ -92,18 +92,18 @@ def test_a_pole_without_a_push_falls_and_one_that_is_upright_stands():
 def test_cartpole_plays_the_same_games_on_two_replicas(two_replicas):
     lengths = []
     for strategy in ("default", two_replicas):
-        report = ctl.MemoryReport()
-        CartPole(strategy=strategy, global_batch_size=8, game_steps=40, reports=[report],
+        writer = ctl.MemoryWriter()
+        CartPole(strategy=strategy, global_batch_size=8, game_steps=40, writers=[writer],
                  intervals=every_step()).train(8)  # fmt: skip
-        lengths.append([values["game_length"] for _, _, values in report.rows])
+        lengths.append([values["game_length"] for _, _, values in writer.rows])
     np.testing.assert_allclose(*lengths, atol=0.5)
     np.testing.assert_allclose(lengths[0][:4], lengths[1][:4], atol=1e-5)
 
 
 def test_cartpole_learns_to_balance():
-    report = ctl.MemoryReport()
-    CartPole(strategy="default", global_batch_size=32, reports=[report],
+    writer = ctl.MemoryWriter()
+    CartPole(strategy="default", global_batch_size=32, writers=[writer],
              intervals=every_step(log=ctl.Every(steps=20))).train(80)  # fmt: skip
-    first, *_, last = [values["game_length"] for _, _, values in report.rows]
+    first, *_, last = [values["game_length"] for _, _, values in writer.rows]
     assert first < 80
     assert last > 150

@@ -9,7 +9,7 @@ import pytest
 from ctl.checkpoints.name_matching import Ambiguous, pairs
 from small_models import Small, every_step
 
-OPTIONS = dict(strategy="default", reports=[], intervals=every_step(save=ctl.Every(steps=2)))
+OPTIONS = dict(strategy="default", writers=[], intervals=every_step(save=ctl.Every(steps=2)))
 
 
 def matched(here, there):

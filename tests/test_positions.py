@@ -17,8 +17,8 @@ def examples():
     return x, x.sum(axis=1)
 
 
-def trace_of(report):
-    return [(step, values["loss"]) for run, step, values in report.rows if run == "train"]
+def trace_of(writer):
+    return [(step, values["loss"]) for run, step, values in writer.rows if run == "train"]
 
 
 class Least(ctl.Trainer):
@@ -62,20 +62,20 @@ def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(
 ):
     strategy = two_replicas if replicas == 2 else "default"
     how = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
-    whole, before, after = (ctl.MemoryReport() for _ in range(3))
-    KINDS[mode](reports=[whole], **how).train(12)
-    KINDS[mode](reports=[before], model_dir=tmp_path, **how).train(7)
-    KINDS[mode](reports=[after], model_dir=tmp_path, **how).train(12)
+    whole, before, after = (ctl.MemoryWriter() for _ in range(3))
+    KINDS[mode](writers=[whole], **how).train(12)
+    KINDS[mode](writers=[before], model_dir=tmp_path, **how).train(7)
+    KINDS[mode](writers=[after], model_dir=tmp_path, **how).train(12)
     assert trace_of(before) + trace_of(after) == trace_of(whole)
     assert len(set(trace_of(whole))) == 12
 
 
 def test_an_iterator_goes_on_with_another_number_of_replicas(tmp_path, two_replicas):
     how = {"global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
-    kind, whole, after = KINDS["iterator"], ctl.MemoryReport(), ctl.MemoryReport()
-    kind(reports=[whole], strategy="default", **how).train(10)
-    kind(reports=[], strategy="default", model_dir=tmp_path, **how).train(6)
-    kind(reports=[after], strategy=two_replicas, model_dir=tmp_path, **how).train(10)
+    kind, whole, after = KINDS["iterator"], ctl.MemoryWriter(), ctl.MemoryWriter()
+    kind(writers=[whole], strategy="default", **how).train(10)
+    kind(writers=[], strategy="default", model_dir=tmp_path, **how).train(6)
+    kind(writers=[after], strategy=two_replicas, model_dir=tmp_path, **how).train(10)
     np.testing.assert_allclose(
         [loss for _, loss in trace_of(after)], [loss for _, loss in trace_of(whole)][6:], rtol=1e-6
     )
@@ -121,19 +121,19 @@ def looked_at(request, monkeypatch):
      (HastyMap, "an operation in it says deterministic=False")],
 )  # fmt: skip
 def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog):
-    kind(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+    kind(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
     assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
 
 
 @pytest.mark.usefixtures("looked_at")
 def test_a_pipeline_that_repeats_itself_is_not_named(caplog):
-    Least(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+    Least(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("kind", [Generated, Noisy])
 def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(kind):
-    trainer = with_mode("iterator", kind)(strategy="default", global_batch_size=BATCH, reports=[])
+    trainer = with_mode("iterator", kind)(strategy="default", global_batch_size=BATCH, writers=[])
     with pytest.raises(ctl.UsageError, match="cannot save its iterator.*'skip'"):
         trainer.train(1)
     assert trainer.step == 0
@@ -146,7 +146,7 @@ def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(kind):
 )  # fmt: skip
 def test_a_mode_that_the_data_cannot_have_is_refused(mode, base, words):
     with pytest.raises(ctl.UsageError, match=words):
-        with_mode(mode, base)(strategy="default", global_batch_size=BATCH, reports=[]).train(1)
+        with_mode(mode, base)(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
 
 
 def test_files_of_an_iterator_are_packed_and_unpacked_as_they_were():
@@ -170,13 +170,13 @@ def test_random_layers_in_a_parallel_map_repeat_after_a_resume_too(tmp_path, cap
     how = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     traces = []
     for _ in range(3):
-        report = ctl.MemoryReport()
-        Augmented(reports=[report], **how).train(12)
-        traces.append(trace_of(report))
+        writer = ctl.MemoryWriter()
+        Augmented(writers=[writer], **how).train(12)
+        traces.append(trace_of(writer))
     assert traces[0] == traces[1] == traces[2] and len(set(traces[0])) == 12
-    before, after = ctl.MemoryReport(), ctl.MemoryReport()
-    Augmented(reports=[before], model_dir=tmp_path, **how).train(7)
-    Augmented(reports=[after], model_dir=tmp_path, **how).train(12)
+    before, after = ctl.MemoryWriter(), ctl.MemoryWriter()
+    Augmented(writers=[before], model_dir=tmp_path, **how).train(7)
+    Augmented(writers=[after], model_dir=tmp_path, **how).train(12)
     assert trace_of(before) + trace_of(after) == traces[0]
     assert any("one example at a time" in m for m in caplog.messages)
 
@@ -199,7 +199,7 @@ def test_a_dataset_that_was_shuffled_without_a_seed_before_is_named_where_a_run_
 @pytest.mark.parametrize("kind", [Hasty, HastyMap])
 def test_data_in_any_order_are_refused_on_several_workers(kind):
     place = Placement(2, 0, 2, 1, is_chief=True)
-    data = kind(strategy="default", global_batch_size=BATCH, reports=[]).train_data(BATCH)
+    data = kind(strategy="default", global_batch_size=BATCH, writers=[]).train_data(BATCH)
     with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
         sharding.check(data, "train_data", place)
     sharding.check(ctl.shard(data, "off"), "train_data", place)

@@ -4,7 +4,7 @@ import io
 import re
 
 import pytest
-from ctl.metrics.console import ConsoleReport
+from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -63,7 +63,7 @@ def wide(monkeypatch):
 
 def plain(clock):
     file = io.StringIO()
-    return ConsoleReport(file, live=False, clock=clock), file
+    return ConsoleWriter(file, live=False, clock=clock), file
 
 
 def seen(file):
@@ -72,11 +72,11 @@ def seen(file):
 
 
 def test_a_line_of_training_reads_as_in_the_manual(clock):
-    report, file = plain(clock)
-    report.note(Started(0, 500, info()))
-    report.note(Progressed(100))
+    writer, file = plain(clock)
+    writer.note(Started(0, 500, info()))
+    writer.note(Progressed(100))
     clock.now += 1.0
-    report.write(
+    writer.write(
         200,
         {
             "loss": 0.230119,
@@ -94,15 +94,15 @@ def test_a_line_of_training_reads_as_in_the_manual(clock):
 
 
 def test_evaluations_and_saves_have_lines_of_their_own(clock):
-    report, file = plain(clock)
-    report.write(200, {"loss": 0.25}, run="eval")
-    report.note(Saved(200, "ckpt-200"))
+    writer, file = plain(clock)
+    writer.write(200, {"loss": 0.25}, run="eval")
+    writer.note(Saved(200, "ckpt-200"))
     assert file.getvalue() == "eval step 200  loss 0.25\nsaved ckpt step 200\n"
 
 
 def test_the_header_says_what_runs_on_what(clock):
-    report, file = plain(clock)
-    report.note(Started(400, 500, info(), resumed_from="resumed from ckpt-400"))
+    writer, file = plain(clock)
+    writer.note(Started(400, 500, info(), resumed_from="resumed from ckpt-400"))
     text = file.getvalue()
     for fact in (
         "Mnist",
@@ -122,14 +122,14 @@ def test_the_header_says_what_runs_on_what(clock):
 
 
 def test_a_fresh_start_does_not_speak_of_resuming(clock):
-    report, file = plain(clock)
-    report.note(Started(0, 500, info()))
+    writer, file = plain(clock)
+    writer.note(Started(0, 500, info()))
     assert "resumed" not in file.getvalue()
 
 
 def test_a_long_table_of_weights_loses_its_middle_and_says_so(clock):
-    report, file = plain(clock)
-    report.note(Started(0, 500, info(num_parameters=50)))
+    writer, file = plain(clock)
+    writer.note(Started(0, 500, info(num_parameters=50)))
     rows = [line for line in file.getvalue().splitlines() if "layer_" in line or "more" in line]
     assert len(rows) == 20
     assert rows[0].split()[0] == "layer_0/kernel" and rows[-1].split()[0] == "layer_49/kernel"
@@ -137,27 +137,27 @@ def test_a_long_table_of_weights_loses_its_middle_and_says_so(clock):
 
 
 def test_bytes_count_the_width_of_the_dtype(clock):
-    report, file = plain(clock)
+    writer, file = plain(clock)
     weights = (("a", (1000, 1000), "bfloat16", True), ("b", (1000, 1000), "float64", False))
-    report.note(Started(0, 1, info(parameters=weights)))
+    writer.note(Started(0, 1, info(parameters=weights)))
     assert "2,000,000, 1,000,000 trainable, 10.00 MB" in file.getvalue()
 
 
 def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
-    report, file = plain(clock)
-    report.note(Started(400, 500, info()))
+    writer, file = plain(clock)
+    writer.note(Started(400, 500, info()))
     clock.now += 10.0  # tracing and the first loop
-    report.note(Progressed(410))
+    writer.note(Progressed(410))
     clock.now += 10.0
-    report.write(420, {"loss": 1.0})
+    writer.write(420, {"loss": 1.0})
     assert file.getvalue().splitlines()[-1] == "step 420/500  loss 1  1 steps/s  eta 1:20"
 
 
 def test_without_a_known_end_there_is_no_eta(clock):
-    report, file = plain(clock)
-    report.note(Started(0, None, info()))
+    writer, file = plain(clock)
+    writer.note(Started(0, None, info()))
     clock.now += 1
-    report.write(5, {"loss": 1.0})
+    writer.write(5, {"loss": 1.0})
     assert file.getvalue().splitlines()[-1] == "step 5  loss 1  5 steps/s"
     assert "0 to the end of the data" in file.getvalue()
 
@@ -165,7 +165,7 @@ def test_without_a_known_end_there_is_no_eta(clock):
 def test_characters_the_log_cannot_encode_are_escaped(clock):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
-    ConsoleReport(file, clock=clock).write(1, {"größe": 1.0})
+    ConsoleWriter(file, clock=clock).write(1, {"größe": 1.0})
     assert raw.getvalue() == b"step 1  gr\\xf6\\xdfe 1\n"
 
 
@@ -173,13 +173,13 @@ def test_characters_the_log_cannot_encode_are_escaped(clock):
 @pytest.mark.parametrize("live", [False, True])
 def test_a_metric_name_is_never_markup(name, live, clock, wide):
     file = Terminal()
-    report = ConsoleReport(file, live, clock=clock)
-    report.write(1, {name: 0.5})
-    report.note(Started(0, 500, info(model=name, data=name), resumed_from=name))
+    writer = ConsoleWriter(file, live, clock=clock)
+    writer.write(1, {name: 0.5})
+    writer.note(Started(0, 500, info(model=name, data=name), resumed_from=name))
     clock.now += 1
-    report.write(2, {name: 0.25})
-    report.write(2, {name: 0.125}, run="eval")
-    report.note(Ended(2, name, {name: 0.0625}))
+    writer.write(2, {name: 0.25})
+    writer.write(2, {name: 0.125}, run="eval")
+    writer.note(Ended(2, name, {name: 0.0625}))
     text = seen(file)
     for shown in (
         f"step 1  {name} 0.5",
@@ -195,9 +195,9 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
 @pytest.mark.parametrize("live", [False, True])
 def test_a_second_end_says_nothing_more(live, clock):
     file = Terminal()
-    report = ConsoleReport(file, live, clock=clock)
-    report.note(Ended(1, "done"))
-    report.note(Ended(1, "done"))
+    writer = ConsoleWriter(file, live, clock=clock)
+    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, "done"))
     assert file.getvalue().count("done") == 1
 
 
@@ -207,15 +207,15 @@ def test_a_broken_pipe_is_an_ordinary_error(live, clock):
         def write(self, text):
             raise BrokenPipeError("gone")
 
-    report = ConsoleReport(Gone(), live, clock=clock)
+    writer = ConsoleWriter(Gone(), live, clock=clock)
     with pytest.raises(BrokenPipeError):
-        report.note(Started(0, 500, info()))
+        writer.note(Started(0, 500, info()))
 
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_closed_file_is_an_ordinary_error(live, clock):
     file = Terminal()
-    report = ConsoleReport(file, live, clock=clock)
+    writer = ConsoleWriter(file, live, clock=clock)
     file.close()
     with pytest.raises(ValueError):
-        report.note(Started(0, 500, info()))
+        writer.note(Started(0, 500, info()))

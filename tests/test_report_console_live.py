@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from ctl.metrics.console import ConsoleReport
+from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -58,7 +58,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal, file = Terminal(), io.StringIO()
     for output in (terminal, file):
-        ConsoleReport(output, clock=clock).note(Started(0, 500, INFO))
+        ConsoleWriter(output, clock=clock).note(Started(0, 500, INFO))
     assert "━" in terminal.getvalue() or "─" in terminal.getvalue()
     assert "\x1b" not in file.getvalue()
 
@@ -67,9 +67,9 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(clock, monkeypatch):
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, clock, monkeypatch):
     monkeypatch.setenv("TERM", term)
     file = Terminal()
-    report = ConsoleReport(file, clock=clock)
-    report.note(Started(0, 500, INFO))
-    report.write(1, {"loss": 1.0})
+    writer = ConsoleWriter(file, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    writer.write(1, {"loss": 1.0})
     assert "\x1b" not in file.getvalue() and "step 1/500" in file.getvalue()
 
 
@@ -77,33 +77,33 @@ def test_a_terminal_without_utf8_gets_lines(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     file = Terminal()
     file.encoding = "latin-1"
-    ConsoleReport(file, clock=clock).note(Started(0, 500, INFO))
+    ConsoleWriter(file, clock=clock).note(Started(0, 500, INFO))
     assert "\x1b" not in file.getvalue()
 
 
 def test_no_color_is_honoured(clock, wide, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
-    report.note(Saved(5, "x"))
-    report.note(Ended(5, "done"))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    writer.note(Saved(5, "x"))
+    writer.note(Ended(5, "done"))
     assert "saved step 5" in file.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", file.getvalue())
 
 
 def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
-    report.note(Progressed(100))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    writer.note(Progressed(100))
     clock.now += 2.0
-    report.write(
+    writer.write(
         250,
         {"loss": 0.2301, "steps_per_sec": 75.0, "examples_per_sec": 9600.0, "learning_rate": 0.001},
     )
     clock.now += 0.2
-    report.note(Saved(250, "x"))
+    writer.note(Saved(250, "x"))
     bar = last_bar(file)
     for word in (
         "250/500",
@@ -123,13 +123,13 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
 def test_no_line_of_the_bar_is_wider_than_the_terminal(columns, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 1_000_000, INFO))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 1_000_000, INFO))
     start = len(file.getvalue())
     values = {f"metric_{i}{'_and_so_on' * 4}": i / 3 for i in range(20)}
-    report.note(Progressed(1000))
+    writer.note(Progressed(1000))
     clock.now += 1
-    report.write(
+    writer.write(
         123_456,
         {
             **values,
@@ -149,38 +149,38 @@ def test_no_line_of_the_bar_is_wider_than_the_terminal(columns, clock, monkeypat
 def test_a_narrow_terminal_hides_settings_before_metrics(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
     clock.now += 1
-    report.write(1, {"learning_rate": 0.001, "gradient_norm": 1.0, "loss": 0.5, "accuracy": 0.75})
+    writer.write(1, {"learning_rate": 0.001, "gradient_norm": 1.0, "loss": 0.5, "accuracy": 0.75})
     assert "loss 0.5  accuracy 0.75" in last_bar(file)
     assert "grad" not in last_bar(file)
 
 
 def test_progress_is_drawn_at_most_ten_times_a_second(clock, wide):
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 10_000, INFO))
-    report.note(Progressed(1))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 10_000, INFO))
+    writer.note(Progressed(1))
     writes, calls = file.writes, clock.calls
     for step in range(2, 1002):
         clock.now += 0.00005
-        report.note(Progressed(step))
+        writer.note(Progressed(step))
     assert file.writes == writes
     assert clock.calls - calls == 1000
     clock.now += 0.1
-    report.note(Progressed(1002))
+    writer.note(Progressed(1002))
     assert file.writes > writes
     assert "1002/10000" in last_bar(file)
 
 
 def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wide):
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
-    report.note(Progressed(499))
-    report.note(Progressed(500))  # within 0.1 s: not drawn
-    report.note(Ended(500, "done", {"time": "0:12", "best accuracy": 0.98765}))
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    writer.note(Progressed(499))
+    writer.note(Progressed(500))  # within 0.1 s: not drawn
+    writer.note(Ended(500, "done", {"time": "0:12", "best accuracy": 0.98765}))
     text = seen(file)
     assert "500/500" in text
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
@@ -189,9 +189,9 @@ def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wi
 
 def test_an_evaluation_stays_above_the_bar(clock, wide):
     file = Terminal()
-    report = ConsoleReport(file, live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
-    report.write(100, {"loss": 0.5}, run="eval")
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    writer.write(100, {"loss": 0.5}, run="eval")
     assert "eval step 100  loss 0.5\n" in seen(file)
 
 
@@ -200,9 +200,9 @@ def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(
 ):
     file = Terminal()
     monkeypatch.setattr(sys, "stdout", file)
-    report = ConsoleReport(live=True, clock=clock)
-    report.note(Started(0, 500, INFO))
+    writer = ConsoleWriter(live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
     print("hello [bold]there[/bold]")
     assert "hello [bold]there[/bold]\ntrain " in seen(file)  # the bar is drawn again below
-    report.note(Ended(1, "done"))
+    writer.note(Ended(1, "done"))
     assert sys.stdout is file

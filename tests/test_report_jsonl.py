@@ -2,7 +2,7 @@ import json
 import math
 
 import pytest
-from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunInfo, Started
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
@@ -25,45 +25,45 @@ def strict_rows(path):
 
 
 def attempt(path, start, steps, evals=()):
-    report = JsonlReport(path)
-    report.note(Started(start, None, INFO))
+    writer = JsonlWriter(path)
+    writer.note(Started(start, None, INFO))
     for step in steps:
-        report.write(step, {"loss": float(step)})
+        writer.write(step, {"loss": float(step)})
         if step in evals:
-            report.write(step, {"loss": step + 0.5}, run="eval")
-    return report
+            writer.write(step, {"loss": step + 0.5}, run="eval")
+    return writer
 
 
 def test_a_row_says_step_run_time_and_values(path):
-    JsonlReport(path, clock=lambda: 1234.5).write(200, {"loss": 0.25}, run="eval")
+    JsonlWriter(path, clock=lambda: 1234.5).write(200, {"loss": 0.25}, run="eval")
     assert rows(path) == [{"step": 200, "run": "eval", "time": 1234.5, "loss": 0.25}]
 
 
 def test_a_row_can_be_read_before_the_run_ends(path):
-    report = JsonlReport(path)
-    report.write(1, {"loss": 1.0})
+    writer = JsonlWriter(path)
+    writer.write(1, {"loss": 1.0})
     assert len(rows(path)) == 1
-    report.write(2, {"loss": 1.0})
+    writer.write(2, {"loss": 1.0})
     assert len(rows(path)) == 2
 
 
 def test_floats_keep_every_digit(path):
     value = 0.1 + 0.2
-    JsonlReport(path).write(1, {"loss": value, "tiny": 5e-324, "third": 1 / 3})
+    JsonlWriter(path).write(1, {"loss": value, "tiny": 5e-324, "third": 1 / 3})
     assert rows(path)[0]["loss"] == value
     assert rows(path)[0]["tiny"] == 5e-324
     assert rows(path)[0]["third"] == 1 / 3
 
 
 def test_any_json_parser_reads_numbers_that_are_not_finite(path):
-    JsonlReport(path).write(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    JsonlWriter(path).write(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
     row = strict_rows(path)[0]
     assert (row["a"], row["b"], row["c"]) == ("NaN", "Infinity", "-Infinity")
     assert math.isnan(float(row["a"])) and float(row["c"]) == -math.inf
 
 
 def test_a_metric_called_step_does_not_hide_the_step(path):
-    JsonlReport(path).write(7, {"step": 0.5, "time": 0.25})
+    JsonlWriter(path).write(7, {"step": 0.5, "time": 0.25})
     row = rows(path)[0]
     assert (row["step"], row["metric.step"], row["metric.time"]) == (7, 0.5, 0.25)
 
@@ -98,10 +98,10 @@ def test_a_line_that_lacks_only_its_newline_is_torn_too(path):
 def test_a_line_written_before_the_start_is_not_glued_to_half_a_line(path):
     attempt(path, 0, [1, 2])
     path.write_bytes(path.read_bytes()[:-5])
-    report = JsonlReport(path)
-    report.write(2, {"loss": 0.5})
+    writer = JsonlWriter(path)
+    writer.write(2, {"loss": 0.5})
     assert json.loads(path.read_text().splitlines()[-1])["loss"] == 0.5
-    report.note(Started(2, None, INFO))
+    writer.note(Started(2, None, INFO))
     assert [row["step"] for row in rows(path)] == [1, 2]
 
 
@@ -134,4 +134,4 @@ def test_a_restart_leaves_nothing_but_the_file(path):
 def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        JsonlReport(tmp_path / "file" / "metrics.jsonl").write(1, {"loss": 1.0})
+        JsonlWriter(tmp_path / "file" / "metrics.jsonl").write(1, {"loss": 1.0})

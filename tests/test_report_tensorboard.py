@@ -1,6 +1,6 @@
 import pytest
 from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
-from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -38,14 +38,14 @@ def graph(name):
 
 def attempt(logs, start, steps, *, evals=(), reason="done", facts=None, name="node"):
     """One life of a training process."""
-    report = TensorBoardReport(logs)
-    report.note(Started(start, None, facts or info()))
-    report.note(Traced(graph(name)))
+    writer = TensorBoardWriter(logs)
+    writer.note(Started(start, None, facts or info()))
+    writer.note(Traced(graph(name)))
     for step in steps:
-        report.write(step, {"loss": float(step), "accuracy": 0.5})
+        writer.write(step, {"loss": float(step), "accuracy": 0.5})
         if step in evals:
-            report.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
-    report.note(Ended(max([start, *steps]), reason))
+            writer.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
+    writer.note(Ended(max([start, *steps]), reason))
 
 
 def files(folder):
@@ -121,9 +121,9 @@ def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
 
     with tf.summary.create_file_writer(str(tmp_path / "tf")).as_default():
         tf.summary.scalar("loss", 0.1, step=3)
-    report = TensorBoardReport(logs)
-    report.write(3, {"loss": 0.1})
-    report.note(Ended(3, "done"))
+    writer = TensorBoardWriter(logs)
+    writer.write(3, {"loss": 0.1})
+    writer.note(Ended(3, "done"))
     theirs, ours = (
         next(value for event in raw_events(folder) for value in event.summary.value)
         for folder in (tmp_path / "tf", logs / "train")
@@ -135,10 +135,10 @@ def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
 
 def test_wall_time_is_the_time_of_writing(logs):
     times = iter([100.0, 200.0])
-    report = TensorBoardReport(logs, clock=lambda: next(times, 300.0))
-    report.write(1, {"loss": 1.0})
-    report.write(2, {"loss": 1.0})
-    report.note(Ended(2, "done"))
+    writer = TensorBoardWriter(logs, clock=lambda: next(times, 300.0))
+    writer.write(1, {"loss": 1.0})
+    writer.write(2, {"loss": 1.0})
+    writer.note(Ended(2, "done"))
     assert [e.wall_time for e in raw_events(logs / "train") if e.summary.value] == [100.0, 200.0]
 
 
@@ -222,9 +222,9 @@ def test_cards_show_the_configuration_literally_and_the_weights(logs):
 
 
 def test_only_the_first_graph_of_a_run_is_kept(logs):
-    report = TensorBoardReport(logs)
-    report.note(Started(0, None, info()))
-    report.note(Traced(graph("first")))
-    report.note(Traced(graph("second")))
-    report.note(Ended(0, "done"))
+    writer = TensorBoardWriter(logs)
+    writer.note(Started(0, None, info()))
+    writer.note(Traced(graph("first")))
+    writer.note(Traced(graph("second")))
+    writer.note(Ended(0, "done"))
     assert accumulated(logs / "train").Graph().node[0].name == "first"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from ctl.metrics.event_files import EventFolder, read_records
 from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
-from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
@@ -35,14 +35,14 @@ def graph(name):
 
 def attempt(logs, start, steps, *, evals=(), reason="done", name="node"):
     """One life of a training process."""
-    report = TensorBoardReport(logs)
-    report.note(Started(start, None, INFO))
-    report.note(Traced(graph(name)))
+    writer = TensorBoardWriter(logs)
+    writer.note(Started(start, None, INFO))
+    writer.note(Traced(graph(name)))
     for step in steps:
-        report.write(step, {"loss": float(step), "accuracy": 0.5})
+        writer.write(step, {"loss": float(step), "accuracy": 0.5})
         if step in evals:
-            report.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
-    report.note(Ended(max([start, *steps]), reason))
+            writer.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
+    writer.note(Ended(max([start, *steps]), reason))
 
 
 def files(folder):
@@ -113,10 +113,10 @@ def test_a_file_of_which_nothing_remains_is_removed(logs):
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_a_torn_tail_is_cut_and_the_whole_records_stay(logs, cut):
-    report = TensorBoardReport(logs)
+    writer = TensorBoardWriter(logs)
     for step in range(1, 6):
-        report.write(step, {"loss": 1.0})
-    report.note(Ended(5, "done"))
+        writer.write(step, {"loss": 1.0})
+    writer.note(Ended(5, "done"))
     (path,) = files(logs / "train")
     path.write_bytes(path.read_bytes()[:-cut])
     attempt(logs, 5, range(6, 8))

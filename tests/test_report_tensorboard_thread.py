@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
-from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -39,36 +39,36 @@ def warnings_logged(caplog):
 
 def test_progress_starts_no_thread(logs):
     before = threading.active_count()
-    TensorBoardReport(logs).note(Progressed(1))
+    TensorBoardWriter(logs).note(Progressed(1))
     assert threading.active_count() == before
     assert not logs.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, warnings_logged):
     (tmp_path / "file").write_text("")
-    report = TensorBoardReport(tmp_path / "file" / "logs")
+    writer = TensorBoardWriter(tmp_path / "file" / "logs")
     for start in (0, 50):
-        report.note(Started(start, None, INFO))
+        writer.note(Started(start, None, INFO))
         for step in range(start, start + 50):
-            report.write(step, {"loss": 1.0})
-        report.note(Ended(start + 50, "done"))
+            writer.write(step, {"loss": 1.0})
+        writer.note(Ended(start + 50, "done"))
     (message,) = warnings_logged()
     assert "file/logs" in message and "NotADirectoryError" in message
 
 
 def test_a_disk_that_stays_full_is_no_error_and_what_is_lost_is_said(logs, warnings_logged, monkeypatch):
-    report = TensorBoardReport(logs, close_timeout_secs=0.2)
-    report.write(1, {"loss": 1.0})
-    report.note(Ended(1, "done"))
+    writer = TensorBoardWriter(logs, close_timeout_secs=0.2)
+    writer.write(1, {"loss": 1.0})
+    writer.note(Ended(1, "done"))
 
     def refuse(self, data):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RecordWriter, "write", refuse)
-    report.write(2, {"loss": 1.0})
-    report.note(Ended(2, "done"))
-    report.write(3, {"loss": 1.0})
-    report.note(Ended(3, "done"))
+    writer.write(2, {"loss": 1.0})
+    writer.note(Ended(2, "done"))
+    writer.write(3, {"loss": 1.0})
+    writer.note(Ended(3, "done"))
     first, *others = warnings_logged()
     assert "No space left on device" in first and str(logs) in first
     assert others and all("entries are lost" in message for message in others)
@@ -84,30 +84,30 @@ def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logg
         plain_scalars(self, *args)
 
     monkeypatch.setattr(TensorBoardLog, "scalars", slow)
-    report = TensorBoardReport(logs, queue_size=5)
+    writer = TensorBoardWriter(logs, queue_size=5)
     for step in range(100):
-        report.write(step, {"loss": 1.0})
+        writer.write(step, {"loss": 1.0})
     assert len(warnings_logged()) == 1 and "dropped" in warnings_logged()[0]
     gate.set()
-    report.note(Ended(100, "done"))
+    writer.note(Ended(100, "done"))
     assert 5 <= len(scalar_steps(logs / "train")) <= 6
 
 
 def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_logged, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(10))
-    report = TensorBoardReport(logs, close_timeout_secs=0.05)
-    report.write(1, {"loss": 1.0})
-    report.note(Ended(1, "done"))
+    writer = TensorBoardWriter(logs, close_timeout_secs=0.05)
+    writer.write(1, {"loss": 1.0})
+    writer.note(Ended(1, "done"))
     gate.set()
     assert ["still not written" in message for message in warnings_logged()] == [True]
 
 
 def test_nothing_is_dropped_normally(logs, warnings_logged):
-    report = TensorBoardReport(logs)
+    writer = TensorBoardWriter(logs)
     for step in range(3000):
-        report.write(step, {"loss": 1.0})
-    report.note(Ended(3000, "done"))
+        writer.write(step, {"loss": 1.0})
+    writer.note(Ended(3000, "done"))
     assert scalar_steps(logs / "train") == list(range(3000))
     assert not warnings_logged()
 
@@ -122,36 +122,36 @@ def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkey
             flushed.set()
 
     monkeypatch.setattr(TensorBoardLog, "flush", flush)
-    report = TensorBoardReport(logs, flush_every_secs=0.01)
-    report.write(1, {"loss": 1.0})
-    report.write(2, {"loss": 1.0})
+    writer = TensorBoardWriter(logs, flush_every_secs=0.01)
+    writer.write(1, {"loss": 1.0})
+    writer.write(2, {"loss": 1.0})
     assert flushed.wait(10)
-    report.note(Ended(2, "done"))
+    writer.note(Ended(2, "done"))
 
 
 def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
     """A run that is killed goes on from there, and writes them no second time."""
-    report = TensorBoardReport(logs, flush_every_secs=1000.0)
+    writer = TensorBoardWriter(logs, flush_every_secs=1000.0)
     for step in range(1, 6):
-        report.write(step, {"loss": 1.0})
-    report.note(Saved(5, "ckpt-5"))
+        writer.write(step, {"loss": 1.0})
+    writer.note(Saved(5, "ckpt-5"))
     wait_for(lambda: scalar_steps(logs / "train") == [1, 2, 3, 4, 5])
-    report.note(Ended(5, "done"))
+    writer.note(Ended(5, "done"))
 
 
 def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
     before = threading.active_count()
-    report = TensorBoardReport(logs)
+    writer = TensorBoardWriter(logs)
     for step in range(10):
-        report.write(step, {"loss": 1.0})
+        writer.write(step, {"loss": 1.0})
     assert threading.active_count() == before + 1
-    report.note(Ended(10, "done"))
+    writer.note(Ended(10, "done"))
     assert threading.active_count() == before
 
 
 def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
     program = (
-        "import sys; from ctl.metrics.tensorboard import TensorBoardReport as T; "
+        "import sys; from ctl.metrics.tensorboard import TensorBoardWriter as T; "
         "from ctl.metrics.protocol import Ended; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
         "r.note(Ended(1, 'done')); r.write(2, {'loss': 1.0})"
     )
@@ -161,4 +161,4 @@ def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
 
 def test_a_value_that_is_no_number_is_the_callers_error(logs):
     with pytest.raises((TypeError, ValueError)):
-        TensorBoardReport(logs).write(1, {"loss": "high"})
+        TensorBoardWriter(logs).write(1, {"loss": "high"})

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 import small_disks
-from ctl.metrics.jsonl import JsonlReport
+from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunInfo, Started
-from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.tensorboard import TensorBoardWriter
 from test_report_tensorboard_thread import scalar_steps
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
@@ -31,56 +31,56 @@ def until_said(caplog, words):
 def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, caplog):
     caplog.set_level(logging.WARNING, "ctl")
     path = small_disk / "metrics.jsonl"
-    report = JsonlReport(path)
-    report.note(Started(0, None, INFO))
-    report.write(1, {"loss": 1.0})
+    writer = JsonlWriter(path)
+    writer.note(Started(0, None, INFO))
+    writer.write(1, {"loss": 1.0})
     small_disks.fill(small_disk / "filler")
     for step in range(2, 200):  # beyond the page that the file has already
-        report.write(step, {"loss": 1.0, "x" * 100: 2.0})
+        writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
     [said] = caplog.messages
     assert "cannot be written for now (No space left on device)" in said
     (small_disk / "filler").unlink()
-    report.write(200, {"loss": 1.0})
-    report.note(Ended(200, "done"))
+    writer.write(200, {"loss": 1.0})
+    writer.note(Ended(200, "done"))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 201))
     assert "is written again; 0 lines were dropped" in caplog.messages[-1]
 
 
 def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, caplog):
     caplog.set_level(logging.WARNING, "ctl")
-    report = TensorBoardReport(small_disk / "logs", flush_every_secs=0.02)
-    report.note(Started(0, None, INFO))
-    report.write(1, {"loss": 1.0})
+    writer = TensorBoardWriter(small_disk / "logs", flush_every_secs=0.02)
+    writer.note(Started(0, None, INFO))
+    writer.write(1, {"loss": 1.0})
     small_disks.fill(small_disk / "filler")
     for step in range(2, 400):
-        report.write(step, {"loss": 1.0, "x" * 100: 2.0})
+        writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
     until_said(caplog, "cannot be written for now")
-    report.write(400, {"loss": 1.0})
+    writer.write(400, {"loss": 1.0})
     (small_disk / "filler").unlink()
     until_said(caplog, "are written again; 0 entries were dropped")
-    report.note(Ended(400, "done"))
+    writer.note(Ended(400, "done"))
     assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
 
 
 def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
     monkeypatch.setattr("ctl.metrics.jsonl.MOST_WAITING", 50)
     path = small_disk / "metrics.jsonl"
-    report = JsonlReport(path)
+    writer = JsonlWriter(path)
     small_disks.fill(small_disk / "filler")
     for step in range(80):
-        report.write(step, {"loss": 1.0})
+        writer.write(step, {"loss": 1.0})
     (small_disk / "filler").unlink()
-    report.write(80, {"loss": 1.0})
+    writer.write(80, {"loss": 1.0})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(31, 81))
     assert "is written again; 31 lines were dropped" in caplog.text
 
 
 def test_a_file_that_is_deleted_is_begun_anew_with_a_warning(tmp_path, caplog):
     path = tmp_path / "run" / "metrics.jsonl"
-    report = JsonlReport(path)
-    report.write(1, {"loss": 1.0})
+    writer = JsonlWriter(path)
+    writer.write(1, {"loss": 1.0})
     path.unlink()
     path.parent.rmdir()
-    report.write(2, {"loss": 1.0})
+    writer.write(2, {"loss": 1.0})
     assert json.loads(path.read_text())["step"] == 2
     assert "is gone, with what it held" in caplog.text

@@ -128,7 +128,7 @@ def test_tensors_that_cannot_be_read_for_a_moment_are_read_again(tmp_path, monke
     from small_models import Small
 
     def make():
-        return Small(model_dir=str(tmp_path), reports=[])
+        return Small(model_dir=str(tmp_path), writers=[])
 
     make().train(1)
     read, failures = tf.train.Checkpoint.read, [tf.errors.UnknownError, tf.errors.OutOfRangeError]

@@ -70,7 +70,7 @@ def test_sparse_gradients_are_summed_in_long_loops_too(two_replicas, fixed):
 
     found = []
     for strategy in ("default", two_replicas):
-        trainer = Words(strategy=strategy, global_batch_size=8, reports=[],
+        trainer = Words(strategy=strategy, global_batch_size=8, writers=[],
                         intervals=ctl.Intervals(steps_per_loop=12, save=ctl.Every()))  # fmt: skip
         trainer.train(24)
         found.append(weights(trainer))

@@ -58,7 +58,7 @@ class Jumping(Poisoned):
 
 
 def test_a_spike_is_a_warning_and_training_goes_on(caplog):
-    made = Jumping(strategy="default", global_batch_size=BATCH, intervals=every_step(), reports=[])
+    made = Jumping(strategy="default", global_batch_size=BATCH, intervals=every_step(), writers=[])
     made.train(8)
     assert made.step == 8
     assert [m for m in caplog.messages if "loss jumped to" in m and m.startswith("Step 4")]
@@ -68,12 +68,12 @@ def test_by_choice_the_run_goes_back_to_the_newest_checkpoint(tmp_path, caplog):
     class Kind(Jumping):
         rollback = True
 
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     made = Kind(
-        strategy="default", global_batch_size=BATCH, reports=[report], model_dir=tmp_path,
+        strategy="default", global_batch_size=BATCH, writers=[writer], model_dir=tmp_path,
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
     made.train(6)
-    steps = [step for run, step, _ in report.rows if run == "train"]
+    steps = [step for run, step, _ in writer.rows if run == "train"]
     assert steps == [1, 2, 3, 4, 3, 4, 5, 6]
     assert any("going back to the checkpoint of step 2" in m for m in caplog.messages)

@@ -234,10 +234,10 @@ def test_the_words_for_communication_reach_tensorflow(monkeypatch):
 ], ids=str)  # fmt: skip
 def test_every_way_to_add_up_gives_the_numbers_of_one_device(framework, how):
     def trained(strategy):
-        report = ctl.MemoryReport()
-        trainer = Small(framework, "adam", strategy=strategy, intervals=every_step(), reports=[report])
+        writer = ctl.MemoryWriter()
+        trainer = Small(framework, "adam", strategy=strategy, intervals=every_step(), writers=[writer])
         trainer.train(12)
-        return losses(report), trainer.evaluate()["loss"]
+        return losses(writer), trainer.evaluate()["loss"]
 
     expected = trained("default")
     word = how.pop("word") if "word" in (how := dict(how)) else ""

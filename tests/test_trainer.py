@@ -20,16 +20,16 @@ def two_replicas():
     return Own(["/cpu:0", "/cpu:1"])
 
 
-def make(kind=Small, strategy="default", intervals=NO_LOG, reports=(), **options):
-    return kind(strategy=strategy, intervals=intervals, reports=list(reports), **options)
+def make(kind=Small, strategy="default", intervals=NO_LOG, writers=(), **options):
+    return kind(strategy=strategy, intervals=intervals, writers=list(writers), **options)
 
 
 def logged(kind=Small, steps=6, intervals=None, **options):
     """The logged training losses, and the trainer."""
-    report = ctl.MemoryReport()
-    trainer = make(kind, intervals=intervals or every_step(), reports=[report], **options)
+    writer = ctl.MemoryWriter()
+    trainer = make(kind, intervals=intervals or every_step(), writers=[writer], **options)
     trainer.train(steps)
-    return losses(report), trainer
+    return losses(writer), trainer
 
 
 def test_missing_methods_are_named_with_an_example():
@@ -138,15 +138,15 @@ def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_
     expected, _ = logged(steps=11)
     for strategy in ("default", two_replicas):
         intervals = every_step(log=ctl.Every(steps=5), steps_per_loop=3)
-        report = ctl.MemoryReport()
-        trainer = make(Hooked, strategy, intervals, [report], stop_at=10)
+        writer = ctl.MemoryWriter()
+        trainer = make(Hooked, strategy, intervals, [writer], stop_at=10)
         trainer.train(100)
         assert [s for s, _ in trainer.calls] == [3, 5, 8, 10] and trainer.step == 10
         for (_, mean), loop in zip(
             trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True
         ):
             assert mean == pytest.approx(np.mean([expected[i] for i in loop]), abs=1e-5)
-        assert losses(report) == pytest.approx(
+        assert losses(writer) == pytest.approx(
             [np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5
         )
 
@@ -176,20 +176,20 @@ def test_the_length_of_loops_does_not_change_the_logged_losses(sixty, steps_per_
 
 
 def test_training_twice_goes_on_where_it_was(sixty):
-    report = ctl.MemoryReport()
-    trainer = make(intervals=every_step(), reports=[report])
+    writer = ctl.MemoryWriter()
+    trainer = make(intervals=every_step(), writers=[writer])
     for steps in (4, 4, 2, 9):
         trainer.train(steps)
     assert trainer.step == 9
-    assert losses(report) == sixty[:9]
+    assert losses(writer) == sixty[:9]
 
 
 def test_epochs_count_passes_over_the_data():
     trainer = make(intervals=every_step(evaluate=ctl.Every(epochs=1)))
-    report = trainer._reports = [ctl.MemoryReport()]
+    writer = trainer._writers = [ctl.MemoryWriter()]
     trainer.train(epochs=2.5)
     assert trainer.step == 10, "96 examples in batches of 24"
-    assert [s for run, s, _ in report[0].rows if run == "eval"] == [4, 8, 10]
+    assert [s for run, s, _ in writer[0].rows if run == "eval"] == [4, 8, 10]
 
 
 def test_a_schedule_s_learning_rate_is_reported():
@@ -199,10 +199,10 @@ def test_a_schedule_s_learning_rate_is_reported():
             keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.5, 0.25, 0.125])
         )
 
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     intervals = every_step(log=ctl.Every(steps=2))
-    make(building(build), intervals=intervals, reports=[report]).train(8)
-    assert [v["learning_rate"] for *_, v in report.rows] == [0.5, 0.25, 0.25, 0.125]
+    make(building(build), intervals=intervals, writers=[writer]).train(8)
+    assert [v["learning_rate"] for *_, v in writer.rows] == [0.5, 0.25, 0.25, 0.125]
 
 
 def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_replicas):
@@ -219,14 +219,14 @@ def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_r
 
 
 def test_a_report_that_raises_is_left_out_and_training_goes_on(caplog):
-    class Broken(ctl.NullReport):
+    class Broken(ctl.NullWriter):
         def write(self, step, values, run="train"):
             raise OSError("disk full")
 
-    report = ctl.MemoryReport()
-    trainer = make(intervals=every_step(), reports=[Broken(), report])
+    writer = ctl.MemoryWriter()
+    trainer = make(intervals=every_step(), writers=[Broken(), writer])
     trainer.train(3)
-    assert trainer.step == 3 and len(losses(report)) == 3
+    assert trainer.step == 3 and len(losses(writer)) == 3
     assert [r.getMessage() for r in caplog.records if "Broken failed" in r.getMessage()] == [
         "Broken failed and is left out from now on: OSError: disk full"
     ]
@@ -276,9 +276,9 @@ class Branching(Small):
 
 def test_python_s_if_works_on_tensors_in_a_step(two_replicas):
     for strategy in ("default", two_replicas):
-        report = ctl.MemoryReport()
-        make(Branching, strategy, every_step(), [report]).train(4)
-        assert [v["total"] for *_, v in report.rows] == [0.0, 0.0, 3.0, 3.0]
+        writer = ctl.MemoryWriter()
+        make(Branching, strategy, every_step(), [writer]).train(4)
+        assert [v["total"] for *_, v in writer.rows] == [0.0, 0.0, 3.0, 3.0]
 
 
 class Mistaken(Small):

@@ -21,7 +21,7 @@ def test_half_an_evaluation_is_warned_of_if_one_was_asked_for(caplog):
     for asked in (False, True):
         caplog.clear()
         intervals = every_step(evaluate=ctl.Every(steps=1) if asked else ctl.Every())
-        trainer = Half(strategy="default", global_batch_size=BATCH, reports=[], intervals=intervals)
+        trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], intervals=intervals)
         trainer.train(1)
         assert ("has eval_data but no eval_step" in caplog.text) == asked
 
@@ -32,7 +32,7 @@ def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
             return tf.data.Dataset.from_tensor_slices(([[1.0] * 8], [1])).repeat().batch(batch_size)
 
     trainer = Endless(
-        strategy="default", reports=[], intervals=every_step(evaluate=ctl.Every(steps=5))
+        strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=5))
     )
     with pytest.raises(ctl.UsageError, match="eval_data is endless"):
         trainer.train(5)
@@ -46,7 +46,7 @@ def test_steps_are_saved_when_the_evaluation_after_them_is_wrong():
 
     kept = ctl.MemoryCheckpoints()
     trainer = Wrong(
-        strategy="default", reports=[], checkpoints=kept,
+        strategy="default", writers=[], checkpoints=kept,
         intervals=every_step(evaluate=ctl.Every(steps=50)),
     )  # fmt: skip
     with pytest.raises(ctl.UsageError, match="returned NoneType"):
@@ -58,7 +58,7 @@ def test_steps_are_saved_when_the_evaluation_after_them_is_wrong():
 def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
     kept = ctl.MemoryCheckpoints(keep=ctl.Keep(best=best))
     trainer = Small(
-        strategy="default", reports=[], checkpoints=kept,
+        strategy="default", writers=[], checkpoints=kept,
         intervals=every_step(evaluate=ctl.Every(steps=2)),
     )  # fmt: skip
     if best == "loss":
@@ -69,8 +69,8 @@ def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
 
 
 @pytest.mark.parametrize("how", [
-    {"checkpoints": "directory"}, {"reports": ["console"]}, {"reports": ctl.NullReport()},
-], ids=["a manager", "a list", "one report"])  # fmt: skip
+    {"checkpoints": "directory"}, {"writers": ["console"]}, {"writers": ctl.NullWriter()},
+], ids=["a manager", "a list", "one writer"])  # fmt: skip
 def test_parts_of_another_kind_are_refused(how):
     with pytest.raises(ctl.UsageError, match=next(iter(how))):
         Small(strategy="default", **how)
@@ -87,7 +87,7 @@ def test_a_loss_that_average_did_not_make_is_warned_of_on_two_replicas(two_repli
 
     for strategy, warned in (("default", False), (two_replicas, True)):
         caplog.clear()
-        Mean(strategy=strategy, reports=[], intervals=every_step()).train(1)
+        Mean(strategy=strategy, writers=[], intervals=every_step()).train(1)
         assert ("that average() did not make" in caplog.text) == warned
 
 
@@ -96,19 +96,19 @@ def test_batches_that_are_always_too_small_are_warned_of(caplog):
         def train_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(examples()).repeat().batch(17)
 
-    Small17(strategy="default", reports=[], intervals=every_step()).train(2)
+    Small17(strategy="default", writers=[], intervals=every_step()).train(2)
     assert "held 17.0 examples on average, global_batch_size is 24" in caplog.text
 
 
 def test_the_end_says_when_the_data_was_shorter_than_asked_or_nothing_was_left():
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
 
     class Finite(Small):
         def train_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(examples()).batch(batch_size)
 
-    trainer = Finite(strategy="default", reports=[report], intervals=every_step())
+    trainer = Finite(strategy="default", writers=[writer], intervals=every_step())
     trainer.train(10)
     trainer.train(4)
-    reasons = [e.reason for e in report.events if type(e).__name__ == "Ended"]
+    reasons = [e.reason for e in writer.events if type(e).__name__ == "Ended"]
     assert reasons == ["the data ended, 10 steps were asked for,", "nothing left to do: complete"]

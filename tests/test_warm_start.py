@@ -27,7 +27,7 @@ class WithHead(Small):
         self.seen = keras.metrics.Mean(name="seen")
 
 
-OPTIONS = dict(strategy="default", reports=[], intervals=every_step(save=ctl.Every(steps=2)))
+OPTIONS = dict(strategy="default", writers=[], intervals=every_step(save=ctl.Every(steps=2)))
 
 
 @pytest.fixture(scope="module")

@@ -110,13 +110,13 @@ class Watched(Small):
 
 
 def run(part, steps=40, directory=None, rate=0.1, **more):
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     trainer = Watched(
-        part, rate, strategy=more.pop("strategy", "default"), reports=[report], model_dir=directory,
+        part, rate, strategy=more.pop("strategy", "default"), writers=[writer], model_dir=directory,
         intervals=every_step(evaluate=ctl.Every(steps=2), **more),
     )  # fmt: skip
     trainer.train(steps)
-    evals = [(step, values["loss"]) for run, step, values in report.rows if run == "eval"]
+    evals = [(step, values["loss"]) for run, step, values in writer.rows if run == "eval"]
     return trainer, evals
 
 
@@ -143,7 +143,7 @@ def test_the_best_weights_of_a_resumed_run_keep_their_type(tmp_path):
 
     def trainer():
         part = {"early_stopping": ctl.EarlyStopping("loss", patience=40, restore_best=True)}
-        return Half(lambda: part, 8.0, strategy="default", reports=[], model_dir=str(tmp_path),
+        return Half(lambda: part, 8.0, strategy="default", writers=[], model_dir=str(tmp_path),
                     intervals=every_step(evaluate=ctl.Every(steps=2)), framework="module")  # fmt: skip
 
     trainer().train(6)
@@ -209,7 +209,7 @@ class Scheduled(Watched):
         (lambda: run(lambda: {"early_stopping": "loss"}), "expected e.g. ctl.EarlyStopping"),
         (lambda: run(lambda: {"early_stopping": ctl.EarlyStopping("acc")}), "the eval numbers are loss"),
         (lambda: run(lambda: {"save_best": ctl.SaveBest("loss")}), "needs a place"),
-        (lambda: Scheduled(scheduled, intervals=TWOS, reports=[]).train(2), "as a schedule"),
+        (lambda: Scheduled(scheduled, intervals=TWOS, writers=[]).train(2), "as a schedule"),
         (lambda: ctl.EarlyStopping("loss", patiance=3), "patiance"),
         (lambda: ctl.EarlyStopping("loss", patience=-1), "patience is -1"),
         (lambda: ctl.ReduceOnPlateau("loss", factor=2.0), "factor is 2.0"),

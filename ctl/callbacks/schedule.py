@@ -70,7 +70,7 @@ class Intervals:
     Attributes:
       steps_per_loop: steps in one graph call, or "auto" for a length that takes 0.2 to 1 s.
         Loops are cut short to land on the marks below, so numbers do not depend on it.
-      log: numbers go to the reports; each is the mean since the last time.
+      log: numbers go to the writers; each is the mean since the last time.
       evaluate: the whole of `eval_data` is evaluated.
       save: a checkpoint is saved (one is also saved at the end of every run).
     """

@@ -12,10 +12,10 @@ from ctl.data.arrays import ArrayData, from_arrays
 from ctl.data.dataset_traits import made_of
 from ctl.errors import UsageError
 from ctl.keras.trainer import KerasTrainer
-from ctl.metrics.console import ConsoleReport
-from ctl.metrics.jsonl import JsonlReport
-from ctl.metrics.protocol import Event, Report
-from ctl.metrics.tensorboard import TensorBoardReport
+from ctl.metrics.console import ConsoleWriter
+from ctl.metrics.jsonl import JsonlWriter
+from ctl.metrics.protocol import Event, MetricWriter
+from ctl.metrics.tensorboard import TensorBoardWriter
 
 _NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
 _COUNTERPARTS = {
@@ -51,7 +51,7 @@ class History:
         self._steps, self._first, self._evaluated = steps_per_epoch, initial_epoch, evaluated
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Numbers of a report; those of other steps than the ends of epochs are left out."""
+        """Numbers of a writer; those of other steps than the ends of epochs are left out."""
         whole = self._steps * (self._evaluated if run == "eval" else 1)
         if not whole or step % whole:
             return
@@ -74,7 +74,7 @@ def fit(
     class_weight: Mapping[int, float] | None = None, sample_weight: Any = None,
     initial_epoch: int = 0, steps_per_epoch: int | None = None, validation_steps: int | None = None,
     validation_freq: int = 1, model_dir: str | None = None,
-    checkpoints: CheckpointManager | None = None, reports: Sequence[Report] | None = None,
+    checkpoints: CheckpointManager | None = None, writers: Sequence[MetricWriter] | None = None,
     seed: int = 0, **parts: Any,
 ) -> History:  # fmt: skip
     """Trains a compiled Keras 3 model; every worker calls it with the same arguments.
@@ -89,7 +89,7 @@ def fit(
       model_dir: where the run lives: checkpoints, logs for TensorBoard, metrics.jsonl. Given again,
         the run resumes. None keeps nothing on disk.
       checkpoints: where states go; by default `model_dir/checkpoints`, saved once an epoch.
-      reports: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+      writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       parts: `early_stopping`, `plateau`, `save_best`: see `ctl.EarlyStopping`, `ctl.ReduceOnPlateau`
         and `ctl.SaveBest`; `save_every_steps`, instead of once an epoch.
 
@@ -107,7 +107,7 @@ def fit(
         validation=_validation(data, batch_size, validation_steps), class_weight=class_weight,
         model_dir=model_dir, global_batch_size=batch_size, checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, parts),
-        reports=[*_reports(reports, verbose, model_dir), history],
+        writers=[*_writers(writers, verbose, model_dir), history],
     )  # fmt: skip
     return _trained(trainer, history, parts, steps * max(0, epochs - initial_epoch))
 
@@ -146,7 +146,7 @@ def evaluate(
     batch_size = _batch_size(source, batch_size)
     data = _validation(source, batch_size, steps)
     return KerasTrainer(
-        model, train=data, validation=data, global_batch_size=batch_size, reports=[]
+        model, train=data, validation=data, global_batch_size=batch_size, writers=[]
     ).evaluate()
 
 
@@ -251,10 +251,12 @@ def _steps_per_loop(model: Any) -> int | str:
     return int(asked) if asked > 1 else "auto"
 
 
-def _reports(given: Sequence[Report] | None, verbose: Any, model_dir: str | None) -> list[Report]:
+def _writers(
+    given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
+) -> list[MetricWriter]:
     if given is not None:
         return list(given)
-    reports: list[Report] = [ConsoleReport()] if verbose else []
+    writers: list[MetricWriter] = [ConsoleWriter()] if verbose else []
     if model_dir:
-        reports += [JsonlReport(f"{model_dir}/metrics.jsonl"), TensorBoardReport(f"{model_dir}/logs")]
-    return reports
+        writers += [JsonlWriter(f"{model_dir}/metrics.jsonl"), TensorBoardWriter(f"{model_dir}/logs")]
+    return writers

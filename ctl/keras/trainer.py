@@ -5,7 +5,7 @@
     history = ctl.fit(model, dataset, epochs=3, steps_per_epoch=70)
 
 The loss, its weights, the metrics and the optimizer are those the model was compiled with; the loop,
-the data, the checkpoints and the reports are ours.
+the data, the checkpoints and the writers are ours.
 """
 
 from collections.abc import Callable, Mapping

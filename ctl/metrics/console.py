@@ -11,8 +11,8 @@ from ctl.metrics.console_plain import PlainConsole
 from ctl.metrics.protocol import Event
 
 
-class ConsoleReport:
-    """Shows a run on `file`, by default standard output as it is when the report is made.
+class ConsoleWriter:
+    """Shows a run on `file`, by default standard output as it is when the writer is made.
 
     `live=None` takes the bar if `file` is a terminal that can move its cursor and show UTF-8.
     NO_COLOR is honoured. Errors of the file, such as BrokenPipeError, are raised.

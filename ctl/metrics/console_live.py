@@ -141,7 +141,7 @@ def _fitting(words: Sequence[tuple[int, Text]], width: int) -> list[Text]:
 
 
 class _TerminalConsole(Console):
-    """rich ends the process when the pipe breaks; here that is one more error of a report."""
+    """rich ends the process when the pipe breaks; here that is one more error of a writer."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError("the terminal that showed the progress is gone")

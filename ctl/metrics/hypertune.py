@@ -19,7 +19,7 @@ _DEFAULT = "/tmp/hypertune/output.metrics"
 _MOST_LINES = 100
 
 
-class HypertuneReport:
+class HypertuneWriter:
     """Writes `metric` of each evaluation; the tag is the metric's name.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Images as one picture, a grid, for reports that can show one."""
+"""Images as one picture, a grid, for writers that can show one."""
 
 import math
 from typing import Any

@@ -19,7 +19,7 @@ _OWN_KEYS = ("step", "run", "time")
 _log = logging.getLogger("ctl")
 
 
-class JsonlReport:
+class JsonlWriter:
     """Appends to the file at `path` and flushes every line; `time` is in Unix seconds.
 
     JSON has no NaN and no infinity, so these are the strings "NaN", "Infinity" and "-Infinity",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ctl.metrics.protocol import Event
 
 
-class MemoryReport:
+class MemoryWriter:
     """Remembers every call: `rows` of `(run, step, values)` and `events`, in order of arrival."""
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
 """What a training run tells, and to whom.
 
-A report is anything with these two methods:
+A writer is anything with these two methods:
 
-    class Report(Protocol):
+    class MetricWriter(Protocol):
         def write(self, step, values, run="train"): ...   # numbers, at a step
         def note(self, event): ...                        # a run started, a checkpoint was saved, ...
 
-The trainer calls reports on the chief only, always from the thread that trains. A report that
+The trainer calls writers on the chief only, always from the thread that trains. A writer that
 raises is named in one warning and left out from then on: telling never stops training.
 """
 
@@ -81,7 +81,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run is over; comes exactly once, on every way out. Reports write and close everything."""
+    """The run is over; comes exactly once, on every way out. Writers write and close everything."""
 
     step: int
     reason: str  # "done", "data ended", "stopped by signal", "failed: ..."
@@ -92,7 +92,7 @@ Event = Started | Traced | Progressed | Pictured | Saved | Ended
 
 
 @runtime_checkable
-class Report(Protocol):
+class MetricWriter(Protocol):
     """Receives numbers and events of one run."""
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -104,7 +104,7 @@ class Report(Protocol):
         ...
 
 
-class NullReport:
+class NullWriter:
     """Tells nobody."""
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:

@@ -22,7 +22,7 @@ _RETRY_SECS = 0.2
 _log = logging.getLogger("ctl")
 
 
-class TensorBoardReport:
+class TensorBoardWriter:
     """Writes `logs_dir/train` and `logs_dir/eval`; the caller only puts things on a queue.
 
     `Started(step=k)` takes back what an earlier attempt wrote beyond step k, so a program that

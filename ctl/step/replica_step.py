@@ -1,6 +1,6 @@
 """What one replica does with its share of a batch: a person's step, traced.
 
-`ReplicaStep` calls it, keeps what it reports, and sees to batches that are split, compiled or empty;
+`ReplicaStep` calls it, keeps what it writers, and sees to batches that are split, compiled or empty;
 `Recorder` is how `minimize` and `average` know of that.
 """
 

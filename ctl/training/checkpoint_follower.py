@@ -24,7 +24,7 @@ from ctl.training import validation
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
 BEAT_SECS = 30.0
-_CLOSING_SECS = 3.0  # in which an evaluator closes its reports
+_CLOSING_SECS = 3.0  # in which an evaluator closes its writers
 _log = logging.getLogger("ctl")
 
 

@@ -15,7 +15,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import CtlError, Stopped
 from ctl.io import paths
-from ctl.metrics.group import ReportGroup
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended
 from ctl.supervision import signals
 from ctl.supervision.lease import NAME, Lease
@@ -52,7 +52,7 @@ def follow(trainer: Any, prepared: Session) -> dict[str, float]:
         except Interrupted:
             raise _stopped(received, following) from None
 
-    reports = prepared.running = _reports(trainer)
+    writers = prepared.running = _writers(trainer)
     reason = "failed"
     _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
     try:
@@ -68,7 +68,7 @@ def follow(trainer: Any, prepared: Session) -> dict[str, float]:
     finally:
         prepared.signals = None
         summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
-        reports.note(Ended(following.step or 0, reason, summary))
+        writers.note(Ended(following.step or 0, reason, summary))
         prepared.running = None
     return {f"eval_{k}": v for k, v in means.items()}
 
@@ -81,21 +81,21 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
     )  # fmt: skip
 
 
-def _reports(trainer: Any) -> ReportGroup:
-    """The given reports, or the default ones, with a file of numbers that no other process has open."""
-    if trainer._reports is not None:
-        return ReportGroup(trainer._reports)
-    from ctl.metrics.console import ConsoleReport
-    from ctl.metrics.jsonl import JsonlReport
-    from ctl.metrics.tensorboard import TensorBoardReport
+def _writers(trainer: Any) -> WriterGroup:
+    """The given writers, or the default ones, with a file of numbers that no other process has open."""
+    if trainer._writers is not None:
+        return WriterGroup(trainer._writers)
+    from ctl.metrics.console import ConsoleWriter
+    from ctl.metrics.jsonl import JsonlWriter
+    from ctl.metrics.tensorboard import TensorBoardWriter
 
     if paths.is_url(trainer.model_dir):
         _log.warning(
             "model_dir is a URL: the numbers of evaluations are told on the console and not kept. Mount "
-            "it (/gcs/...), or give reports=[...] other paths."
+            "it (/gcs/...), or give writers=[...] other paths."
         )
-        return ReportGroup([ConsoleReport()])
+        return WriterGroup([ConsoleWriter()])
     place = Path(trainer.model_dir)
-    return ReportGroup(
-        [ConsoleReport(), JsonlReport(place / NUMBERS), TensorBoardReport(log_dir(trainer))]
+    return WriterGroup(
+        [ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))]
     )

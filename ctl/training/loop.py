@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.data.pipeline import Batches
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import CtlError
-from ctl.metrics.group import ReportGroup
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat
@@ -76,13 +76,13 @@ class Synchronous:
 
     def __init__(
         self, *, loop: Any, intervals: Intervals, agreement: Agreement, is_chief: bool,
-        reports: ReportGroup, actions: Actions, clock: Callable[[], float] = time.perf_counter,
+        writers: WriterGroup, actions: Actions, clock: Callable[[], float] = time.perf_counter,
     ):  # fmt: skip
         self._loop = loop
         self._intervals = intervals
         self._agreement = agreement
         self._is_chief = is_chief
-        self._reports = reports
+        self._writers = writers
         self._actions = actions
         self._clock = clock
         self.interval = Interval(loop.totals)
@@ -122,7 +122,7 @@ class Synchronous:
             step += ran
             self._actions.check_lease()
             self._took(ran, self._clock() - start, compiled, pace)
-            self._reports.note(Progressed(step))
+            self._writers.note(Progressed(step))
             heartbeat.here.reached(step)
             stop = self._hook(step, ran)
             due: frozenset[str] = frozenset()
@@ -168,7 +168,7 @@ class Synchronous:
         if compiled:
             pace.took(steps=ran, secs=secs)
         else:
-            self._reports.note(Traced(self._loop.graph_def()))
+            self._writers.note(Traced(self._loop.graph_def()))
 
     def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
         ends = [e - step for e in (mark, steps) if e is not None]
@@ -254,7 +254,7 @@ class Synchronous:
         self.interval.fetch(self._agreement.sum)
         self.means = self.interval.means()
         values = dict(self.means)
-        if self._reports:
+        if self._writers:
             rate = self.interval.steps_per_sec()
             learning_rate = self._actions.learning_rate()
             if learning_rate is not None:
@@ -264,7 +264,7 @@ class Synchronous:
                 per_step = self.interval.num_examples() / max(1, self.interval.steps)
                 values["examples_per_sec"] = rate * per_step
                 self._rates.append((self.interval.timed_steps, self.interval.secs))
-            self._reports.write(step, values, "train")
+            self._writers.write(step, values, "train")
         if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
             self._enough |= self._actions.watch(step, self.means, "train")
         self._actions.check_examples(self.interval.num_examples() / max(1, self.interval.steps))

@@ -46,7 +46,7 @@ class Interval:
         self._names: tuple[str, ...] = ()
         self.packed: Any = totals.zeros()
         self.steps = 0
-        self.secs = 0.0  # training alone: no compilation, reports, evaluation, saving
+        self.secs = 0.0  # training alone: no compilation, writers, evaluation, saving
         self.timed_steps = 0
 
     def ran(self, steps: int, secs: float | None) -> None:

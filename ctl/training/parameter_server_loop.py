@@ -44,7 +44,7 @@ class Asynchronous(Synchronous):
 
     def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
         """Trains from `step` to `steps` completed steps."""
-        self._loop.watch = Watch(self._loop.completed, signals, self._reports.note, self._clock)
+        self._loop.watch = Watch(self._loop.completed, signals, self._writers.note, self._clock)
         return super().run(batches, step=step, steps=steps, signals=signals)
 
     def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:

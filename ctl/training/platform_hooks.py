@@ -13,7 +13,7 @@ from ctl.distribute.cluster import Cluster
 from ctl.errors import CtlError, UsageError
 from ctl.io import paths
 from ctl.io.directories import Directories
-from ctl.metrics.hypertune import HypertuneReport
+from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training import checkpoint_follower, evaluator, validation
 
 
@@ -34,7 +34,7 @@ def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> Non
             f"--report_hypertune={hypertune} came with --mode=train, which evaluates nothing. Leave "
             "--mode out."
         )
-    trainer.also_report = (*trainer.also_report, HypertuneReport(hypertune))
+    trainer.extra_writers = (*trainer.extra_writers, HypertuneWriter(hypertune))
 
 
 def _check_model_directory(trainer: Any, model: str) -> None:

@@ -21,7 +21,7 @@ from ctl.data.resume_position import SavedIterator
 from ctl.distribute import cluster, collective_debug, exit_barrier, parameter_servers, strategies
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import Stopped, UsageError
-from ctl.metrics.group import ReportGroup
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, RunInfo, Saved, Started
 from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
@@ -70,7 +70,7 @@ class Session:
     at: int = 0  # the step that `examples` belongs to
     saved: int = 0  # the step of the newest checkpoint that was restored or saved
     loops: dict[str, Any] = field(default_factory=dict)
-    running: ReportGroup | None = None
+    running: WriterGroup | None = None
     info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read
     rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
@@ -158,17 +158,17 @@ def train(
         _check_evaluation(trainer, session)
     total, batches = input_pipeline.open_train(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    reports = session.running = run_metadata.reports_of(trainer)
-    run = _synchronous(trainer, session, batches, reports)
+    writers = session.running = run_metadata.writers_of(trainer)
+    run = _synchronous(trainer, session, batches, writers)
     start, started = session.step, time.time()
     run_metadata.write_config(trainer)
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
-    reports.note(Started(start, total, info, run_metadata.resumed_line(session.resumed, total)))
+    writers.note(Started(start, total, info, run_metadata.resumed_line(session.resumed, total)))
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
         session.loops["train"].trace(batches)  # until here a signal finds nothing to save
-        with signals.Signals() as received, _watched(trainer, session), _saving(session, reports):
+        with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
             session.signals = received
             if session.watching.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
@@ -189,12 +189,12 @@ def train(
         session.signals = None
         seen = run_metadata.summary_of(trainer, run, session.step - start, time.time() - started, paths)
         how = "stopped by a signal" if reason == "signal" else reason
-        reports.note(Ended(session.step, how, seen))
+        writers.note(Ended(session.step, how, seen))
         session.running = None
         session.loops["train"].release()
     if reason != "signal" and hasattr(session.manager, "succeeded"):
         session.manager.succeeded(session.state)
-    leave_together(session)  # when the chief has closed its reports too
+    leave_together(session)  # when the chief has closed its writers too
     if reason == "signal" and received.received is not None:
         raise _stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
@@ -225,14 +225,14 @@ def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManage
     return heartbeat.here.watched(trainer.step_timeout_secs, look)
 
 
-def _saving(session: Session, reports: ReportGroup) -> contextlib.AbstractContextManager[None]:
+def _saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
     """The manager tidies up before the steps, and has written everything after them."""
     if session.lease is not None and hasattr(session.manager, "fence"):
         session.manager.fence(session.lease.check_now)
 
     def told(step: int, path: str) -> None:
         session.saved = step
-        reports.note(Saved(step, path))
+        writers.note(Saved(step, path))
 
     return saving.around(session.manager, session.state, told)
 
@@ -259,7 +259,7 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
 
 
 def _synchronous(
-    trainer: Any, session: Session, batches: Batches, reports: ReportGroup
+    trainer: Any, session: Session, batches: Batches, writers: WriterGroup
 ) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     keep = getattr(session.manager, "keep", None)
@@ -269,7 +269,7 @@ def _synchronous(
         intervals=trainer.intervals,
         agreement=session.agreement,
         is_chief=trainer.placement.is_chief,
-        reports=reports,
+        writers=writers,
         actions=Actions(
             evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
             check_lease=session.lease.check if session.lease else lambda: None,
@@ -290,7 +290,7 @@ def _synchronous(
 
 
 def evaluate(trainer: Any, session: Session) -> dict[str, float]:
-    """One call of `Trainer.evaluate`; inside a run, the run's reports are told."""
+    """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
     exit_barrier.disarm()
     validation.methods(trainer, "evaluate")
     loop = _loop(trainer, session, "eval")
@@ -307,7 +307,7 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
         means = loop.totals.means(packed.reshape(-1, 2))
         means |= keras_metrics.results(loop.totals.metrics)
     validation.best_is_known(session.manager, means)
-    validation.reported_is_known(trainer.also_report, means)
+    validation.reported_is_known(trainer.extra_writers, means)
     if session.running is not None:
         session.running.write(session.step, means, "eval")
     else:
@@ -330,10 +330,10 @@ def _end(reason: str, start: int, step: int, steps: int | None) -> str:
 
 
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
-    """Tells the reports about an evaluation outside a run."""
-    reports = run_metadata.reports_of(trainer)
-    reports.write(session.step, means, "eval")
-    reports.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
+    """Tells the writers about an evaluation outside a run."""
+    writers = run_metadata.writers_of(trainer)
+    writers.write(session.step, means, "eval")
+    writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 
 
 def _loop(trainer: Any, session: Session, kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a run tells its reports: the header, the resumed line, the summary, the configuration."""
+"""What a run tells its writers: the header, the resumed line, the summary, the configuration."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from ctl.checkpoints.tracked_state import State, collect
 from ctl.data.pipeline import Batches
 from ctl.distribute import parameter_servers, strategies
 from ctl.io import paths
-from ctl.metrics.group import ReportGroup
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.training.loop import Synchronous
 from ctl.version import __version__
@@ -22,27 +22,27 @@ from ctl.version import __version__
 _log = logging.getLogger("ctl")
 
 
-def reports_of(trainer: Any) -> ReportGroup:
-    """The given reports, or the default ones; on the chief, or where one says `everywhere = True`."""
+def writers_of(trainer: Any) -> WriterGroup:
+    """The given writers, or the default ones; on the chief, or where one says `everywhere = True`."""
     if not trainer.placement.is_chief:
-        given = trainer._reports or ()
-        return ReportGroup([r for r in given if getattr(r, "everywhere", False)])
-    if trainer._reports is not None:
-        return ReportGroup([*trainer._reports, *trainer.also_report])
-    from ctl.metrics.console import ConsoleReport
-    from ctl.metrics.jsonl import JsonlReport
-    from ctl.metrics.tensorboard import TensorBoardReport
+        given = trainer._writers or ()
+        return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
+    if trainer._writers is not None:
+        return WriterGroup([*trainer._writers, *trainer.extra_writers])
+    from ctl.metrics.console import ConsoleWriter
+    from ctl.metrics.jsonl import JsonlWriter
+    from ctl.metrics.tensorboard import TensorBoardWriter
 
-    reports: list = [ConsoleReport(), *trainer.also_report]
+    writers: list = [ConsoleWriter(), *trainer.extra_writers]
     if paths.is_url(trainer.model_dir):
         _log.warning(
             "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
-            "TensorBoard's files are not. Mount it (/gcs/...), or give reports=[...] other paths."
+            "TensorBoard's files are not. Mount it (/gcs/...), or give writers=[...] other paths."
         )
     elif trainer.model_dir:
-        reports.append(JsonlReport(f"{trainer.model_dir}/metrics.jsonl"))
-        reports.append(TensorBoardReport(log_dir(trainer)))
-    return ReportGroup(reports)
+        writers.append(JsonlWriter(f"{trainer.model_dir}/metrics.jsonl"))
+        writers.append(TensorBoardWriter(log_dir(trainer)))
+    return WriterGroup(writers)
 
 
 def log_dir(trainer: Any) -> str:

@@ -14,7 +14,7 @@ from ctl.distribute import strategies
 from ctl.distribute.keras_objects import is_keras3, plain
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.metrics.protocol import Report
+from ctl.metrics.protocol import MetricWriter
 from ctl.step import optimizers as optimizers_lib
 
 _PROBE_BYTES = 1 << 16
@@ -94,7 +94,7 @@ def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
     """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
     best_is_known(manager, means)
-    reported_is_known(trainer.also_report, means)
+    reported_is_known(trainer.extra_writers, means)
     for watched in watched_metrics(trainer):
         watched.of(means, "eval")
 
@@ -109,14 +109,14 @@ def watched_metrics(trainer: Any) -> list[Any]:
 def names_matter(trainer: Any, manager: Any) -> bool:
     """Whether anything asks for a metric of the evaluation by its name."""
     best = getattr(getattr(manager, "keep", None), "best", None)
-    reported = any(getattr(r, "metric", None) is not None for r in trainer.also_report)
+    reported = any(getattr(r, "metric", None) is not None for r in trainer.extra_writers)
     return best is not None or reported or bool(watched_metrics(trainer))
 
 
-def reported_is_known(reports: Sequence[Any], means: Mapping[str, float]) -> None:
+def reported_is_known(writers: Sequence[Any], means: Mapping[str, float]) -> None:
     """Raises UsageError if a tuning job is to hear of a metric that the evaluation has not."""
-    for report in reports:
-        metric = getattr(report, "metric", None)
+    for writer in writers:
+        metric = getattr(writer, "metric", None)
         if metric is not None and metric not in means:
             raise UsageError(
                 f"--report_hypertune={metric}, but eval_step returns {', '.join(sorted(means))}. Write one "
@@ -173,18 +173,18 @@ def _has_a_number(optimizer: Any) -> bool:
     return rate is not None and not schedule and hasattr(plain(rate), "numpy")
 
 
-def parts(checkpoints: Any, reports: Any) -> None:
-    """Raises UsageError for what cannot be a checkpoint manager or a list of reports."""
+def parts(checkpoints: Any, writers: Any) -> None:
+    """Raises UsageError for what cannot be a checkpoint manager or a list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
             f"checkpoints is {checkpoints!r}; expected a manager with save and restore, e.g. "
             "ctl.ChiefOnlyCheckpoints(directory)."
         )
-    several = isinstance(reports, Sequence) and not isinstance(reports, str)
-    if reports is not None and not (several and all(isinstance(r, Report) for r in reports)):
+    several = isinstance(writers, Sequence) and not isinstance(writers, str)
+    if writers is not None and not (several and all(isinstance(r, MetricWriter) for r in writers)):
         raise UsageError(
-            f"reports is {reports!r}; expected a list of reports with write and note, e.g. "
-            "[ctl.ConsoleReport()]."
+            f"writers is {writers!r}; expected a list of writers with write and note, e.g. "
+            "[ctl.ConsoleWriter()]."
         )
 
 

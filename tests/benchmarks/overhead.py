@@ -61,7 +61,7 @@ class Tiny(ctl.Trainer):
 
 
 class Gate:
-    """A report that lets a run in another thread go on for so many steps at a time."""
+    """A metric writer that lets a run in another thread go on for so many steps at a time."""
 
     def __init__(self):
         self.allowed, self.step = 0, 0
@@ -89,7 +89,7 @@ class Gate:
 def ours(strategy, steps_per_loop):
     gate = Gate()
     trainer = Tiny(
-        strategy=strategy, global_batch_size=BATCH, reports=[gate],
+        strategy=strategy, global_batch_size=BATCH, writers=[gate],
         intervals=ctl.Intervals(
             steps_per_loop=steps_per_loop, log=ctl.Every(steps=1000), save=ctl.Every()),
     )  # fmt: skip

@@ -95,7 +95,7 @@ def main() -> None:
     }
     watched = {way: Watched(manager) for way, manager in ways.items()}
     trainer = Timed(
-        strategy="default", global_batch_size=BATCH, reports=[], checkpoints=watched["at once"],
+        strategy="default", global_batch_size=BATCH, writers=[], checkpoints=watched["at once"],
         intervals=ctl.Intervals(steps_per_loop=1, save=ctl.Every(steps=options.every)),
     )  # fmt: skip
     trainer.prepare()

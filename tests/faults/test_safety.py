@@ -30,9 +30,9 @@ def test_nothing_unpickles_or_runs_a_shell(path):
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "x/y", ".."])
 def test_an_example_that_is_shown_stays_within_the_logs(name, tmp_path):
     """Names of pictures and metrics are tags in a file, never paths."""
-    report = ctl.TensorBoardReport(tmp_path / "logs")
-    report.write(1, {name: 1.0})
-    report.note(__import__("ctl.metrics.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
+    writer = ctl.TensorBoardWriter(tmp_path / "logs")
+    writer.write(1, {name: 1.0})
+    writer.note(__import__("ctl.metrics.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
     outside = [p for p in tmp_path.rglob("*") if p.is_file() and "logs" not in p.parts]
     assert not outside and {p.name for p in tmp_path.iterdir()} <= {"logs"}
 

@@ -95,7 +95,7 @@ class Hungry(Small):
 
 
 def test_out_of_memory_says_what_to_try():
-    trainer = Hungry(strategy="default", intervals=every_step(), reports=[], global_batch_size=24)
+    trainer = Hungry(strategy="default", intervals=every_step(), writers=[], global_batch_size=24)
     with pytest.raises(ctl.OutOfMemory, match="Step 3: out of memory.*global_batch_size is 24") as e:
         trainer.train(5)
     assert e.value.exit_code == 1, "no platform retries it"
@@ -111,7 +111,7 @@ class Failing:
 
 
 def test_reports_that_fail_never_stop_training(caplog):
-    trainer = Small(strategy="default", intervals=every_step(), reports=[Failing()])
+    trainer = Small(strategy="default", intervals=every_step(), writers=[Failing()])
     assert trainer.train(3)["loss"] > 0
     assert [m for m in caplog.messages if "Failing failed and is left out" in m]
 

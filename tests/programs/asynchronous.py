@@ -16,7 +16,7 @@ every = {k: ctl.Every(steps=n) for k, n in options.pop("every", {}).items()}
 steps_per_loop = options.pop("steps_per_loop", "auto")
 steps, epochs = options.pop("steps", 100), options.pop("epochs", None)
 formats = options.pop("export", [])
-report = ctl.MemoryReport()
+writer = ctl.MemoryWriter()
 partition = options.pop("variable_partitioner", "")
 if partition:
     options["strategy"] = ctl.make_strategy("parameter_server", variable_partitioner=partition)
@@ -42,7 +42,7 @@ class Watched(Task):
 
 
 trainer = (Watched if options.pop("watched", False) else Task)(
-    reports=[report], intervals=ctl.Intervals(steps_per_loop=steps_per_loop, **every), **options
+    writers=[writer], intervals=ctl.Intervals(steps_per_loop=steps_per_loop, **every), **options
 )
 print(f"building at {trainer.step}", flush=True)
 trainer.prepare()
@@ -54,8 +54,8 @@ print(json.dumps({
     "step": trainer.step,
     "iterations": None if counts is None else int(plain(counts).numpy()),
     "resumed": resumed,
-    "logged": [s for run, s, _ in report.rows if run == "train"],
-    "evaluated": [s for run, s, _ in report.rows if run == "eval"],
-    "losses": losses(report), "means": means,
+    "logged": [s for run, s, _ in writer.rows if run == "train"],
+    "evaluated": [s for run, s, _ in writer.rows if run == "eval"],
+    "losses": losses(writer), "means": means,
     "examples": trainer._session.examples,
 }))  # fmt: skip

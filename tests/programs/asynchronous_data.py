@@ -14,7 +14,7 @@ class Seen(ctl.Trainer):
     """Counts how often each example was trained on; there are enough for one worker alone."""
 
     def __init__(self, form, **options):
-        super().__init__(global_batch_size=BATCH, reports=[], **options)
+        super().__init__(global_batch_size=BATCH, writers=[], **options)
         self.form = form
 
     def build(self):
@@ -88,7 +88,7 @@ def optimum():
 def refused(strategy, kind=Seen, steps=4, **changes):
     """The error of training with methods of the trainer replaced."""
     changed = type("Changed", (kind,), {k: staticmethod(v) for k, v in changes.items()})
-    options = {"form": "arrays"} if kind is Seen else {"global_batch_size": 200, "reports": []}
+    options = {"form": "arrays"} if kind is Seen else {"global_batch_size": 200, "writers": []}
     try:
         changed(strategy=strategy, **options).train(steps)
     except ctl.CtlError as e:
@@ -110,7 +110,7 @@ def broken(batch_size):
 
 if __name__ == "__main__":
     strategy = ctl.make_strategy("auto")
-    straight = LeastSquares(strategy=strategy, global_batch_size=200, reports=[])
+    straight = LeastSquares(strategy=strategy, global_batch_size=200, writers=[])
     straight.train(150)
     straight.train(300)
     print(json.dumps({

@@ -12,13 +12,13 @@ def main(word: str, steps: int) -> None:
     result = {}
     for framework in ("keras3", "tf_keras", "module"):
         for optimizer in ("sgd", "adam"):
-            report = ctl.MemoryReport()
+            writer = ctl.MemoryWriter()
             trainer = Small(
-                framework, optimizer, strategy=strategy, intervals=every_step(), reports=[report]
+                framework, optimizer, strategy=strategy, intervals=every_step(), writers=[writer]
             )
             trainer.train(steps)
             result[f"{framework} {optimizer}"] = {
-                "losses": losses(report),
+                "losses": losses(writer),
                 "digest": digest(trainer),
                 "eval": trainer.evaluate()["loss"],
             }

@@ -164,14 +164,14 @@ CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "
 
 def outcome(name: str, strategy, steps: int = 9) -> dict:
     """Trains one case and tells what came of it."""
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     trainer = CASES[name](
-        strategy=strategy, global_batch_size=BATCH, intervals=every_step(), reports=[report]
+        strategy=strategy, global_batch_size=BATCH, intervals=every_step(), writers=[writer]
     )
     trainer.train(steps)
-    rows = [values for run, _, values in report.rows if run == "train"]
+    rows = [values for run, _, values in writer.rows if run == "train"]
     found = {
-        "losses": losses(report), "digest": digest(trainer), "step": trainer.step,
+        "losses": losses(writer), "digest": digest(trainer), "step": trainer.step,
         "iterations": int(trainer.optimizer.iterations.numpy()),
         "weights": [w.tolist() for w in trainer.model.get_weights()],
     }  # fmt: skip

@@ -47,7 +47,7 @@ class Slow(ctl.Trainer):
         return {}
 
 
-trainer = Slow(global_batch_size=1, reports=[])
+trainer = Slow(global_batch_size=1, writers=[])
 trainer.prepare()
 
 

@@ -89,9 +89,9 @@ class OneBadRow(Finite):
 
 
 def outcome(kind, strategy, steps, **options):
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     options = {"intervals": every_step(), **options}
-    trainer = kind(strategy=strategy, global_batch_size=4, reports=[report], **options)
+    trainer = kind(strategy=strategy, global_batch_size=4, writers=[writer], **options)
     result = {}
     try:
         trainer.train(steps)
@@ -100,7 +100,7 @@ def outcome(kind, strategy, steps, **options):
     except ctl.CtlError as e:
         result["error"] = f"{type(e).__name__}: {e}"
     weights = [float(w.sum()) for w in trainer.model.get_weights()]
-    return {**result, "step": trainer.step, "losses": losses(report), "weights": weights}
+    return {**result, "step": trainer.step, "losses": losses(writer), "weights": weights}
 
 
 def main(word: str) -> None:

@@ -45,7 +45,7 @@ def resumed(model_dir, act=lambda: None):
 
 
 def make(model_dir):
-    return Small(strategy=STRATEGY, model_dir=str(model_dir), intervals=every_step(), reports=[])
+    return Small(strategy=STRATEGY, model_dir=str(model_dir), intervals=every_step(), writers=[])
 
 
 def main():

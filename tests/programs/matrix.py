@@ -110,7 +110,7 @@ def main(word: str, path: str, two_cpus: bool) -> None:
     tf.get_logger().setLevel("ERROR")
     found = {}
     for framework, optimizer in COLUMNS:
-        trainer = Small(framework, optimizer, strategy=strategy, reports=[],
+        trainer = Small(framework, optimizer, strategy=strategy, writers=[],
                         intervals=every_step(steps_per_loop=8, log=ctl.Every()))  # fmt: skip
         trainer.train(STEPS)
         found[f"{framework} {optimizer}"] = [w.tolist() for w in weights(trainer)]

@@ -38,7 +38,7 @@ class Uneven(Small):
 
 
 trainer = Uneven(
-    strategy=ctl.make_strategy("multi_worker"), intervals=every_step(steps_per_loop=1), reports=[]
+    strategy=ctl.make_strategy("multi_worker"), intervals=every_step(steps_per_loop=1), writers=[]
 )
 trainer.check_collectives = True
 try:

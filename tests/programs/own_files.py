@@ -52,7 +52,7 @@ class OwnShard(OwnFiles):
 
 def trained(kind: type, steps: int) -> dict:
     trainer = kind(
-        strategy=STRATEGY, global_batch_size=8, reports=[], intervals=every_step(),
+        strategy=STRATEGY, global_batch_size=8, writers=[], intervals=every_step(),
         model_dir=f"{sys.argv[1]}/{kind.policy}",
     )  # fmt: skip
     try:

@@ -88,8 +88,8 @@ class NoData(Seen):
 
 
 def with_seen(kind, strategy, steps):
-    report = ctl.MemoryReport()
-    trainer = kind(strategy=strategy, global_batch_size=4, reports=[report], intervals=every_step())
+    writer = ctl.MemoryWriter()
+    trainer = kind(strategy=strategy, global_batch_size=4, writers=[writer], intervals=every_step())
     trainer.train(steps)
     weights = [float(w.sum()) for w in trainer.model.get_weights()]
     return {"seen": trainer.seen, "step": trainer.step, "weights": weights}
@@ -110,7 +110,7 @@ def main(word: str) -> None:
 
 
 def outcome_of_mistake(kind, strategy):
-    trainer = kind(strategy=strategy, global_batch_size=4, reports=[])
+    trainer = kind(strategy=strategy, global_batch_size=4, writers=[])
     try:
         trainer.train(3)
     except ctl.UsageError as e:

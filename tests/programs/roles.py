@@ -8,13 +8,13 @@ from small_models import Small, digest, every_step
 
 
 def main(model_dir: str, steps: int) -> None:
-    report = ctl.MemoryReport()
+    writer = ctl.MemoryWriter()
     trainer = Small(
-        optimizer="adam", strategy="auto", model_dir=model_dir, reports=[report],
+        optimizer="adam", strategy="auto", model_dir=model_dir, writers=[writer],
         intervals=every_step(save=ctl.Every(steps=5), evaluate=ctl.Every(steps=5)),
     )  # fmt: skip
     numbers = trainer.train(steps)
-    rows = {step: values["loss"] for run, step, values in report.rows if run == "eval"}
+    rows = {step: values["loss"] for run, step, values in writer.rows if run == "eval"}
     word = {"workers": trainer.placement.num_workers, "chief": trainer.placement.is_chief}
     print(json.dumps({"digest": digest(trainer), "eval": rows, "numbers": numbers, **word}))
 

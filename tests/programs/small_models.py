@@ -118,8 +118,8 @@ def every_step(**changes) -> ctl.Intervals:
     return ctl.Intervals(**{"log": ctl.Every(steps=1), "save": ctl.Every(), **changes})
 
 
-def losses(report: ctl.MemoryReport) -> list[float]:
-    return [values["loss"] for run, _, values in report.rows if run == "train"]
+def losses(writer: ctl.MemoryWriter) -> list[float]:
+    return [values["loss"] for run, _, values in writer.rows if run == "train"]
 
 
 def weights(trainer) -> list[np.ndarray]:

@@ -37,7 +37,7 @@ def trainer_of(tmp_path, done, kind=Small, *, keep=Keep(), **how):  # noqa: B008
 
     manager = Recording(tmp_path / "checkpoints", done=done, keep=keep)
     return Noted(
-        model_dir=str(tmp_path), strategy="default", checkpoints=manager, reports=[],
+        model_dir=str(tmp_path), strategy="default", checkpoints=manager, writers=[],
         intervals=every_step(steps_per_loop=1, **{**EVERY_2, **how}),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.data.batches import Batches
-from ctl.metrics.group import ReportGroup
+from ctl.metrics.group import WriterGroup
 from ctl.step.averaging import Totals
 from ctl.supervision.signals import Signals
 from ctl.training.loop import Actions, Synchronous
@@ -49,7 +49,7 @@ def ended(signals, other, then=lambda: None):
     )  # fmt: skip
     loop = Synchronous(
         loop=Steps(), intervals=Intervals(steps_per_loop=1, log=Every(), save=Every()),
-        agreement=Agreement(other, then), is_chief=True, reports=ReportGroup([]), actions=actions,
+        agreement=Agreement(other, then), is_chief=True, writers=WriterGroup([]), actions=actions,
     )  # fmt: skip
     batches = Batches(object(), None, False, None, "skip", "")
     return loop.run(batches, step=0, steps=100, signals=signals), saved

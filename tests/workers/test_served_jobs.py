@@ -65,14 +65,14 @@ def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tm
     assert chief.json["examples"] == 24000
     saved = sorted(p.name for p in (model_dir / "checkpoints").iterdir())
     assert saved == ["ckpt-1000", "ckpt-400", "ckpt-800"]
-    alone = Small(optimizer="adam", strategy="default", model_dir=str(model_dir), reports=[])
+    alone = Small(optimizer="adam", strategy="default", model_dir=str(model_dir), writers=[])
     assert alone.evaluate()["loss"] == pytest.approx(chief.json["means"]["eval_loss"], abs=1e-6)
     assert alone.step == 1000
 
 
 @pytest.mark.slow
 def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
-    alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), reports=[])
+    alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), writers=[])
     alone.train(5)
     options = {
         "model_dir": "run",

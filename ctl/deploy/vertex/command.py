@@ -195,7 +195,7 @@ def _notes(asked: Asked, made: Made) -> list[str]:
     if made.has_gpus:
         found.append(lint.GPU_IMAGE)
     if made.is_study:
-        found.append("in the containers of Vertex AI only root may write what a trial reports: build the "
+        found.append("in the containers of Vertex AI only root may write what a trial writers: build the "
                      "image with `ctl deploy docker --root`")  # fmt: skip
     return found
 
