@@ -308,20 +308,26 @@ def _options(values: flags.FlagValues) -> dict:
         evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
     intervals = Intervals(
         steps_per_loop=_steps_per_loop(values.steps_per_loop),
-        log=Every(steps=values.log_every_steps), save=Every(steps=values.save_every_steps),
+        log=Every(steps=values.log_every_steps),
+        save=Every(steps=values.save_every_steps),
         evaluate=evaluate,
-    )  # fmt: skip
+    )
     checkpoints = None
     from ctl.distribute import strategies
 
     strategy = strategies.make(
-        values.strategy, devices=values.devices, num_virtual_devices=values.num_virtual_devices,
-        cross_device_ops=values.cross_device_ops, communication=values.communication,
-        timeout_secs=values.collective_timeout_secs, heartbeat_secs=values.heartbeat_secs,
+        values.strategy,
+        devices=values.devices,
+        num_virtual_devices=values.num_virtual_devices,
+        cross_device_ops=values.cross_device_ops,
+        communication=values.communication,
+        timeout_secs=values.collective_timeout_secs,
+        heartbeat_secs=values.heartbeat_secs,
         tpu=values.tpu,
-        variable_partitioner=values.variable_partitioner, flags=_given(values),
+        variable_partitioner=values.variable_partitioner,
+        flags=_given(values),
         startup_timeout_secs=values.startup_timeout_secs or None,
-    )  # fmt: skip
+    )
     if values.model_dir:
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 
@@ -329,19 +335,23 @@ def _options(values: flags.FlagValues) -> dict:
             f"{values.model_dir}/checkpoints", keep=keep, background=values.background_save
         )
     return {
-        "model_dir": values.model_dir or None, "strategy": strategy,
-        "global_batch_size": values.global_batch_size, "seed": values.seed,
-        "intervals": intervals, "checkpoints": checkpoints,
-    }  # fmt: skip
+        "model_dir": values.model_dir or None,
+        "strategy": strategy,
+        "global_batch_size": values.global_batch_size,
+        "seed": values.seed,
+        "intervals": intervals,
+        "checkpoints": checkpoints,
+    }
 
 
 def _given(values: flags.FlagValues) -> dict[str, Any]:
     """The flags that workers must agree on: all but those of absl itself."""
     return {
         flag.name: flag.value
-        for module, found in values.flags_by_module_dict().items() if not module.startswith("absl")
+        for module, found in values.flags_by_module_dict().items()
+        if not module.startswith("absl")
         for flag in found
-    }  # fmt: skip
+    }
 
 
 def _steps_per_loop(text: str) -> int | str:

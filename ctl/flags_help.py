@@ -6,15 +6,33 @@ import textwrap
 from absl import flags
 
 GROUPS = {
-    "What to do": ("mode", "model_dir", "train_steps", "epochs", "global_batch_size", "seed",
-                   "init_from"),
-    "Where it runs": ("strategy", "devices", "num_virtual_devices", "cross_device_ops", "communication",
-                      "collective_timeout_secs", "heartbeat_secs", "tpu", "variable_partitioner"),
-    "The loop": ("steps_per_loop", "log_every_steps", "eval_every_steps", "save_every_steps",
-                 "jit_compile", "check_collectives"),
+    "What to do": ("mode", "model_dir", "train_steps", "epochs", "global_batch_size", "seed", "init_from"),
+    "Where it runs": (
+        "strategy",
+        "devices",
+        "num_virtual_devices",
+        "cross_device_ops",
+        "communication",
+        "collective_timeout_secs",
+        "heartbeat_secs",
+        "tpu",
+        "variable_partitioner",
+    ),
+    "The loop": (
+        "steps_per_loop",
+        "log_every_steps",
+        "eval_every_steps",
+        "save_every_steps",
+        "jit_compile",
+        "check_collectives",
+    ),
     "What stays": ("keep", "background_save", "export", "report_hypertune"),
-    "When things go wrong": ("on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
-                             "allow_config_change"),
+    "When things go wrong": (
+        "on_nonfinite",
+        "step_timeout_secs",
+        "startup_timeout_secs",
+        "allow_config_change",
+    ),
 }
 
 
@@ -37,9 +55,7 @@ def help_text(values: flags.FlagValues, program: str) -> str:
             flag = values[name]
             lines.append(f"  --{name}={describe_default(flag)}")
             lines.append(
-                textwrap.fill(
-                    description(flag), 96, initial_indent="      ", subsequent_indent="      "
-                )
+                textwrap.fill(description(flag), 96, initial_indent="      ", subsequent_indent="      ")
             )
     lines += ["", "--helpfull lists the flags of every library as well."]
     return "\n".join(lines)

@@ -75,10 +75,16 @@ class Trainer:
     spike: LossSpike | None = None
 
     def __init__(
-        self, *, model_dir: str | None = None, strategy: str | tf.distribute.Strategy = "auto",
-        global_batch_size: int = 64, seed: int = 0, intervals: Intervals | None = None,
-        checkpoints: CheckpointManager | None = None, writers: Sequence[MetricWriter] | None = None,
-    ):  # fmt: skip
+        self,
+        *,
+        model_dir: str | None = None,
+        strategy: str | tf.distribute.Strategy = "auto",
+        global_batch_size: int = 64,
+        seed: int = 0,
+        intervals: Intervals | None = None,
+        checkpoints: CheckpointManager | None = None,
+        writers: Sequence[MetricWriter] | None = None,
+    ):
         """Keeps and checks; a word for the strategy makes it, which waits for other workers.
 
         Args:
@@ -217,9 +223,8 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def average(
-        self, per_example: Any, *, sample_weight: Any = None, mask: Any = None,
-        regularization: Any = None,
-    ) -> Any:  # fmt: skip
+        self, per_example: Any, *, sample_weight: Any = None, mask: Any = None, regularization: Any = None
+    ) -> Any:
         """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
         Args:
@@ -235,9 +240,12 @@ class Trainer:
         if mask is not None:
             validation.mask(self, self._recorder)
         loss = averaging.average(
-            per_example, global_batch_size=self.global_batch_size, sample_weight=sample_weight,
-            mask=mask, empty=self._recorder.empty,
-        )  # fmt: skip
+            per_example,
+            global_batch_size=self.global_batch_size,
+            sample_weight=sample_weight,
+            mask=mask,
+            empty=self._recorder.empty,
+        )
         if regularization is None:
             return loss
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
@@ -246,9 +254,13 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def minimize(
-        self, loss: Any, tape: tf.GradientTape, variables: Any = None, optimizer: Any = None,
+        self,
+        loss: Any,
+        tape: tf.GradientTape,
+        variables: Any = None,
+        optimizer: Any = None,
         when: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Sums the gradient over replicas once, checks that it is finite, clips, and applies it once.
 
         Args:

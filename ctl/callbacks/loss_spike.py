@@ -1,8 +1,8 @@
 """Warns of a loss that jumps, and goes back to the newest checkpoint if it is asked to.
 
-    def build(self):
-        ...
-        self.spike = ctl.LossSpike(factor=3.0, window=10, rollback=True)
+def build(self):
+    ...
+    self.spike = ctl.LossSpike(factor=3.0, window=10, rollback=True)
 """
 
 import math

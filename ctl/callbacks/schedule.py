@@ -39,8 +39,7 @@ class Every:
         bad = {k: v for k, v in given.items() if not v > 0 or math.isinf(v)}
         if bad or not float(self.steps).is_integer():
             raise UsageError(
-                f"Every got {given}; expected a positive number (steps: a whole one), "
-                "or 0 for never."
+                f"Every got {given}; expected a positive number (steps: a whole one), or 0 for never."
             )
 
     def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
@@ -84,9 +83,7 @@ class Intervals:
         k = self.steps_per_loop
         whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
         if k != "auto" and not (whole and int(k) >= 1):
-            raise UsageError(
-                f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'."
-            )
+            raise UsageError(f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'.")
         for name in ("log", "evaluate", "save"):
             if not isinstance(getattr(self, name), Every):
                 raise UsageError(

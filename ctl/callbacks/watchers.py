@@ -110,8 +110,9 @@ class EarlyStopping:
     Modelled on `keras.callbacks.EarlyStopping`.
     """
 
-    def __init__(self, metric: str, *, patience: int = 0, min_delta: float = 0.0,
-                 mode: str = "auto", **options: Any):  # fmt: skip
+    def __init__(
+        self, metric: str, *, patience: int = 0, min_delta: float = 0.0, mode: str = "auto", **options: Any
+    ):
         known: dict[str, Any] = {"baseline": None, "start_from": 0, "restore_best": False, "run": "eval"}
         _check_options("EarlyStopping", options, known)
         options = known | options
@@ -131,8 +132,13 @@ class EarlyStopping:
     @property
     def state(self) -> dict[str, Any]:
         """Best value, its step, and for how many values it has stood."""
-        return {"best": self._best.value, "waited": self._waited, "seen": self._seen,
-                "stopped_at": self.stopped_at, "best_step": self.best_step}  # fmt: skip
+        return {
+            "best": self._best.value,
+            "waited": self._waited,
+            "seen": self._seen,
+            "stopped_at": self.stopped_at,
+            "best_step": self.best_step,
+        }
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
@@ -173,8 +179,16 @@ class ReduceOnPlateau:
     Modelled on `keras.callbacks.ReduceLROnPlateau`.
     """
 
-    def __init__(self, metric: str, *, factor: float = 0.1, patience: int = 10,
-                 cooldown: int = 0, min_delta: float = 1e-4, **options: Any):  # fmt: skip
+    def __init__(
+        self,
+        metric: str,
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        cooldown: int = 0,
+        min_delta: float = 1e-4,
+        **options: Any,
+    ):
         known: dict[str, Any] = {"min_learning_rate": 0.0, "mode": "auto", "run": "eval"}
         _check_options("ReduceOnPlateau", options, known)
         options = known | options
@@ -226,8 +240,15 @@ class SaveBest:
     Modelled on `keras.callbacks.ModelCheckpoint` with `save_best_only=True`.
     """
 
-    def __init__(self, metric: str, *, directory: str | None = None,
-                 formats: Sequence[str] = ("keras",), mode: str = "auto", run: str = "eval"):  # fmt: skip
+    def __init__(
+        self,
+        metric: str,
+        *,
+        directory: str | None = None,
+        formats: Sequence[str] = ("keras",),
+        mode: str = "auto",
+        run: str = "eval",
+    ):
         self._best = _Best(metric, run, mode, 0.0)
         self.directory = directory
         self.formats = (formats,) if isinstance(formats, str) else tuple(formats)
@@ -249,9 +270,7 @@ class SaveBest:
 def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise UsageError(
-            f"{name} got {', '.join(unknown)}; expected of {', '.join(sorted(known))}."
-        )
+        raise UsageError(f"{name} got {', '.join(unknown)}; expected of {', '.join(sorted(known))}.")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -35,9 +35,13 @@ class ChiefOnlyCheckpoints:
     """
 
     def __init__(
-        self, directory: str | os.PathLike, *, keep: Keep = Keep(),  # noqa: B008  frozen
-        background: bool = False, on_error: str = "continue",
-    ):  # fmt: skip
+        self,
+        directory: str | os.PathLike,
+        *,
+        keep: Keep = Keep(),  # noqa: B008  frozen
+        background: bool = False,
+        on_error: str = "continue",
+    ):
         """Keeps; touches nothing.
 
         Args:
@@ -194,8 +198,9 @@ class ChiefOnlyCheckpoints:
         if self._there and not self.directory.exists():
             _log.warning(
                 "%s was deleted while training: its checkpoints are lost. That of step %d begins it anew.",
-                self.directory, manifest.step,
-            )  # fmt: skip
+                self.directory,
+                manifest.step,
+            )
         try:
             free = paths.bytes_free(self.directory)
             if free is not None and free < num_bytes:

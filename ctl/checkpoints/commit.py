@@ -35,9 +35,13 @@ _LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+(-[0-9a-f]+)?|workerte
 
 
 def write(
-    directory: AnyPath, manifest: Manifest, write_state: Callable[[str], object], *,
-    owner: str = "", fence: Callable[[], None] = lambda: None,
-) -> AnyPath:  # fmt: skip
+    directory: AnyPath,
+    manifest: Manifest,
+    write_state: Callable[[str], object],
+    *,
+    owner: str = "",
+    fence: Callable[[], None] = lambda: None,
+) -> AnyPath:
     """Commits `directory/ckpt-<step>`; on any error nothing of it is left.
 
     One that is there already stays, or what replaces it is there, at every moment.
@@ -57,9 +61,13 @@ def write(
 
 
 def _write_and_rename(
-    directory: Path, final: AnyPath, manifest: Manifest, write_state: Callable[[str], object],
-    owner: str, fence: Callable[[], None],
-) -> None:  # fmt: skip
+    directory: Path,
+    final: AnyPath,
+    manifest: Manifest,
+    write_state: Callable[[str], object],
+    owner: str,
+    fence: Callable[[], None],
+) -> None:
     temporary = directory / (f"tmp-{final.name}-{owner}" if owner else f"tmp-{final.name}")
     replaced = directory / f"replaced-{final.name}"
     discard(temporary)
@@ -106,8 +114,7 @@ def fill(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]
     write_state(str(path / STATE))
     names = _files(path)
     listed = {
-        n: {"size": (path / n).stat().st_size, "checksum": checksums.of_file(path / n)}
-        for n in names
+        n: {"size": (path / n).stat().st_size, "checksum": checksums.of_file(path / n)} for n in names
     }
     for name in names:
         paths.sync(path / name)
@@ -330,9 +337,7 @@ def _files(path: AnyPath) -> list[str]:
     known = {*_TENSORS, *(p.name for p in path.iterdir())}
     with contextlib.suppress(CheckpointError):
         known |= {n for n in read_manifest(path).files if "/" not in n}
-    return sorted(
-        n for n in known if n != MANIFEST and _TEMPORARY not in n and (path / n).is_file()
-    )
+    return sorted(n for n in known if n != MANIFEST and _TEMPORARY not in n and (path / n).is_file())
 
 
 def _note(directory: AnyPath, newest: AnyPath) -> None:

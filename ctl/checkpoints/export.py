@@ -31,9 +31,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
         return ()
     unknown = [w for w in words if w not in FORMATS]
     if unknown:
-        raise UsageError(
-            f"export is {text!r}; expected none, or some of {', '.join(FORMATS)} with commas."
-        )
+        raise UsageError(f"export is {text!r}; expected none, or some of {', '.join(FORMATS)} with commas.")
     return words
 
 
@@ -72,9 +70,12 @@ def signatures_of(trainer: Any) -> dict[str, Any]:
 
 
 def export(
-    model: Any, directory: str | os.PathLike, formats: Sequence[str], placement: Placement,
+    model: Any,
+    directory: str | os.PathLike,
+    formats: Sequence[str],
+    placement: Placement,
     signatures: Mapping[str, Any] | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Writes `model` into `directory`; returns the paths, on the chief.
 
     Args:

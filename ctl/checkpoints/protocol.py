@@ -123,8 +123,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_spec(value: Any) -> bool:
     known = isinstance(value, Mapping) and isinstance(value.get("shape"), list)
-    return known and all(d is None or _is_whole(d) for d in value["shape"]) and isinstance(
-        value.get("dtype"), str
+    return (
+        known
+        and all(d is None or _is_whole(d) for d in value["shape"])
+        and isinstance(value.get("dtype"), str)
     )
 
 

@@ -92,9 +92,12 @@ def of_step(directory: AnyPath, step: int) -> tuple[AnyPath, Manifest]:
 
 
 def awaited(
-    directory: AnyPath, step: int, *, clock: Callable[[], float] = time.monotonic,
+    directory: AnyPath,
+    step: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[AnyPath, Manifest]:  # fmt: skip
+) -> tuple[AnyPath, Manifest]:
     """The checkpoint of `step`, which the chief sees undamaged; waits until this worker sees it, too.
 
     Raises ReadError if it does not within `VISIBLE_SECS`.

@@ -30,8 +30,7 @@ class Keep:
     def __post_init__(self):
         if not _is_whole(self.newest, 0):
             raise UsageError(
-                f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to "
-                "keep all."
+                f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to keep all."
             )
         if self.mode not in ("auto", "max", "min"):
             raise UsageError(f"keep mode is {self.mode!r}; expected 'max', 'min' or 'auto'.")

@@ -59,9 +59,11 @@ class Snapshot:
         try:
             with tf.device("/device:CPU:0"):
                 tf.raw_ops.SaveV2(
-                    prefix=prefix, tensor_names=list(names), shape_and_slices=list(slices),
+                    prefix=prefix,
+                    tensor_names=list(names),
+                    shape_and_slices=list(slices),
                     tensors=[tf.convert_to_tensor(v) for v in values],
-                )  # fmt: skip
+                )
         except tf.errors.OpError as e:
             raise OSError(e.message) from e
 
@@ -148,9 +150,14 @@ def _restore(state: State, path: AnyPath) -> None:
         raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
 
 
-_OF_FILES = (tf.errors.ResourceExhaustedError, tf.errors.NotFoundError, tf.errors.UnknownError,
-             tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
-             tf.errors.DataLossError)  # fmt: skip
+_OF_FILES = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.NotFoundError,
+    tf.errors.UnknownError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.DataLossError,
+)
 
 
 def _layout(checkpoint: Any) -> tuple[Iterator[tuple[str, str, Any]], Any] | None:

@@ -68,8 +68,7 @@ class State:
     def spec(self) -> dict[str, dict]:
         """name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
         return {
-            name: {"shape": v.shape.as_list(), "dtype": v.dtype.name}
-            for name, v in self.variables.items()
+            name: {"shape": v.shape.as_list(), "dtype": v.dtype.name} for name, v in self.variables.items()
         }
 
     def small_values(self) -> list[np.ndarray]:
@@ -83,15 +82,14 @@ class State:
     def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
         """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
         here = self.spec()
-        lines = [
-            f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved
-        ]
+        lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
         lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in saved if n not in here]
         lines += [
             f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
             f"{here[n]['dtype']}{here[n]['shape']} here"
-            for n in here if n in saved and dict(saved[n]) != here[n]
-        ]  # fmt: skip
+            for n in here
+            if n in saved and dict(saved[n]) != here[n]
+        ]
         if lines:
             more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
             raise CheckpointError(
@@ -205,9 +203,10 @@ def _numbered_by_keras(thing: Any) -> set[str]:
     flatten = getattr(thing, "_flatten_layers", None)
     layers = [*flatten()] if callable(flatten) else []
     return {
-        layer.name for layer in layers
+        layer.name
+        for layer in layers
         if re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
-    }  # fmt: skip
+    }
 
 
 def _marked(part: str, numbered: set[str]) -> str:

@@ -135,9 +135,7 @@ def _reason(name: str, spec: dict, manifest: Manifest) -> str | None:
     if there is None:
         return "not in the checkpoint"
     if dict(there) != spec:
-        return (
-            f"{there['dtype']}{there['shape']} in the checkpoint, {spec['dtype']}{spec['shape']} here"
-        )
+        return f"{there['dtype']}{there['shape']} in the checkpoint, {spec['dtype']}{spec['shape']} here"
     return None if name in manifest.keys else "the checkpoint does not say where it is"
 
 
@@ -148,9 +146,12 @@ def _say(path: AnyPath, manifest: Manifest, models: Sequence[str], pairs: dict, 
     left |= dict.fromkeys((manifest.paths.get(n, n) for n in unused), "only in the checkpoint")
     _log.info(
         "Beginning with %d of %d variables of %s (step %d), not its step nor its optimizer.%s",
-        len(reasons) - sum(r is not None for r in reasons.values()), len(reasons), path, manifest.step,
+        len(reasons) - sum(r is not None for r in reasons.values()),
+        len(reasons),
+        path,
+        manifest.step,
         _listed(left),
-    )  # fmt: skip
+    )
 
 
 def _listed(reasons: dict[str, str | None]) -> str:

@@ -157,9 +157,7 @@ class _Meeting:
         claim = {"role": role, "rank": self._place.rank, **self._common()}
         try:
             left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
-            return connect(
-                self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs)
-            )
+            return connect(self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs))
         except RefusedError as e:
             if not e.again:
                 raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None

@@ -33,9 +33,7 @@ class Coordinator:
       timeline: where what is negotiated is drawn.
     """
 
-    def __init__(
-        self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline
-    ):
+    def __init__(self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline):
         self._sockets = dict(sockets)
         self._timeline = timeline
         self._agreement = Agreement(len(sockets), settings, timeline)

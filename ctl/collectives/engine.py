@@ -164,8 +164,11 @@ class Engine:
             pending.error = failure(*fault)
         else:
             pending.result = [array.copy() for array in pending.arrays]
-            pending.more = {"rows": [[s[0] if s else 1 for s in request.shapes]],
-                            "splits": [list(request.splits)], "number": -1}  # fmt: skip
+            pending.more = {
+                "rows": [[s[0] if s else 1 for s in request.shapes]],
+                "splits": [list(request.splits)],
+                "number": -1,
+            }
         pending.finish()
 
     def _run(self) -> None:
@@ -203,8 +206,7 @@ class Engine:
             silent_secs = time.monotonic() - max(heard_at, min(asked_at, default=math.inf))
             if silent_secs > limit_secs + _ANSWER_SECS:
                 raise _Broken(
-                    f"rank 0 did not answer for {silent_secs:.0f} s "
-                    "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
+                    f"rank 0 did not answer for {silent_secs:.0f} s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
                 )
 
     def _report(self, rank: int, why: str) -> None:
@@ -243,9 +245,12 @@ class Engine:
         found = [self._pending[number] for number in header["ids"]]
         ranks = header["ranks"]
         results = transfers.carried_out(
-            self._mesh, ranks, ranks.index(self.place.rank), header,
+            self._mesh,
+            ranks,
+            ranks.index(self.place.rank),
+            header,
             [(pending.request, pending.arrays) for pending in found],
-        )  # fmt: skip
+        )
         for pending, result in zip(found, results, strict=True):
             self._taken(pending.request.id)
             pending.result, pending.more = result, header

@@ -70,8 +70,7 @@ class Mesh:
                 self._pump()
             if is_left != (received < len(receiving), sent < len(sending)):
                 poller = self._poller(
-                    receiver if received < len(receiving) else None,
-                    sender if sent < len(sending) else None,
+                    receiver if received < len(receiving) else None, sender if sent < len(sending) else None
                 )
             elif not ready:
                 told_at = self._tell(moved_at, told_at, source if received < len(receiving) else to)

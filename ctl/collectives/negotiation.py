@@ -168,9 +168,7 @@ class Agreement:
             self.outboxes[rank].put(header)
 
     def _fail_at_odds(self, rounds: list[Round]) -> None:
-        lines = sorted(
-            (rank, str(request)) for found in rounds for rank, request in found.requests.items()
-        )
+        lines = sorted((rank, str(request)) for found in rounds for rank, request in found.requests.items())
         text = "ranks wait in different collectives: " + "; ".join(
             f"rank {rank} in {what}" for rank, what in lines
         )

@@ -61,9 +61,7 @@ class Request:
         tensors = ", ".join(
             f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
         )
-        return (
-            f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
-        )
+        return f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
 
 
 def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
@@ -87,9 +85,7 @@ def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, s
     return None
 
 
-def _fault_of_splits(
-    ranks: Sequence[int], requests: Mapping[int, Request]
-) -> tuple[str, str] | None:
+def _fault_of_splits(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
     for rank, request in sorted(requests.items()):
         rows, splits = request.shapes[0][0], list(request.splits)
         if not splits:
@@ -150,8 +146,7 @@ def _shapes(request: Request) -> tuple:
 
 def _tails(request: Request) -> tuple:
     return tuple(
-        f"[any, {str(list(shape[1:]))[1:]}" if len(shape) else "a scalar"
-        for shape in request.shapes
+        f"[any, {str(list(shape[1:]))[1:]}" if len(shape) else "a scalar" for shape in request.shapes
     )
 
 

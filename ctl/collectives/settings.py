@@ -40,9 +40,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
         stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
-        fusion_threshold=int(
-            _number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)
-        ),
+        fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
         timeline=environ.get("HOROVOD_TIMELINE", ""),
         mark_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),

@@ -25,14 +25,18 @@ def carried_out(
     if request.kind == "alltoall":
         return [[_exchanged(mesh, ranks, me, request, arrays[0], header["splits"])]]
     if request.kind == "allgather":
-        return [[
-            _gathered(mesh, ranks, me, array, request.shapes[i], [r[i] for r in header["rows"]])
-            for i, array in enumerate(arrays)
-        ]]  # fmt: skip
-    return [[
-        _scattered(mesh, ranks, me, array, shape, request.op)
-        for array, shape in zip(arrays, request.shapes, strict=True)
-    ]]  # fmt: skip
+        return [
+            [
+                _gathered(mesh, ranks, me, array, request.shapes[i], [r[i] for r in header["rows"]])
+                for i, array in enumerate(arrays)
+            ]
+        ]
+    return [
+        [
+            _scattered(mesh, ranks, me, array, shape, request.op)
+            for array, shape in zip(arrays, request.shapes, strict=True)
+        ]
+    ]
 
 
 def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
@@ -43,9 +47,7 @@ def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
     for dtype in dict.fromkeys(array.dtype for array in everything):
         chosen = [i for i, array in enumerate(everything) if array.dtype == dtype]
         joined = (
-            np.concatenate([everything[i] for i in chosen])
-            if len(chosen) > 1
-            else everything[chosen[0]]
+            np.concatenate([everything[i] for i in chosen]) if len(chosen) > 1 else everything[chosen[0]]
         )
         buffer = rings.allreduce(mesh, ranks, me, joined, op)
         start = 0

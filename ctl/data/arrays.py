@@ -28,9 +28,14 @@ class ArrayData:
     """
 
     def __init__(
-        self, arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None,
+        self,
+        arrays,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
         epochs_apart: bool = False,
-    ):  # fmt: skip
+    ):
         self._arrays = arrays
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batch_size = batch_size
@@ -49,16 +54,25 @@ class ArrayData:
 
     def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
         new = ArrayData(
-            self._arrays, self.batch_size, seed=self._seed, epochs_apart=self.epochs_apart,
+            self._arrays,
+            self.batch_size,
+            seed=self._seed,
+            epochs_apart=self.epochs_apart,
             shuffle=self.shuffle if shuffle is None else shuffle,
-        )  # fmt: skip
+        )
         new._functions = self._functions if functions is None else functions
         return new
 
     def replica_batches(
-        self, *, seed: int, start: int, total: int | None, replicas: range, num_replicas: int,
+        self,
+        *,
+        seed: int,
+        start: int,
+        total: int | None,
+        replicas: range,
+        num_replicas: int,
         share: tuple = (0, 1),
-    ) -> tf.data.Dataset:  # fmt: skip
+    ) -> tf.data.Dataset:
         """Batches of the given replicas in turn: step 0 of each, step 1 of each, ...
 
         Args:
@@ -88,9 +102,7 @@ class ArrayData:
             taken = self._gather(arrays, self._index(tf.range(first + low, first + high), seed))
             return (taken, real) if counted else taken
 
-        dataset = tf.data.Dataset.range(
-            _INT64_MAX if total is None else self._turns(start, total) * count
-        )
+        dataset = tf.data.Dataset.range(_INT64_MAX if total is None else self._turns(start, total) * count)
         for function in (batch, *(_of_shares(f) if counted else f for f in self._functions)):
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         if not self._functions:  # rows are gathered: there is nothing to tune
@@ -117,9 +129,7 @@ class ArrayData:
             return first, size if total is None else tf.minimum(size, total - first)
         step, per_epoch = first // size, int(self.steps_per_epoch)
         place = step % per_epoch * size
-        return step // per_epoch * self.num_examples + place, tf.minimum(
-            size, self.num_examples - place
-        )
+        return step // per_epoch * self.num_examples + place, tf.minimum(size, self.num_examples - place)
 
     def counts_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
         """Whether `replica_batches` yields (share, number of real rows): some share may be empty."""
@@ -148,9 +158,11 @@ class ArrayData:
         same = tf.fill(tf.shape(rows), tf.cast(seed, tf.int64))
         # The Python wrapper, tf.random.experimental.index_shuffle, pads a seed per row wrongly.
         return tf.raw_ops.RandomIndexShuffle(
-            index=place, seed=tf.stack([same, epoch, epoch * 0], axis=1),
-            max_index=tf.constant(n - 1, tf.int64), rounds=4,
-        )  # fmt: skip
+            index=place,
+            seed=tf.stack([same, epoch, epoch * 0], axis=1),
+            max_index=tf.constant(n - 1, tf.int64),
+            rounds=4,
+        )
 
 
 class ExampleNumbers:
@@ -196,9 +208,8 @@ def _of_shares(function: Callable) -> Callable:
 
 
 def from_arrays(
-    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None,
-    epochs_apart: bool = False,
-) -> ArrayData:  # fmt: skip
+    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None, epochs_apart: bool = False
+) -> ArrayData:
     """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
 
     Args:
@@ -216,14 +227,8 @@ def from_arrays(
     flat = tf.nest.flatten(arrays)
     if not flat:
         raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
-    if (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, numbers.Integral)
-        or batch_size < 1
-    ):
-        raise UsageError(
-            f"from_arrays got batch_size={batch_size!r}; expected examples, at least 1."
-        )
+    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 1:
+        raise UsageError(f"from_arrays got batch_size={batch_size!r}; expected examples, at least 1.")
     flat = [a if isinstance(a, tf.Tensor) else np.asarray(a) for a in flat]
     shapes = [tuple(a.shape) for a in flat]
     if any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
@@ -239,9 +244,12 @@ def from_arrays(
             "For lists of unequal length write tf.data.Dataset.from_tensor_slices(tf.ragged.constant(...))."
         )
     return ArrayData(
-        tf.nest.pack_sequence_as(arrays, flat), batch_size, shuffle=shuffle, seed=seed,
+        tf.nest.pack_sequence_as(arrays, flat),
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
         epochs_apart=epochs_apart,
-    )  # fmt: skip
+    )
 
 
 def _without_lists(arrays):

@@ -69,9 +69,7 @@ class Batches:
 def _start_dropping() -> None:
     global _dropper  # noqa: PLW0603
     if _dropper is None:
-        exit_hook.keep(
-            lambda: list(_open.values()), pause=lambda: _destroying.acquire(timeout=_LAST_SECS)
-        )
+        exit_hook.keep(lambda: list(_open.values()), pause=lambda: _destroying.acquire(timeout=_LAST_SECS))
         _dropper = threading.Thread(target=_drop, name="ctl-drop-iterators", daemon=True)
         _dropper.start()
 

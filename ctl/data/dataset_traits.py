@@ -7,14 +7,26 @@ import tensorflow as tf
 
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 RANDOM_OPS = {
-    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
-    "RandomGamma", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
     "SampleDistortedBoundingBoxV2",
-}  # fmt: skip
+}
 _STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed generators of layers, and the like
-    "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip", "RngSkip",
-    "StatefulUniform", "StatefulStandardNormalV2",
-}  # fmt: skip
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+    "RngReadAndSkip",
+    "RngSkip",
+    "StatefulUniform",
+    "StatefulStandardNormalV2",
+}
 _IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
 _MOST_BYTES = 1 << 28  # of a pipeline that is serialized to look at its operations
 
@@ -30,8 +42,9 @@ def graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """The dataset as a serialized graph, `[]` string; raises an OpError or ValueError if it has none."""
     return tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
-        external_state_policy=_IGNORE_STATE, strip_device_assignment=True,
-    )  # fmt: skip
+        external_state_policy=_IGNORE_STATE,
+        strip_device_assignment=True,
+    )
 
 
 def operations(graph: tf.Tensor) -> set[str]:
@@ -79,9 +92,10 @@ def repeatable(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     variant = tf.raw_ops.OptimizeDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
-        optimizations=tf.constant(["make_deterministic"]), optimization_configs=[],
+        optimizations=tf.constant(["make_deterministic"]),
+        optimization_configs=[],
         **dataset._flat_structure,
-    )  # fmt: skip
+    )
     made = dataset_ops._VariantDataset(variant, dataset.element_spec)
     made.made_of = dataset  # which owns the variables of its functions
     return made.with_options(dataset.options())

@@ -18,9 +18,15 @@ from ctl.errors import UsageError
 
 
 def open_train(
-    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
-    seed: int, start_examples: int = 0, epochs: float | None = None, steps: int | None = None,
-) -> Batches:  # fmt: skip
+    make: Callable[[int], Any],
+    strategy: tf.distribute.Strategy,
+    *,
+    global_batch_size: int,
+    seed: int,
+    start_examples: int = 0,
+    epochs: float | None = None,
+    steps: int | None = None,
+) -> Batches:
     """Opens `train_data` on every worker; a dataset is repeated so that it never ends.
 
     Args:
@@ -56,19 +62,22 @@ def open_train(
         total = math.ceil((1 if epochs is None else epochs) * per_epoch)
     iterator = iter(parameter_servers.coordinator(strategy).create_per_worker_dataset(share))
     return Batches(
-        iterator=iterator, steps=None if total is None else max(0, total - skipped),
-        ends_unknown=False, steps_per_epoch=per_epoch, mode=mode,
-        description=f"{description}, every batch to one of {workers} workers", certain=False,
-    )  # fmt: skip
+        iterator=iterator,
+        steps=None if total is None else max(0, total - skipped),
+        ends_unknown=False,
+        steps_per_epoch=per_epoch,
+        mode=mode,
+        description=f"{description}, every batch to one of {workers} workers",
+        certain=False,
+    )
 
 
 def _of_arrays(source: ArrayData, workers: int, seed: int, start: int) -> Callable:
     def share():
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batches = source.replica_batches(
-            seed=seed, start=start, total=None, replicas=range(1), num_replicas=1,
-            share=(worker, workers),
-        )  # fmt: skip
+            seed=seed, start=start, total=None, replicas=range(1), num_replicas=1, share=(worker, workers)
+        )
         return prefetched(batches)
 
     return share
@@ -97,9 +106,7 @@ def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) 
     spec, shared = endless.element_spec, policy != policies.OFF
 
     def share():
-        batches = tf.data.experimental.from_variant(
-            tf.raw_ops.DatasetFromGraph(graph_def=graph), spec
-        )
+        batches = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return prefetched(batches.shard(workers, worker) if shared else batches)
 

@@ -27,10 +27,17 @@ TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 
 
 def open_train(
-    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
-    seed: int, start_examples: int = 0, epochs: float | None = None, mode: str = "auto",
-    position: resume_position.SavedIterator | None = None, resumable: bool = True,
-) -> Batches:  # fmt: skip
+    make: Callable[[int], Any],
+    strategy: tf.distribute.Strategy,
+    *,
+    global_batch_size: int,
+    seed: int,
+    start_examples: int = 0,
+    epochs: float | None = None,
+    mode: str = "auto",
+    position: resume_position.SavedIterator | None = None,
+    resumable: bool = True,
+) -> Batches:
     """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
 
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
@@ -53,9 +60,13 @@ def open_train(
 
 
 def _open_dataset(
-    source: tf.data.Dataset, strategy, global_batch_size: int, start_examples: int, epochs: float | None,
+    source: tf.data.Dataset,
+    strategy,
+    global_batch_size: int,
+    start_examples: int,
+    epochs: float | None,
     position: resume_position.SavedIterator | None,
-) -> Batches:  # fmt: skip
+) -> Batches:
     place, count = placement(strategy), cardinality(source)
     steps: int | None
     if epochs is not None:
@@ -96,9 +107,13 @@ def _open_dataset(
 
 def open_parts(
     make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-    strategy: tf.distribute.Strategy, *, global_batch_size: int, seed: int, step: int,
+    strategy: tf.distribute.Strategy,
+    *,
+    global_batch_size: int,
+    seed: int,
+    step: int,
     total: Callable,
-) -> Batches:  # fmt: skip
+) -> Batches:
     """Opens `train_data_fn` at `step`: each worker's own part of the data, in replica batches.
 
     `total` adds a vector up over workers, to see that the parts do not overlap. Raises UsageError for
@@ -137,15 +152,23 @@ def open_parts(
             strategy.distribute_datasets_from_function(lambda c: for_worker(c).skip(step * local))
         )
     return Batches(
-        iterator=iterator, steps=None, ends_unknown=not endless, steps_per_epoch=None, mode="skip",
-        description=f"each worker's own batches of {rows}", per_worker=True,
-    )  # fmt: skip
+        iterator=iterator,
+        steps=None,
+        ends_unknown=not endless,
+        steps_per_epoch=None,
+        mode="skip",
+        description=f"each worker's own batches of {rows}",
+        per_worker=True,
+    )
 
 
 def open_eval(
-    make: Callable[[int], Any], strategy: tf.distribute.Strategy, *, global_batch_size: int,
+    make: Callable[[int], Any],
+    strategy: tf.distribute.Strategy,
+    *,
+    global_batch_size: int,
     is_known: bool = False,
-) -> Batches:  # fmt: skip
+) -> Batches:
     """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers.
 
     `is_known` leaves out the checks that read the whole pipeline.
@@ -164,10 +187,14 @@ def open_eval(
         )
     count = None if sharding.by_tensorflow(source, place) else cardinality(source)
     return Batches(
-        iterator=_iterator(source, strategy, place), steps=count, ends_unknown=count is None,
-        steps_per_epoch=count, mode="skip", description=describe(source, count, global_batch_size),
+        iterator=_iterator(source, strategy, place),
+        steps=count,
+        ends_unknown=count is None,
+        steps_per_epoch=count,
+        mode="skip",
+        description=describe(source, count, global_batch_size),
         counted=_counted(source, place),
-    )  # fmt: skip
+    )
 
 
 def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) -> Batches:
@@ -175,10 +202,13 @@ def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) 
         return data.replica_batches(start, range(first, first + count), place.num_replicas)
 
     return Batches(
-        iterator=from_replica_batches(replica_batches, strategy, place), steps=None,
-        ends_unknown=False, steps_per_epoch=None, mode="indexed",
+        iterator=from_replica_batches(replica_batches, strategy, place),
+        steps=None,
+        ends_unknown=False,
+        steps_per_epoch=None,
+        mode="indexed",
         description=f"no data: the numbers of {data.batch_size} examples a step",
-    )  # fmt: skip
+    )
 
 
 def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epochs) -> Batches:
@@ -186,9 +216,12 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
 
     def replica_batches(first_replica: int, count: int):
         return data.replica_batches(
-            seed=seed, start=start, total=total,
-            replicas=range(first_replica, first_replica + count), num_replicas=place.num_replicas,
-        )  # fmt: skip
+            seed=seed,
+            start=start,
+            total=total,
+            replicas=range(first_replica, first_replica + count),
+            num_replicas=place.num_replicas,
+        )
 
     order = "shuffled" if data.shuffle else "in order"
     return Batches(
@@ -277,8 +310,13 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     def check(*batch):
         rows = num_rows(_one(batch))
         message = f"{TOO_MANY_ROWS} {global_batch_size}"
-        with tf.control_dependencies([tf.debugging.assert_less_equal(
-            tf.cast(rows, tf.int64), tf.constant(global_batch_size, tf.int64), message)]):  # fmt: skip
+        with tf.control_dependencies(
+            [
+                tf.debugging.assert_less_equal(
+                    tf.cast(rows, tf.int64), tf.constant(global_batch_size, tf.int64), message
+                )
+            ]
+        ):
             return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
 
     options = dataset.options()
@@ -296,9 +334,8 @@ def _check_batch_size(global_batch_size: int, place: Placement, whole: bool = Tr
 
 
 def check_dataset(
-    dataset: tf.data.Dataset, name: str, global_batch_size: int | None,
-    place: Placement | None = None,
-) -> None:  # fmt: skip
+    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, place: Placement | None = None
+) -> None:
     """Raises UsageError for what is no dataset of batches, or what the workers of `place` cannot share."""
     if place is not None:
         sharding.check(dataset, name, place)

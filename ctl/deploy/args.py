@@ -146,8 +146,10 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
             if split == len(words)
             else f"see `ctl deploy {parser.platform} --help`; options of the program go after `--`"
         )
-        raise UsageError(f"{quoted(unknown[0].partition('=')[0])} is not an option of `ctl deploy "
-                         f"{parser.platform}`; {cure}")  # fmt: skip
+        raise UsageError(
+            f"{quoted(unknown[0].partition('=')[0])} is not an option of `ctl deploy "
+            f"{parser.platform}`; {cure}"
+        )
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     return Asked(parser.platform, parsed, tuple(program), tuple(options))

@@ -28,8 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if name not in PLATFORMS:
         came = f"there is no platform {name!r}" if name else "no platform was given"
         known = ", ".join(PLATFORMS)
-        print(f"ctl deploy: {came}; expected one of: {known}. See `ctl deploy --help`.",
-              file=sys.stderr)  # fmt: skip
+        print(f"ctl deploy: {came}; expected one of: {known}. See `ctl deploy --help`.", file=sys.stderr)
         return EXIT_USAGE
     module, _ = PLATFORMS[name]
     return importlib.import_module(module).main(words[1:])

@@ -23,8 +23,9 @@ def strategy(asked: Asked, *, ps: int, workers: int, each: str, cure: str) -> li
     """
     name, found = asked.flag("strategy"), []
     if ps and name not in (None, "auto", "parameter_server"):
-        found.append(f"--ps={ps} came, but the program has --strategy={name}, which has no use for "
-                     "parameter servers")  # fmt: skip
+        found.append(
+            f"--ps={ps} came, but the program has --strategy={name}, which has no use for parameter servers"
+        )
     if not ps and name == "parameter_server":
         found.append(f"the program has --strategy=parameter_server, but there are none: {cure}")
     if workers > 1 and name in _ALONE:

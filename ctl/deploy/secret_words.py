@@ -10,9 +10,7 @@ from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 
 # a password in any URL; in those of the web also a name alone, since tokens are given as one
-_URL = re.compile(
-    r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@?#]+@", re.IGNORECASE
-)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@?#]+@", re.IGNORECASE)
 _VALUES = re.compile(
     r"-----BEGIN|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"
     r"|\bhf_\w{30}|\bya29\.\w|(?<![\w-])sk-(?=[\w-]*[0-9])[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
@@ -22,8 +20,7 @@ _VALUES = re.compile(
 _GIVEN = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w.-]*)=([^\s;&]+)")
 _CURES = {
     "kubernetes": "keep it in a Secret and write --env_from_secret=NAME=secret:key",
-    "vertex": "keep it in Secret Manager and let the program read it there, as the job's "
-    "--service_account",
+    "vertex": "keep it in Secret Manager and let the program read it there, as the job's --service_account",
     "docker": "give it when the container starts, from the platform's store of secrets",
     "slurm": "keep it in a file that only you can read, and give the program its path",
 }

@@ -42,46 +42,76 @@ def _work(argv: Sequence[str]) -> None:
     _check(options)
     advice = _advice(asked)
     text = script(asked, advice.fill_in)
-    output.deliver(
-        text, options.output, advice, force=options.force, default=f"{options.name}.sbatch"
-    )
+    output.deliver(text, options.output, advice, force=options.force, default=f"{options.name}.sbatch")
 
 
 def parser() -> args.Parser:
     """The options of `ctl deploy slurm`."""
     made = args.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
     size = made.add_argument_group("size")
+    size.add_argument("--nodes", type=args.whole(1, 10_000), default=1, help="machines (default: 1)")
     size.add_argument(
-        "--nodes", type=args.whole(1, 10_000), default=1, help="machines (default: 1)"
+        "--task_per",
+        choices=("node", "gpu"),
+        default="node",
+        help="one process for each machine, with all its GPUs, or for each GPU",
     )
-    size.add_argument("--task_per", choices=("node", "gpu"), default="node",
-                      help="one process for each machine, with all its GPUs, or for each GPU")  # fmt: skip
-    size.add_argument("--gpus_per_node", type=args.whole(0, 64), default=0, metavar="N",
-                      help="GPUs of each machine (default: 0)")  # fmt: skip
-    size.add_argument("--cpus_per_task", type=args.whole(1, 1024), metavar="N",
-                      help="CPUs of each task (default: Slurm's, one)")  # fmt: skip
+    size.add_argument(
+        "--gpus_per_node",
+        type=args.whole(0, 64),
+        default=0,
+        metavar="N",
+        help="GPUs of each machine (default: 0)",
+    )
+    size.add_argument(
+        "--cpus_per_task",
+        type=args.whole(1, 1024),
+        metavar="N",
+        help="CPUs of each task (default: Slurm's, one)",
+    )
     size.add_argument("--memory", metavar="SIZE", help="of each machine, such as 32G")
-    size.add_argument(
-        "--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)"
+    size.add_argument("--time", metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)")
+    _add_where(made.add_argument_group("where"))
+    failing = made.add_argument_group("when things go wrong")
+    failing.add_argument(
+        "--signal_secs",
+        type=args.whole(10, 3600),
+        default=120,
+        metavar="SECS",
+        help="before the time limit, to save and go back into the queue (default: 120)",
     )
-    where = made.add_argument_group("where")
+    failing.add_argument(
+        "--max_restarts",
+        type=args.whole(0, 100),
+        default=3,
+        metavar="N",
+        help="after a lost worker, within the job (default: 3)",
+    )
+    return made
+
+
+def _add_where(where: argparse._ArgumentGroup) -> None:
+    """The options that say in which queue and environment the job runs."""
     where.add_argument("--name", default="train", help="of the job (default: train)")
     where.add_argument("--partition", metavar="NAME", help="the queue (default: the cluster's)")
     where.add_argument("--account", metavar="NAME", help="who pays (default: yours)")
     where.add_argument("--constraint", metavar="FEATURE", help="a feature that machines must have")
-    where.add_argument("--module", action="append", default=[], metavar="NAME",
-                       help="`module load` it first; may come several times")  # fmt: skip
+    where.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="`module load` it first; may come several times",
+    )
     where.add_argument("--venv", metavar="DIR", help="a virtual environment to activate")
     where.add_argument("--image", metavar="FILE", help="an Apptainer image to run the program in")
-    where.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
-                       help="a variable, no secrets; may come several times")  # fmt: skip
-    failing = made.add_argument_group("when things go wrong")
-    failing.add_argument("--signal_secs", type=args.whole(10, 3600), default=120, metavar="SECS",
-                         help="before the time limit, to save and go back into the queue "
-                         "(default: 120)")  # fmt: skip
-    failing.add_argument("--max_restarts", type=args.whole(0, 100), default=3, metavar="N",
-                         help="after a lost worker, within the job (default: 3)")  # fmt: skip
-    return made
+    where.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable, no secrets; may come several times",
+    )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -89,24 +119,16 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("name", "partition", "account", "constraint"):
         given = getattr(options, name)
         if given is not None and not _WORD.fullmatch(given):
-            raise UsageError(
-                f"--{name}={quoted(given)} is no name; expected letters, digits, - and _"
-            )
+            raise UsageError(f"--{name}={quoted(given)} is no name; expected letters, digits, - and _")
     for given in options.module:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", given):
-            raise UsageError(
-                f"--module={quoted(given)} is no module; expected a name such as cuda/12.4"
-            )
+            raise UsageError(f"--module={quoted(given)} is no module; expected a name such as cuda/12.4")
     for name in ("venv", "image"):
         given = getattr(options, name)
         if given is not None and not _PATH.fullmatch(given):
-            raise UsageError(
-                f"--{name}={quoted(given)} is no path; expected one without spaces or quotes"
-            )
+            raise UsageError(f"--{name}={quoted(given)} is no path; expected one without spaces or quotes")
     if options.venv and options.image:
-        raise UsageError(
-            "--venv and --image came; expected one of them: the image has its own packages"
-        )
+        raise UsageError("--venv and --image came; expected one of them: the image has its own packages")
     if options.memory is not None and not _MEMORY.fullmatch(options.memory):
         raise UsageError(f"--memory={quoted(options.memory)} is no size; expected e.g. 32G")
     if options.task_per == "gpu" and not options.gpus_per_node:
@@ -125,9 +147,7 @@ def _secs(text: str | None) -> int | None:
         return None
     found = _TIME.fullmatch(text)
     if not found or int(found["m"]) > 59 or int(found["s"]) > 59:
-        raise UsageError(
-            f"--time={quoted(text)} is no time limit; expected e.g. 04:00:00 or 2-12:00:00"
-        )
+        raise UsageError(f"--time={quoted(text)} is no time limit; expected e.g. 04:00:00 or 2-12:00:00")
     days, hours = int(found["d"] or 0), int(found["h"])
     return ((days * 24 + hours) * 60 + int(found["m"])) * 60 + int(found["s"])
 
@@ -147,9 +167,10 @@ def _advice(asked: Asked) -> Advice:
     fill_in += [f"{path}, on a file system that every machine sees" for path in seen]
     fill_in += [f"{word} in the command line" for word in validators.blanks(asked.program)]
     return Advice(
-        fill_in=fill_in, warnings=warnings,
+        fill_in=fill_in,
+        warnings=warnings,
         commands=["sbatch {file}", "squeue --me", f"tail -f {options.name}-<job>.log"],
-    )  # fmt: skip
+    )
 
 
 def script(asked: Asked, fill_in: Sequence[str]) -> str:
@@ -157,34 +178,42 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
     options = asked.options
     tasks = options.gpus_per_node if options.task_per == "gpu" else 1
     directives = {
-        "job-name": options.name, "partition": options.partition, "account": options.account,
-        "constraint": options.constraint, "nodes": options.nodes, "ntasks-per-node": tasks,
+        "job-name": options.name,
+        "partition": options.partition,
+        "account": options.account,
+        "constraint": options.constraint,
+        "nodes": options.nodes,
+        "ntasks-per-node": tasks,
         "gpus-per-task": 1 if options.task_per == "gpu" else None,
         "gpus-per-node": (options.gpus_per_node or None) if options.task_per == "node" else None,
         "cpus-per-task": options.cpus_per_task,
-        "mem": options.memory, "time": options.time, "signal": f"B:USR1@{options.signal_secs}",
-        "requeue": "", "open-mode": "append", "output": "%x-%j.log",
-    }  # fmt: skip
-    lines = [
-        f"#SBATCH --{k}{f'={v}' if v != '' else ''}" for k, v in directives.items() if v is not None
-    ]
+        "mem": options.memory,
+        "time": options.time,
+        "signal": f"B:USR1@{options.signal_secs}",
+        "requeue": "",
+        "open-mode": "append",
+        "output": "%x-%j.log",
+    }
+    lines = [f"#SBATCH --{k}{f'={v}' if v != '' else ''}" for k, v in directives.items() if v is not None]
     program = list(asked.program)
     if options.image:
         gpu = ["--nv"] if options.gpus_per_node else []
         program = ["apptainer", "exec", *gpu, options.image, *program]
-    setup = [
-        f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env, PLATFORM).items()
-    ]
+    setup = [f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env, PLATFORM).items()]
     setup += [f"module load {name}" for name in options.module]
     setup += [f"source {options.venv}/bin/activate || exit {EXIT_USAGE}"] if options.venv else []
     return _BODY.format(
-        header=texts.header(asked.line(), fill_in).rstrip("\n"), directives="\n".join(lines),
-        setup="".join(f"{line}\n" for line in setup), program=shlex.join(program),
-        restarts=options.max_restarts, preempted=EXIT_PREEMPTED, stuck=STUCK_ATTEMPTS,
+        header=texts.header(asked.line(), fill_in).rstrip("\n"),
+        directives="\n".join(lines),
+        setup="".join(f"{line}\n" for line in setup),
+        program=shlex.join(program),
+        restarts=options.max_restarts,
+        preempted=EXIT_PREEMPTED,
+        stuck=STUCK_ATTEMPTS,
         checkpoints=shlex.quote(f"{local_model_dir(program) or '/nowhere'}/checkpoints"),
         for_good="|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
         cpus=f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
-    )  # fmt: skip
+    )
 
 
 _BODY = """\

@@ -10,8 +10,7 @@ import yaml
 Document = dict[str, Any]
 # Strings that some reader of YAML would take for a number, a date or a truth value
 _AMBIGUOUS = re.compile(
-    r"[-+]?\.?[0-9][0-9a-zA-Z_.:+-]*|[-+]?\.(inf|nan)|y|n|yes|no|on|off|true|false|null|~|",
-    re.IGNORECASE,
+    r"[-+]?\.?[0-9][0-9a-zA-Z_.:+-]*|[-+]?\.(inf|nan)|y|n|yes|no|on|off|true|false|null|~|", re.IGNORECASE
 )
 _WIDTH = 4096  # never wrapped: a word of a command stays on its line
 

@@ -24,9 +24,9 @@ _IMAGE = re.compile(
 _BUCKET = re.compile(rf"gs://(?:[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]|{_BLANK})(?:/[^\s?#]*)?")
 _SECS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # what tells one process from another; the same value in all would make them one
-WHO_AM_I = frozenset((
-    "TF_CONFIG", "CLUSTER_SPEC", "CTL_WORKERS", "CTL_TASK_INDEX", "CTL_EVALUATOR", "CTL_HVD_WORKER",
-))  # fmt: skip
+WHO_AM_I = frozenset(
+    ("TF_CONFIG", "CLUSTER_SPEC", "CTL_WORKERS", "CTL_TASK_INDEX", "CTL_EVALUATOR", "CTL_HVD_WORKER")
+)
 _MOST_VARIABLES = 100  # of Vertex AI's ContainerSpec; a manifest with more is no pleasure anywhere
 
 

@@ -15,10 +15,14 @@ from ctl.distribute.platforms.job import TRAINING_TYPES, Job
 
 # the first that has something to say decides
 _READERS = {
-    tf_config.NAME: tf_config.read, vertex.NAME: vertex.read, listed.NAME: listed.read,
-    "OMPI_COMM_WORLD_RANK": mpi.read, "SLURM_PROCID": slurm.read, "SM_HOSTS": sagemaker.read,
+    tf_config.NAME: tf_config.read,
+    vertex.NAME: vertex.read,
+    listed.NAME: listed.read,
+    "OMPI_COMM_WORLD_RANK": mpi.read,
+    "SLURM_PROCID": slurm.read,
+    "SM_HOSTS": sagemaker.read,
     listed.KUBERNETES_INDEX: listed.read_bare_index,
-}  # fmt: skip
+}
 VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
 
 
@@ -50,9 +54,7 @@ class Cluster:
     @property
     def worker_index(self) -> int:
         """This process's rank among those that train: the chief first, then workers in order."""
-        return self.task_index + (
-            len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
-        )
+        return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
 
     @property
     def is_chief(self) -> bool:

@@ -19,8 +19,19 @@ import tensorflow as tf
 from ctl.errors import UsageError
 
 _WAIT_SECS = 120.0  # for the others to come to their next collective
-_LIBRARIES = ("/ctl/", "/tensorflow/", "/keras/", "/tf_keras/", "/threading.py", "/contextlib.py",
-              "/functools.py", "/concurrent/", "<frozen", "/multiprocessing/", "/absl/")  # fmt: skip
+_LIBRARIES = (
+    "/ctl/",
+    "/tensorflow/",
+    "/keras/",
+    "/tf_keras/",
+    "/threading.py",
+    "/contextlib.py",
+    "/functools.py",
+    "/concurrent/",
+    "<frozen",
+    "/multiprocessing/",
+    "/absl/",
+)
 
 
 class CollectiveOrder:
@@ -55,8 +66,10 @@ class CollectiveOrder:
                 ) from None
             self._number += 1
             if any(what != mine for what, _ in everyone):
-                lines = [f"\n  worker {i}: {_described(what)} at {where}"
-                         for i, (what, where) in enumerate(everyone)]  # fmt: skip
+                lines = [
+                    f"\n  worker {i}: {_described(what)} at {where}"
+                    for i, (what, where) in enumerate(everyone)
+                ]
                 with contextlib.suppress(Exception):  # nobody leaves before the others have read
                     self._exchange(self._number, "[]")
                 raise UsageError(
@@ -109,9 +122,7 @@ def _through_service(num_workers: int, worker_index: int) -> Callable[[int, str]
         found = []
         for i in range(num_workers):
             try:
-                found.append(
-                    service.get_config_key_value(f"ctl/{number}/{i}", int(_WAIT_SECS * 1000))
-                )
+                found.append(service.get_config_key_value(f"ctl/{number}/{i}", int(_WAIT_SECS * 1000)))
             except tf.errors.DeadlineExceededError:
                 raise TimeoutError(i) from None
         if number > 1:

@@ -17,9 +17,7 @@ COMMUNICATIONS = ("auto", "ring", "nccl")
 def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     """What a MirroredStrategy over `devices` adds gradients up with; None for its own choice."""
     if word not in CROSS_DEVICE_OPS:
-        raise UsageError(
-            f"cross_device_ops is {word!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}."
-        )
+        raise UsageError(f"cross_device_ops is {word!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}.")
     if word == "nccl":
         _check_nccl("cross_device_ops", devices)
     made = {
@@ -64,9 +62,11 @@ def set_heartbeat(cluster: "Cluster", secs: float) -> None:
     ]
     service: Any = context.context()
     service.configure_coordination_service(
-        service_type="standalone", service_leader=f"/job:{leader}/replica:0/task:0",
-        coordinated_jobs=jobs, heartbeat_timeout_in_ms=int(secs * 1000),
-    )  # fmt: skip
+        service_type="standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        coordinated_jobs=jobs,
+        heartbeat_timeout_in_ms=int(secs * 1000),
+    )
 
 
 def _check_nccl(name: str, devices: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """What the workers of one job must have in common: versions, code, devices, flags.
 
-    facts.here(num_gpus=0, flags={"learning_rate": 0.1})
-    -> {"tensorflow": "2.21.0", "code of models.mnist": "a1b2…", "GPUs": 0, "--learning_rate": 0.1, …}
+facts.here(num_gpus=0, flags={"learning_rate": 0.1})
+-> {"tensorflow": "2.21.0", "code of models.mnist": "a1b2…", "GPUs": 0, "--learning_rate": 0.1, …}
 """
 
 import hashlib

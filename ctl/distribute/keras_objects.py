@@ -7,9 +7,7 @@ import tensorflow as tf
 
 def is_keras3(thing) -> bool:
     """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a person's own classes)."""
-    return any(
-        c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__
-    )
+    return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 
 def is_keras3_variable(thing: Any) -> bool:

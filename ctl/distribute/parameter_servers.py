@@ -101,9 +101,12 @@ def serve(cluster: Cluster) -> None:
     me, [chief] = f"{cluster.task_type} {cluster.task_index}", tasks["chief"]
     with log_filter.quiet():
         server = tf.distribute.Server(
-            tf.train.ClusterSpec(tasks), job_name=cluster.task_type,
-            task_index=cluster.task_index, protocol="grpc", start=True,
-        )  # fmt: skip
+            tf.train.ClusterSpec(tasks),
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+            start=True,
+        )
     _log.info("Serving as %s at %s for the chief at %s.", me, cluster.address, chief)
     watch(chief)
     _log.info("The chief at %s is gone: %s leaves.", chief, me)
@@ -111,9 +114,12 @@ def serve(cluster: Cluster) -> None:
 
 
 def watch(
-    chief: str, *, probe: Callable[[str], bool] | None = None,
-    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
-) -> None:  # fmt: skip
+    chief: str,
+    *,
+    probe: Callable[[str], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Returns when the chief at `chief` was up and then refused several connections in a row."""
     probe = probe or _answers
     started, seen, refusals, told = clock(), False, 0, False
@@ -128,9 +134,12 @@ def watch(
 
 
 def wait_for(
-    addresses: dict[str, str], *, probe: Callable[[str], bool] | None = None,
-    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
-) -> None:  # fmt: skip
+    addresses: dict[str, str],
+    *,
+    probe: Callable[[str], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Returns when every address (by task) accepts connections; names those that do not.
 
     TensorFlow would wait as well, but silently and deaf to Ctrl-C.
@@ -184,12 +193,9 @@ class Partition:
             found[match[1]] = int(match[2]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[3]]
         if len(found) > 1 and "fixed_shards" in found:
             raise UsageError(
-                f"variable_partitioner is {text!r}, but fixed_shards goes alone; expected "
-                f"{_PARTITIONERS}."
+                f"variable_partitioner is {text!r}, but fixed_shards goes alone; expected {_PARTITIONERS}."
             )
-        return Partition(
-            found.get("fixed_shards", 0), found.get("max_shards", 0), found.get("min_size", 0)
-        )
+        return Partition(found.get("fixed_shards", 0), found.get("max_shards", 0), found.get("min_size", 0))
 
     def partitioner(self, num_servers: int) -> Any:
         """TensorFlow's partitioner, or None."""

@@ -25,16 +25,32 @@ from ctl.distribute import own_port, parameter_servers, strategy_factories
 from ctl.errors import UsageError
 from ctl.io import log_filter
 
-WORDS = ("auto", "default", "one_device", "mirrored", "multi_worker", parameter_servers.WORD,
-         "central_storage", "tpu")  # fmt: skip
+WORDS = (
+    "auto",
+    "default",
+    "one_device",
+    "mirrored",
+    "multi_worker",
+    parameter_servers.WORD,
+    "central_storage",
+    "tpu",
+)
 
 
 def make(
-    word: str = "auto", *, devices: Sequence[str] = (), num_virtual_devices: int = 0,
-    cross_device_ops: str = "auto", communication: str = "auto", timeout_secs: float = 0.0,
-    heartbeat_secs: float = 0.0, tpu: str = "", variable_partitioner: str = "",
-    startup_timeout_secs: float | None = None, flags: Mapping[str, Any] | None = None,
-) -> tf.distribute.Strategy:  # fmt: skip
+    word: str = "auto",
+    *,
+    devices: Sequence[str] = (),
+    num_virtual_devices: int = 0,
+    cross_device_ops: str = "auto",
+    communication: str = "auto",
+    timeout_secs: float = 0.0,
+    heartbeat_secs: float = 0.0,
+    tpu: str = "",
+    variable_partitioner: str = "",
+    startup_timeout_secs: float | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> tf.distribute.Strategy:
     """The strategy for `word`; under several workers this waits for the others, by name.
 
     Args:
@@ -43,17 +59,15 @@ def make(
       num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
       cross_device_ops, communication: for mirrored: auto, nccl, hierarchical_copy or
         reduction_to_one_device; for multi_worker: auto, ring or nccl.
-      timeout_secs, heartbeat_secs: for multi_worker: of one collective, 0 for as long as the peers
-        live; of silence until a peer is given up, 0 for TensorFlow's choice.
+      timeout_secs: for multi_worker, of one collective; heartbeat_secs: of silence until a peer is lost.
       tpu: name or address of a TPU; empty for the one of this environment.
       variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
       startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
       flags: name -> value: what all workers must have been given alike.
 
-    A worker or a parameter server of "parameter_server" serves until the chief is gone, and then
-    raises SystemExit(0). An evaluator joins nobody: whatever the word, it gets its own devices.
-    Raises UsageError for an unknown word, what cannot go with the strategy, a bad TF_CONFIG or workers
-    that are not alike; PeerLostError for one that does not come.
+    A worker or a parameter server of "parameter_server" serves until the chief is gone, then raises
+    SystemExit(0). An evaluator gets its own devices. Raises UsageError for an unknown word, a bad TF_CONFIG
+    or workers that are not alike; PeerLostError for one that does not come.
     """
     _check_word(word)
     cluster, whole = cluster_lib.read(), cluster_lib.read(parameter_servers=True)
@@ -65,10 +79,14 @@ def make(
     if word == "auto":
         word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(cluster, devices)
     _check_fitting(
-        word, cross_device_ops=cross_device_ops, communication=communication, tpu=tpu,
-        timeout_secs=timeout_secs, heartbeat_secs=heartbeat_secs,
+        word,
+        cross_device_ops=cross_device_ops,
+        communication=communication,
+        tpu=tpu,
+        timeout_secs=timeout_secs,
+        heartbeat_secs=heartbeat_secs,
         variable_partitioner=variable_partitioner,
-    )  # fmt: skip
+    )
     if word == parameter_servers.WORD:
         parameter_servers.check(whole, devices)
         own_port.check(whole)
@@ -160,9 +178,13 @@ def _private() -> tf.distribute.Strategy:
 
 
 _BELONGS_TO = {
-    "cross_device_ops": "mirrored", "communication": "multi_worker", "timeout_secs": "multi_worker",
-    "heartbeat_secs": "multi_worker", "tpu": "tpu", "variable_partitioner": parameter_servers.WORD,
-}  # fmt: skip
+    "cross_device_ops": "mirrored",
+    "communication": "multi_worker",
+    "timeout_secs": "multi_worker",
+    "heartbeat_secs": "multi_worker",
+    "tpu": "tpu",
+    "variable_partitioner": parameter_servers.WORD,
+}
 
 
 def _check_fitting(word: str, **given: Any) -> None:

@@ -9,14 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.distribute import cluster as cluster_lib
-from ctl.distribute import (
-    communication,
-    connection,
-    devices,
-    job_fingerprint,
-    own_port,
-    startup_barrier,
-)
+from ctl.distribute import communication, connection, devices, job_fingerprint, own_port, startup_barrier
 from ctl.errors import UsageError
 from ctl.io import exit_hook
 from ctl.supervision import heartbeat, signals
@@ -73,10 +66,14 @@ _collective_keys = itertools.count(10_000_000, 10_000_000)
 
 
 def multi_worker(
-    cluster: cluster_lib.Cluster, names: Sequence[str], num_virtual_devices: int, how: Any,
-    heartbeat_secs: float, startup_timeout_secs: float | None = None,
+    cluster: cluster_lib.Cluster,
+    names: Sequence[str],
+    num_virtual_devices: int,
+    how: Any,
+    heartbeat_secs: float,
+    startup_timeout_secs: float | None = None,
     flags: Mapping[str, Any] | None = None,
-) -> tf.distribute.Strategy:  # fmt: skip
+) -> tf.distribute.Strategy:
     """All processes of the cluster, in step; waits for them. `how` are communication options.
 
     Raises PeerLostError if one has not come after `startup_timeout_secs`, UsageError if one was started

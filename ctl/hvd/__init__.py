@@ -3,13 +3,7 @@
 One process is one rank; start them with `ctlrun -np 2 python train.py`. See docs/horovod.md.
 """
 
-from ctl.hvd.advice import (
-    check_sharding,
-    checkpoint_dir,
-    scale_learning_rate,
-    scale_steps,
-    shard,
-)
+from ctl.hvd.advice import check_sharding, checkpoint_dir, scale_learning_rate, scale_steps, shard
 from ctl.hvd.built import (
     ccl_built,
     cuda_built,
@@ -74,13 +68,7 @@ from ctl.hvd.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from ctl.hvd.run_time import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
+from ctl.hvd.run_time import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from ctl.hvd.tapes import DistributedGradientTape, PartialDistributedGradientTape
 from ctl.hvd.variables import broadcast_, broadcast_variables
 

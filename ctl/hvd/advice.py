@@ -8,9 +8,11 @@ from ctl.errors import UsageError
 from ctl.hvd import process
 
 _TOO_EARLY = {
-    "ShuffleDataset": "shuffle()", "RepeatDataset": "repeat()", "BatchDataset": "batch()",
+    "ShuffleDataset": "shuffle()",
+    "RepeatDataset": "repeat()",
+    "BatchDataset": "batch()",
     "ParallelBatchDataset": "batch()",
-}  # fmt: skip
+}
 _FOLLOWS = {
     "shuffle()": "see some examples twice and others never.",
     "repeat()": "read all the data.",
@@ -80,9 +82,7 @@ def _wrong_share(dataset: Any) -> list[str]:
     count, index = (_number(dataset, name) for name in ("_num_shards", "_index"))
     cure = "Write hvd.shard(dataset), or dataset.shard(hvd.size(), hvd.rank())."
     if count is not None and count != process.size():
-        return [
-            f"the dataset was sharded into {count} parts, but there are {process.size()} ranks. {cure}"
-        ]
+        return [f"the dataset was sharded into {count} parts, but there are {process.size()} ranks. {cure}"]
     if index is not None and index != process.rank():
         local = " (that is its local rank)" if index == process.local_rank() else ""
         return [

@@ -53,10 +53,7 @@ class Aggregator:
         return tf.equal(self.counter, 0)
 
     def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        reduce: Callable[[list[Any]], list[Any]],
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         """Adds one pass; `reduce` of the sum if it is due, else the sum so far. None stays None."""
         for gradient in gradients:
@@ -86,9 +83,7 @@ class Aggregator:
             return [reduced[i] for i in present]
 
         result = tf.cond(
-            tf.equal(self.counter, self.passes),
-            hand_on,
-            lambda: [total.read_value() for total in sums],
+            tf.equal(self.counter, self.passes), hand_on, lambda: [total.read_value() for total in sums]
         )
         found: list[Any] = [None] * len(gradients)
         for i, value in zip(present, result, strict=True):

@@ -88,10 +88,19 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
     if call.joined:
         more = {"dtypes": [d for d, _ in call.joined], "shapes": [s for _, s in call.joined]}
     pending = engine.ask(
-        call.kind, call.name, ready, **more, process_set=number, op=call.op, prescale=call.prescale,
-        postscale=call.postscale, root=call.root, splits=splits, is_eager=call.is_eager,
+        call.kind,
+        call.name,
+        ready,
+        **more,
+        process_set=number,
+        op=call.op,
+        prescale=call.prescale,
+        postscale=call.postscale,
+        root=call.root,
+        splits=splits,
+        is_eager=call.is_eager,
         line=call.line,
-    )  # fmt: skip
+    )
     return Asked(call, pending, ranks, [array.shape for array in ready])
 
 
@@ -120,8 +129,7 @@ def result(asked: Asked) -> list[np.ndarray]:
     else:
         return []
     found = [
-        a.reshape((count, *shape[1:]))
-        for a, count, shape in zip(flat, rows, asked.shapes, strict=True)
+        a.reshape((count, *shape[1:])) for a, count, shape in zip(flat, rows, asked.shapes, strict=True)
     ]
     return found if call.kind == "reducescatter" else [*found, by_rank]
 
@@ -214,9 +222,7 @@ def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         sizes.append([tensors[i].shape.num_elements() for i in chosen])
     said = [(tensors[i].dtype.name, tuple(tensors[i].shape.as_list())) for i in order]
     totals = _in_graph(replace(call, joined=said), joined)
-    parts = [
-        part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)
-    ]
+    parts = [part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)]
     found: list[Any] = [None] * len(tensors)
     for i, part in zip(order, parts, strict=True):
         found[i] = tf.reshape(part, tensors[i].shape)

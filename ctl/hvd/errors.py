@@ -3,8 +3,13 @@
 from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import CtlError, UsageError
 
-__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt",
-           "RefusedError", "UsageError"]  # fmt: skip
+__all__ = [
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "RefusedError",
+    "UsageError",
+]
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -20,9 +20,7 @@ def install() -> None:
     import keras
 
     optimizer: Any = keras.optimizers.Optimizer
-    base = next(
-        (c for c in optimizer.__mro__ if isinstance(vars(c).get("variables"), property)), None
-    )
+    base = next((c for c in optimizer.__mro__ if isinstance(vars(c).get("variables"), property)), None)
     if base is None or hasattr(optimizer, "lr"):
         return
     read = base.variables.fget

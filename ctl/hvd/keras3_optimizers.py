@@ -76,9 +76,7 @@ class Keras3(Distributed):
         """Exchanges and applies; collective. With several passes per step, in the last one only."""
         if len(grads) == 0:
             return
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(variables)
         base: Any = super()
         apply = base.apply

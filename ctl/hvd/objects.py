@@ -14,9 +14,14 @@ _PACKED = b"J"
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
-    process_set: ProcessSet = global_process_set, *, allow_pickle: bool = False,
-) -> Any:  # fmt: skip
+    obj: Any = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    allow_pickle: bool = False,
+) -> Any:
     """The object of `root_rank`, on every rank; the root gets its own back.
 
     Objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
@@ -34,20 +39,24 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None,
-    process_set: ProcessSet = global_process_set, *, allow_pickle: bool = False,
-) -> list[Any]:  # fmt: skip
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    allow_pickle: bool = False,
+) -> list[Any]:
     """The objects of all ranks, in order; see `broadcast_object` for what an object may be."""
-    parts = _gathered(
-        _packed(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set
-    )
+    parts = _gathered(_packed(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set)
     return [_read(part, allow_pickle) for part in parts]
 
 
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:  # fmt: skip
+) -> Any:
     """A function of an object that does `broadcast_object`."""
 
     def broadcast(obj: Any) -> Any:

@@ -1,11 +1,10 @@
 """Collectives on tensors, as Horovod's users write them.
 
-All are eager, or nodes of a `tf.function` or of a graph; all have gradients. Unless said otherwise:
-`name` pairs the calls of different ranks (without one: their kind, and the order they come in);
-`process_set` are the ranks that take part; `device_dense`, `device_sparse` are accepted and mean
-nothing, numbers travel from the host's memory. Errors, on every rank: tf.errors.FailedPreconditionError
-for calls that do not match, InvalidArgumentError for splits, HorovodInternalError for a lost rank,
-ValueError before `init()`.
+All are eager, or nodes of a `tf.function` or of a graph; all have gradients. `name` pairs the calls of
+different ranks (without one: their kind and order); `process_set` are the ranks that take part;
+`device_dense`, `device_sparse` are ignored. Errors, on every rank: tf.errors.FailedPreconditionError for
+calls that do not match, InvalidArgumentError for splits, HorovodInternalError for a lost rank, ValueError
+before `init()`.
 """
 
 from collections.abc import Sequence
@@ -54,31 +53,55 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 @_plain
 def allreduce(
-    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, name: str | None = None,
-    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
-) -> Any:  # fmt: skip
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
     """A tensor of the same shape, reduced elementwise over ranks: `op`, by default Average.
 
     `prescale_factor` multiplies before, `postscale_factor` after; integers are averaged and scaled
     towards zero. `tf.IndexedSlices` are gathered instead: Sum and Average only, without scales.
     """
     found = grouped_allreduce(
-        [tensor], average, device_dense, device_sparse, compression, op, prescale_factor,
-        postscale_factor, process_set, ignore_name_scope, name, _what="HorovodAllreduce",
-    )  # fmt: skip
+        [tensor],
+        average,
+        device_dense,
+        device_sparse,
+        compression,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        ignore_name_scope,
+        name,
+        _what="HorovodAllreduce",
+    )
     return found[0]
 
 
 @_plain
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
-    device_sparse: str = "", compression: Any = Compression.none, op: int | None = None,
-    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
-    name: str | None = None, _what: str = "HorovodGroupedAllreduce",
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+    _what: str = "HorovodGroupedAllreduce",
+) -> list[Any]:
     """`allreduce` of several tensors, of any types and shapes, that travel together."""
     op = handle_average_backwards_compatibility(op, average)
     if not len(tensors):
@@ -96,9 +119,14 @@ def grouped_allreduce(
         default = _named(_what, given)
         packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
         call = Call(
-            "allreduce", "", process_set, op, prescale_factor, postscale_factor,
+            "allreduce",
+            "",
+            process_set,
+            op,
+            prescale_factor,
+            postscale_factor,
             ignores_scope=ignore_name_scope,
-        )  # fmt: skip
+        )
         reduced = _allreduced(call, packed, name, default)
         for i, tensor, context in zip(dense, reduced, contexts, strict=True):
             found[i] = compression.decompress(tensor, context)
@@ -148,18 +176,22 @@ def _allreduced(call: Call, tensors, name, default) -> list[Any]:
 
 @_plain
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:  # fmt: skip
+) -> tf.Tensor:
     """`[n, ...]` of each rank -> `[sum of n, ...]`, in order of rank; n may differ, and be 0."""
     return _allgathered([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
 
 
 @_plain
 def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Tensor]:  # fmt: skip
+) -> list[tf.Tensor]:
     """`allgather` of several tensors that travel together."""
     if not len(tensors):
         return list(tensors)
@@ -177,9 +209,7 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
     def backward(found, *gradients):
         *_, rows = found
         means = [
-            allreduce(
-                g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}")
-            )
+            allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
             for i, g in enumerate(gradients[:-1])
         ]
         return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
@@ -195,9 +225,12 @@ def _own_rows(tensor, rows, process_set):
 
 @_plain
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:  # fmt: skip
+) -> tf.Tensor:
     """The tensor of `root_rank`, a rank among all, on every rank."""
     given = _tensor(tensor)
     default = _named("HorovodBroadcast", [given])
@@ -207,9 +240,7 @@ def broadcast(
         return collective_ops.outputs(call, [inner], name, default)
 
     def backward(_, gradient):
-        mean = allreduce(
-            gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad")
-        )
+        mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
     return collective_ops.differentiable(forward, backward, [given])[0]
@@ -217,9 +248,12 @@ def broadcast(
 
 @_plain
 def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:  # fmt: skip
+) -> Any:
     """Rows of `tensor` go to the ranks in order; what all sent here comes back, in order of rank.
 
     Args:
@@ -235,17 +269,13 @@ def alltoall(
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
         given.append(tf.cast(counts, tf.int32))
-    call = Call(
-        "alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope
-    )
+    call = Call("alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope)
 
     def forward(*inner):
         return collective_ops.outputs(call, inner, name, default)
 
     def backward(found, gradient, _):
-        back, _ = alltoall(
-            gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad")
-        )
+        back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [back] if splits is None else [back, None]
 
     received, rows = collective_ops.differentiable(forward, backward, given)
@@ -254,24 +284,44 @@ def alltoall(
 
 @_plain
 def reducescatter(
-    tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
-    name: str | None = None, process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> tf.Tensor:  # fmt: skip
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
     """`[n, ...]`, reduced over ranks -> this rank's share of the rows; the first ones get more."""
     return grouped_reducescatter(
-        [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor,
-        name, ignore_name_scope, _what="HorovodReducescatter",
-    )[0]  # fmt: skip
+        [tensor],
+        device_dense,
+        compression,
+        op,
+        process_set,
+        prescale_factor,
+        postscale_factor,
+        name,
+        ignore_name_scope,
+        _what="HorovodReducescatter",
+    )[0]
 
 
 @_plain
 def grouped_reducescatter(
-    tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none,
-    op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, name: str | None = None, ignore_name_scope: bool = False,
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
     _what: str = "HorovodGroupedReducescatter",
-) -> list[tf.Tensor]:  # fmt: skip
+) -> list[tf.Tensor]:
     """`reducescatter` of several tensors that travel together."""
     op = checked(op)
     if not len(tensors):
@@ -279,9 +329,14 @@ def grouped_reducescatter(
     given = [_tensor(t) for t in tensors]
     default = _named(_what, given)
     call = Call(
-        "reducescatter", "", process_set, op, prescale_factor, postscale_factor,
+        "reducescatter",
+        "",
+        process_set,
+        op,
+        prescale_factor,
+        postscale_factor,
         ignores_scope=ignore_name_scope,
-    )  # fmt: skip
+    )
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
     def forward(*inner):
@@ -291,14 +346,9 @@ def grouped_reducescatter(
         factor = prescale_factor * postscale_factor
         if op == Sum:
             factor = factor * len(ranks_of(process_set)[1])
-        return [
-            allgather(
-                g * tf.cast(factor, g.dtype),
-                process_set=process_set,
-                name=_graph_name(f"{default}_grad{i}"),
-            )
-            for i, g in enumerate(gradients)
-        ]
+        names = [_graph_name(f"{default}_grad{i}") for i in range(len(gradients))]
+        scaled = [g * tf.cast(factor, g.dtype) for g in gradients]
+        return [allgather(g, process_set=process_set, name=n) for g, n in zip(scaled, names, strict=True)]
 
     found = collective_ops.differentiable(forward, backward, packed)
     return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
@@ -326,9 +376,7 @@ def join(device: int = -1) -> int:
 
 def _tensor(given: Any) -> tf.Tensor:
     if isinstance(given, tf.IndexedSlices):
-        raise NotImplementedError(
-            "tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor)."
-        )
+        raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
     tensor = tf.convert_to_tensor(given)
     if tensor.dtype in (tf.string, tf.resource, tf.variant):
         raise TypeError(

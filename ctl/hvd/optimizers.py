@@ -20,13 +20,22 @@ from ctl.hvd.tf_keras_optimizers import TfKeras
 
 
 def DistributedOptimizer(
-    optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
-    device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1, op: int = ops.Average,
-    gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """An optimizer that applies what the gradients of all ranks are together.
 
     Args:

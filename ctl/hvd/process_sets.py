@@ -64,9 +64,7 @@ class ProcessSet:
         return ranks.index(_engine.place.rank)
 
     def __str__(self) -> str:
-        return (
-            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
-        )
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
     __repr__ = __str__
 
@@ -113,9 +111,7 @@ def add_static(process_sets: Any) -> None:
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
     twice = [one.ranks for i, one in enumerate(sets) if one.ranks in [s.ranks for s in sets[:i]]]
     if twice:
-        raise ValueError(
-            f"init() got two process sets of the ranks {twice[0]}; expected different sets."
-        )
+        raise ValueError(f"init() got two process sets of the ranks {twice[0]}; expected different sets.")
     for given in sets:
         ranks = tuple(given.ranks or ())
         number = next((number for number, known in _known.items() if known == ranks), None)

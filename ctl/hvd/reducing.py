@@ -195,9 +195,7 @@ def has_peers(process_set: ProcessSet) -> bool:
     return bool(process_set.included()) and (process_set.size() or 0) > 1
 
 
-def _fused(
-    gradients: Sequence[Gradient], shared: Sequence[int], most_bytes: int | None
-) -> list[list[int]]:
+def _fused(gradients: Sequence[Gradient], shared: Sequence[int], most_bytes: int | None) -> list[list[int]]:
     """Gradients of one type, dense or sparse, together as long as they fit."""
     buckets: list[list[int]] = []
     open_: dict[Any, tuple[list[int], int]] = {}

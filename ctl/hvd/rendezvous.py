@@ -226,14 +226,10 @@ def _call() -> JsonLines:
     until_secs = time.monotonic() + _REACH_SECS
     while True:
         try:
-            connection = authenticated_channel.connect(
-                (host, int(port)), endpoint, {"worker": int(worker)}
-            )
+            connection = authenticated_channel.connect((host, int(port)), endpoint, {"worker": int(worker)})
             return JsonLines(connection)
         except OSError as e:  # a crowd of others may have kept it from answering in time
             is_gone = isinstance(e, ConnectionRefusedError)
             if is_gone or time.monotonic() > until_secs:
-                raise PeerLostError(
-                    f"the launcher at {host}:{port} cannot be reached: {e}"
-                ) from None
+                raise PeerLostError(f"the launcher at {host}:{port} cannot be reached: {e}") from None
         time.sleep(_RETRY_SECS)

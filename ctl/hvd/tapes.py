@@ -30,24 +30,23 @@ class Exchanging:
 
     @_plain
     def gradient(
-        self, target, sources, output_gradients=None, use_generic_names=False,
+        self,
+        target,
+        sources,
+        output_gradients=None,
+        use_generic_names=False,
         unconnected_gradients=tf.UnconnectedGradients.NONE,
-    ):  # fmt: skip
+    ):
         """Gradients of `target` by `sources`, in the structure of `sources`; collective.
 
         `use_generic_names` leaves the tape's own name out of the exchanges' names: for ranks whose
         programs differ.
         """
         found = super().gradient(  # type: ignore[misc]
-            target,
-            sources,
-            output_gradients=output_gradients,
-            unconnected_gradients=unconnected_gradients,
+            target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
         )
         flat = tf.nest.flatten(sources)
-        reduced = self._hvd_reduction(
-            tf.nest.flatten(found), flat, self._hvd_local, use_generic_names
-        )
+        reduced = self._hvd_reduction(tf.nest.flatten(found), flat, self._hvd_local, use_generic_names)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     @_plain
@@ -62,11 +61,18 @@ class Exchanging:
 
 
 def DistributedGradientTape(
-    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = ops.Average,
-    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None,
-    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
     """The tape with another `gradient`; it goes on with what `gradtape` has recorded.
 
     Arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
@@ -93,18 +99,34 @@ def DistributedGradientTape(
 
 
 def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = ops.Average,
-    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None,
-    process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """`DistributedGradientTape` whose `local_layers`, a layer or several, are this rank's own."""
     local = variables_of(local_layers)
     made = DistributedGradientTape(
-        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
-        gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
-    )  # fmt: skip
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
     for variable in local:
         made.register_local_source(variable)
     return made

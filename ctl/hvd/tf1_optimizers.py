@@ -18,13 +18,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
       options: the reduction, passes per step, and whether their sum becomes their mean.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        name: str,
-        use_locking: bool,
-        options: tuple[Reduction, int, bool],
-    ):
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, options: tuple[Reduction, int, bool]):
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
         reduction, passes, averages = options

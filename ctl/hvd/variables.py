@@ -13,9 +13,11 @@ _plain = tf.autograph.experimental.do_not_convert
 
 @_plain
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Gives every rank the values that `variables` have on `root_rank`; all at once.
 
     Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
@@ -35,9 +37,11 @@ def broadcast_variables(
 
 @_plain
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None,
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Tensor]:  # fmt: skip
+) -> list[tf.Tensor]:
     """As `broadcast_variables`; returns the new values as tensors."""
     chosen = list(variables)
     values = _broadcast(chosen, root_rank, name, process_set) if chosen else []

@@ -105,9 +105,11 @@ def tuned(connection: socket.socket) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
-        "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4,
+        "TCP_KEEPIDLE": 10,
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 4,
         "TCP_USER_TIMEOUT": int(1000 * PEER_TIMEOUT_SECS),
-    }  # fmt: skip
+    }
     for name, value in options.items():
         if hasattr(socket, name):
             with contextlib.suppress(OSError):
@@ -125,9 +127,7 @@ class Listener:
       refused: connections that were closed without a proof; last_refused: the address of the newest.
     """
 
-    def __init__(
-        self, server: socket.socket, endpoint: Endpoint, judge: Judge = lambda claim: None
-    ):
+    def __init__(self, server: socket.socket, endpoint: Endpoint, judge: Judge = lambda claim: None):
         """Takes a listening socket over.
 
         Args:
@@ -298,9 +298,8 @@ class _Stranger:
 
 
 def connect(
-    address: tuple[str, int], endpoint: Endpoint, claim: Mapping[str, Any],
-    timeout_secs: float = PROOF_SECS,
-) -> socket.socket:  # fmt: skip
+    address: tuple[str, int], endpoint: Endpoint, claim: Mapping[str, Any], timeout_secs: float = PROOF_SECS
+) -> socket.socket:
     """A blocking socket to the listener of `endpoint`, both sides authenticated.
 
     Args:
@@ -319,17 +318,13 @@ def connect(
         return tuned(connection)
     except TimeoutError:
         connection.close()
-        raise UnprovenError(
-            f"it did not prove within {timeout_secs:g} s that it is of this job"
-        ) from None
+        raise UnprovenError(f"it did not prove within {timeout_secs:g} s that it is of this job") from None
     except BaseException:
         connection.close()
         raise
 
 
-def _introduce(
-    connection: socket.socket, endpoint: Endpoint, claim: bytes, until_secs: float
-) -> None:
+def _introduce(connection: socket.socket, endpoint: Endpoint, claim: bytes, until_secs: float) -> None:
     first = _exactly(connection, _FIRST_BYTES, until_secs, _MAGIC)
     nonces = first[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
     proof = endpoint.proof("caller", *nonces, claim)
@@ -348,9 +343,7 @@ def _introduce(
         raise RefusedError(str(said["refused"]), again=said.get("again") is True)
 
 
-def _exactly(
-    connection: socket.socket, count: int, until_secs: float, begins: bytes = b""
-) -> bytes:
+def _exactly(connection: socket.socket, count: int, until_secs: float, begins: bytes = b"") -> bytes:
     """So many bytes, no more; UnprovenError as soon as they do not begin as they should."""
     came = b""
     while len(came) < count:

@@ -182,10 +182,8 @@ def _loaded(module: str, name: str) -> tuple[type, ...]:
 _CLOSED: tuple[Callable[[], tuple[type, ...]], ...] = (
     lambda: (io.TextIOWrapper,),
     lambda: (*_loaded("tarfile", "TarFile"), *_loaded("zipfile", "ZipFile")),
-    lambda: (
-        *_loaded("gzip", "GzipFile"), *_loaded("bz2", "BZ2File"), *_loaded("lzma", "LZMAFile"),
-    ),
-)  # fmt: skip
+    lambda: (*_loaded("gzip", "GzipFile"), *_loaded("bz2", "BZ2File"), *_loaded("lzma", "LZMAFile")),
+)
 
 
 def _flush_standard() -> None:

@@ -361,9 +361,11 @@ def _os_errors(where: AnyPath) -> Iterator[None]:
     import tensorflow as tf
 
     numbers = {
-        tf.errors.NotFoundError: errno.ENOENT, tf.errors.ResourceExhaustedError: errno.ENOSPC,
-        tf.errors.PermissionDeniedError: errno.EACCES, tf.errors.AlreadyExistsError: errno.EEXIST,
-    }  # fmt: skip
+        tf.errors.NotFoundError: errno.ENOENT,
+        tf.errors.ResourceExhaustedError: errno.ENOSPC,
+        tf.errors.PermissionDeniedError: errno.EACCES,
+        tf.errors.AlreadyExistsError: errno.EEXIST,
+    }
     try:
         yield
     except tf.errors.OpError as e:

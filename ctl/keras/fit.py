@@ -68,26 +68,38 @@ class History:
 
 
 def fit(
-    model: Any, x: Any = None, y: Any = None, *, batch_size: int | None = None, epochs: int = 1,
-    verbose: Any = "auto", callbacks: Any = None, validation_split: float = 0.0,
-    validation_data: Any = None, shuffle: bool = True,
-    class_weight: Mapping[int, float] | None = None, sample_weight: Any = None,
-    initial_epoch: int = 0, steps_per_epoch: int | None = None, validation_steps: int | None = None,
-    validation_freq: int = 1, model_dir: str | None = None,
-    checkpoints: CheckpointManager | None = None, writers: Sequence[MetricWriter] | None = None,
-    seed: int = 0, **parts: Any,
-) -> History:  # fmt: skip
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_freq: int = 1,
+    model_dir: str | None = None,
+    checkpoints: CheckpointManager | None = None,
+    writers: Sequence[MetricWriter] | None = None,
+    seed: int = 0,
+    **parts: Any,
+) -> History:
     """Trains a compiled Keras 3 model; every worker calls it with the same arguments.
 
-    The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches,
-    and `batch_size` (32 for arrays) is the global one. Arrays are shuffled anew every epoch, in an
-    order that a resumed run goes on with.
+    The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches, and
+    `batch_size` (32 for arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
 
     Args:
       model: compiled, and made inside the scope of the strategy it is to train under.
       callbacks: refused, with the name of what to write instead.
-      model_dir: where the run lives: checkpoints, logs for TensorBoard, metrics.jsonl. Given again,
-        the run resumes. None keeps nothing on disk.
+      model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints: where states go; by default `model_dir/checkpoints`, saved once an epoch.
       writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       parts: `early_stopping`, `plateau`, `save_best`: see `ctl.EarlyStopping`, `ctl.ReduceOnPlateau`
@@ -103,12 +115,17 @@ def fit(
     history = History(model, {"verbose": verbose, "epochs": epochs, "steps": steps})
     history.starts(steps, initial_epoch, _whole("validation_freq", validation_freq))
     trainer = KerasTrainer(
-        model, train=_endless(train, batch_size, shuffle), seed=seed,
-        validation=_validation(data, batch_size, validation_steps), class_weight=class_weight,
-        model_dir=model_dir, global_batch_size=batch_size, checkpoints=checkpoints,
+        model,
+        train=_endless(train, batch_size, shuffle),
+        seed=seed,
+        validation=_validation(data, batch_size, validation_steps),
+        class_weight=class_weight,
+        model_dir=model_dir,
+        global_batch_size=batch_size,
+        checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, parts),
         writers=[*_writers(writers, verbose, model_dir), history],
-    )  # fmt: skip
+    )
     return _trained(trainer, history, parts, steps * max(0, epochs - initial_epoch))
 
 
@@ -118,10 +135,11 @@ def _intervals(model: Any, steps: int, evaluate_every: int, parts: dict) -> Inte
     if unknown:
         raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}")
     return Intervals(
-        steps_per_loop=_steps_per_loop(model), log=Every(steps=steps),
+        steps_per_loop=_steps_per_loop(model),
+        log=Every(steps=steps),
         save=Every(steps=parts.pop("save_every_steps", steps)),
         evaluate=Every(steps=steps * evaluate_every),
-    )  # fmt: skip
+    )
 
 
 def _trained(trainer: KerasTrainer, history: History, parts: Mapping, steps: int) -> History:
@@ -135,9 +153,14 @@ def _trained(trainer: KerasTrainer, history: History, parts: Mapping, steps: int
 
 
 def evaluate(
-    model: Any, x: Any = None, y: Any = None, *, batch_size: int | None = None,
-    sample_weight: Any = None, steps: int | None = None,
-) -> dict[str, float]:  # fmt: skip
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    sample_weight: Any = None,
+    steps: int | None = None,
+) -> dict[str, float]:
     """The loss and metrics of a compiled Keras 3 model; every example counts once on all workers.
 
     The arguments are those of `Model.evaluate(..., return_dict=True)`.

@@ -31,9 +31,14 @@ class KerasTrainer(Trainer):
     """
 
     def __init__(
-        self, model: Any, *, train: Any, validation: Any = None,
-        class_weight: Mapping[int, float] | None = None, **options: Any,
-    ):  # fmt: skip
+        self,
+        model: Any,
+        *,
+        train: Any,
+        validation: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        **options: Any,
+    ):
         """Keeps and checks.
 
         Args:
@@ -205,9 +210,7 @@ def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
     """A batch as (x, y, weight), weights of classes included; what is missing is None."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     if not 1 <= len(parts) <= 3:
-        raise UsageError(
-            f"a batch has {len(parts)} parts; expected (x, y) or (x, y, sample_weight)."
-        )
+        raise UsageError(f"a batch has {len(parts)} parts; expected (x, y) or (x, y, sample_weight).")
     x, y, weight = (*parts, None, None)[:3]
     if weight_of is not None and y is not None:
         if weight is not None:
@@ -219,9 +222,7 @@ def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
 def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
     """label -> weight as a function of a batch of labels `[b]`, `[b, 1]` or one-hot `[b, n]`."""
     if not all(float(k) == int(k) and int(k) >= 0 for k in weights) or not weights:
-        raise UsageError(
-            f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0."
-        )
+        raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
     table = [float(weights.get(label, 1.0)) for label in range(int(max(weights)) + 1)]
 
     def weight_of(labels):

@@ -62,9 +62,7 @@ def rate_words(values: Mapping[str, float]) -> list[str]:
 
 def setting_words(values: Mapping[str, float]) -> list[str]:
     """`lr 0.001`, `grad 1.32`."""
-    return [
-        f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values
-    ]
+    return [f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values]
 
 
 def header(started: Started) -> Group:

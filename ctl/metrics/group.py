@@ -35,5 +35,7 @@ class WriterGroup:
                     self._writers.remove(writer)
                     _log.warning(
                         "%s failed and is left out from now on: %s: %s",
-                        type(writer).__name__, type(e).__name__, e,
-                    )  # fmt: skip
+                        type(writer).__name__,
+                        type(e).__name__,
+                        e,
+                    )

@@ -27,9 +27,8 @@ class HypertuneWriter:
     """
 
     def __init__(
-        self, metric: str, environ: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.time,
-    ):  # fmt: skip
+        self, metric: str, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
+    ):
         self.metric = metric
         self._path = Path(environ.get(FILE) or _DEFAULT)
         self._trial = environ.get(TRIAL) or "0"
@@ -40,11 +39,17 @@ class HypertuneWriter:
         """Writes the newest lines; numbers of the training are left out."""
         if run != "eval":
             return
-        self._lines.append(json.dumps({
-            "timestamp": self._clock(), "trial": self._trial,
-            self.metric: str(float(values[self.metric])),
-            "global_step": str(int(step)), "checkpoint_path": "",
-        }))  # fmt: skip
+        self._lines.append(
+            json.dumps(
+                {
+                    "timestamp": self._clock(),
+                    "trial": self._trial,
+                    self.metric: str(float(values[self.metric])),
+                    "global_step": str(int(step)),
+                    "checkpoint_path": "",
+                }
+            )
+        )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
 

@@ -32,9 +32,7 @@ class JsonlWriter:
     file can never be written there.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
         self._clock = clock
         self._file: IO[bytes] | None = None
@@ -78,15 +76,20 @@ class JsonlWriter:
                 raise
             self._close()
             if last:
-                _log.warning("%s: %d lines are lost; the disk still refuses.", self._path,
-                             self._lost + len(self._waiting))  # fmt: skip
+                _log.warning(
+                    "%s: %d lines are lost; the disk still refuses.",
+                    self._path,
+                    self._lost + len(self._waiting),
+                )
                 self._waiting.clear()
             elif not self._in_trouble:
                 self._in_trouble = True
                 _log.warning(
                     "%s cannot be written for now (%s); up to %d lines wait, and are tried again.",
-                    self._path, e.strerror or e, MOST_WAITING,
-                )  # fmt: skip
+                    self._path,
+                    e.strerror or e,
+                    MOST_WAITING,
+                )
             return
         if self._in_trouble:
             self._in_trouble = False

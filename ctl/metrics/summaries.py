@@ -18,9 +18,7 @@ MODEL_TAG = "model"
 _MOST_PARAMETER_ROWS = 200
 _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
-_IMAGE = image_metadata.create_summary_metadata(
-    display_name=None, description=None
-)
+_IMAGE = image_metadata.create_summary_metadata(display_name=None, description=None)
 _TEXT = text_metadata.create_summary_metadata(display_name=None, description=None)
 
 
@@ -28,9 +26,7 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
     """What `tf.summary.scalar` would write, for all tags in one event; values become float32."""
     summary = summary_pb2.Summary()
     for tag, value in values.items():
-        tensor = tensor_pb2.TensorProto(
-            dtype=types_pb2.DT_FLOAT, tensor_shape=_RANK_0, float_val=[value]
-        )
+        tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_shape=_RANK_0, float_val=[value])
         summary.value.add(tag=tag, metadata=_SCALAR, tensor=tensor)
     return summary
 
@@ -49,9 +45,10 @@ def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
     """What `tf.summary.image` would write for one picture."""
     shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
     tensor = tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_STRING, tensor_shape=shape,
+        dtype=types_pb2.DT_STRING,
+        tensor_shape=shape,
         string_val=[str(width).encode(), str(height).encode(), png],
-    )  # fmt: skip
+    )
     summary = summary_pb2.Summary()
     summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
     return summary
@@ -69,8 +66,7 @@ def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
         else:
             entry.string_value = str(value)
     return _hparams_summary(
-        hparams_metadata.SESSION_START_INFO_TAG,
-        plugin_data_pb2.HParamsPluginData(session_start_info=info),
+        hparams_metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=info)
     )
 
 
@@ -79,17 +75,14 @@ def session_end_summary(succeeded: bool, end_secs: float) -> Any:
     status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
     info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=end_secs)
     return _hparams_summary(
-        hparams_metadata.SESSION_END_INFO_TAG,
-        plugin_data_pb2.HParamsPluginData(session_end_info=info),
+        hparams_metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=info)
     )
 
 
 def is_card_or_session(event: Any) -> bool:
     """True for what every attempt writes anew: the text cards and the session."""
     tags = [value.tag for value in event.summary.value]
-    return any(
-        tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/") for tag in tags
-    )
+    return any(tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/") for tag in tags)
 
 
 def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:
@@ -132,6 +125,4 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 def _literal(text: str) -> str:
     """The text with everything that Markdown or HTML could read as its own turned into entities."""
     shown = " ".join(text.split())
-    return "".join(
-        c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in shown
-    )
+    return "".join(c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in shown)

@@ -167,15 +167,19 @@ class TensorBoardWriter:
                 _log.warning(
                     "TensorBoard logs in %s cannot be written for now (%s: %s); up to %d entries wait, "
                     "and are tried again.",
-                    self._logs_dir, type(error).__name__, error, self._queue_size,
-                )  # fmt: skip
+                    self._logs_dir,
+                    type(error).__name__,
+                    error,
+                    self._queue_size,
+                )
             return False
         if flush and self._in_trouble:
             self._in_trouble = False
             _log.warning(
                 "TensorBoard logs in %s are written again; %d entries were dropped.",
-                self._logs_dir, self._lost,
-            )  # fmt: skip
+                self._logs_dir,
+                self._lost,
+            )
             self._lost = 0
         return True
 
@@ -186,8 +190,9 @@ class TensorBoardWriter:
             if time.monotonic() >= until:
                 _log.warning(
                     "TensorBoard logs in %s: %d entries are lost; the disk still refuses.",
-                    self._logs_dir, self._lost + len(waiting) or 1,
-                )  # fmt: skip
+                    self._logs_dir,
+                    self._lost + len(waiting) or 1,
+                )
                 self._lost = 0
                 return
             time.sleep(min(_RETRY_SECS, self._close_timeout_secs / 10))

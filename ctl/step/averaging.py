@@ -91,9 +91,7 @@ class Totals:
         self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
-    def pack(
-        self, scores: Mapping[str, Any], num_examples, norms: Sequence = (), empty=None
-    ) -> tf.Tensor:
+    def pack(self, scores: Mapping[str, Any], num_examples, norms: Sequence = (), empty=None) -> tf.Tensor:
         """Called in the trace: one replica's values -> `[m, 2]` float64.
 
         Args:
@@ -114,9 +112,7 @@ class Totals:
             pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
         extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
         if set(extra) & set(scores):
-            raise UsageError(
-                f"the step returned {extra[0]!r}, which ctl reports; choose another name."
-            )
+            raise UsageError(f"the step returned {extra[0]!r}, which ctl reports; choose another name.")
         self.names = self._tracing.names = names + extra
         pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
@@ -186,9 +182,7 @@ def _sum_and_count(name: str, value, num_examples):
     elif value.dtype in (tf.float16, tf.bfloat16):
         value = tf.cast(value, tf.float32)
     elif not value.dtype.is_floating:
-        raise UsageError(
-            f"the step returned {name!r} of dtype {value.dtype.name}; expected a number."
-        )
+        raise UsageError(f"the step returned {name!r} of dtype {value.dtype.name}; expected a number.")
     if value.shape.rank == 1:
         static = value.shape[0]
         return tf.reduce_sum(value), float(static) if static is not None else tf.size(value)

@@ -1,8 +1,8 @@
 """Are loss and gradients finite? Replicas agree before the update, in the sum they make anyway.
 
-    stop      the graph stops at that step, on every replica alike
-    skip      the step is left out: no update, no change of statistics, none of its numbers count
-    rollback  as skip; after the loop the run goes back to its newest checkpoint, past those data
+stop      the graph stops at that step, on every replica alike
+skip      the step is left out: no update, no change of statistics, none of its numbers count
+rollback  as skip; after the loop the run goes back to its newest checkpoint, past those data
 """
 
 import re
@@ -61,8 +61,17 @@ def tell(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None:
     context = tf.distribute.get_replica_context()
     elsewhere = tf.not_equal(context.replica_id_in_sync_group, 0)
     loss, gradient = tf.split(tf.cast(found, tf.int32), 2)
-    words = ("ctl: step", step + 1, "is left out:", MESSAGE, "(flags by replica: loss", loss,
-             "gradient", gradient, ")")  # fmt: skip
+    words = (
+        "ctl: step",
+        step + 1,
+        "is left out:",
+        MESSAGE,
+        "(flags by replica: loss",
+        loss,
+        "gradient",
+        gradient,
+        ")",
+    )
     tf.cond(holds | elsewhere, tf.no_op, lambda: tf.print(*words, output_stream=sys.stderr))
 
 

@@ -49,9 +49,7 @@ class Gradients:
         if isinstance(n, bool) or not isinstance(n, numbers.Integral) or int(n) < 1:
             raise UsageError(f"accumulate_steps is {n!r}; expected a whole number >= 1.")
         if self.wire_dtype not in _WIRE_DTYPES:
-            raise UsageError(
-                f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16' or None."
-            )
+            raise UsageError(f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16' or None.")
         finiteness.check_policy(self.on_nonfinite)
 
 
@@ -103,9 +101,7 @@ def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=N
 
 def _zeros(gradient):
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape
-        )
+        return tf.IndexedSlices(tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape)
     return tf.zeros_like(gradient)
 
 
@@ -279,7 +275,5 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = 
     """
     factors = {"none": 1.0, "linear": float(num_replicas), "sqrt": float(num_replicas) ** 0.5}
     if scaling not in factors:
-        raise UsageError(
-            f"lr_scaling is {scaling!r}; expected one of {', '.join(sorted(factors))}."
-        )
+        raise UsageError(f"lr_scaling is {scaling!r}; expected one of {', '.join(sorted(factors))}.")
     return learning_rate * factors[scaling]

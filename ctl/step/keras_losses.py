@@ -129,9 +129,7 @@ class GlobalMeans:
         if sample_weight is None:
             return share
         weight = tf.cast(sample_weight, tf.float32)
-        total, count = self.everywhere(
-            self._counted(tf.reduce_sum(weight)), self._counted(_size(weight))
-        )
+        total, count = self.everywhere(self._counted(tf.reduce_sum(weight)), self._counted(_size(weight)))
         return self._times(share, total, count)
 
     def _counted(self, count):

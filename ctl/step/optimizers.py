@@ -40,8 +40,9 @@ def apply_without_sum(optimizer, gradients: list, variables: list) -> None:
         with _keras3_summed_already(optimizer) as overwrite_steps:
             optimizer.apply(gradients, variables)
         if overwrite_steps:
-            _overwrite_by_average(getattr(optimizer, "inner_optimizer", optimizer), variables,
-                                  overwrite_steps)  # fmt: skip
+            _overwrite_by_average(
+                getattr(optimizer, "inner_optimizer", optimizer), variables, overwrite_steps
+            )
         return
     call = getattr(optimizer, "apply_gradients", None)
     if call is None:
@@ -90,8 +91,9 @@ def _keras3_summed_already(optimizer):
 
 def _overwrite_by_average(optimizer, variables: list, steps: int) -> None:
     """Every `steps` updates, puts the moving averages of a Keras 3 optimizer into the variables."""
-    averages = [optimizer._model_variables_moving_average[optimizer._get_variable_index(v)]
-                for v in variables]  # fmt: skip
+    averages = [
+        optimizer._model_variables_moving_average[optimizer._get_variable_index(v)] for v in variables
+    ]
     due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
 
     def put(variable, average, now):
@@ -137,5 +139,3 @@ def build_slots(optimizer, variables: Sequence) -> None:
         build(list(variables))
     elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         optimizer._create_all_weights(list(variables))
-
-

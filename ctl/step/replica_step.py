@@ -62,10 +62,16 @@ class ReplicaStep:
     """
 
     def __init__(
-        self, step: Callable, *, recorder: Recorder, how: Callable, num_replicas: int = 1,
-        jit_compile: Callable[[], bool] = lambda: False, metrics: Sequence = (),
+        self,
+        step: Callable,
+        *,
+        recorder: Recorder,
+        how: Callable,
+        num_replicas: int = 1,
+        jit_compile: Callable[[], bool] = lambda: False,
+        metrics: Sequence = (),
         skipping: Skipping = Skipping(),  # noqa: B008  keeps nothing
-    ):  # fmt: skip
+    ):
         self._step = step
         self._recorder = recorder
         self._how = how
@@ -192,6 +198,5 @@ def _dense(updates: list) -> list:
 @tf.autograph.experimental.do_not_convert
 def _added(sums: list, more: list) -> list:
     return [
-        [a + b for a, b in zip(total, part, strict=True)]
-        for total, part in zip(sums, more, strict=True)
+        [a + b for a, b in zip(total, part, strict=True)] for total, part in zip(sums, more, strict=True)
     ]

@@ -17,9 +17,11 @@ class Skipping:
     """
 
     def __init__(
-        self, policy: Callable[[], str] = lambda: "stop", statistics: Callable[[], Sequence] = tuple,
+        self,
+        policy: Callable[[], str] = lambda: "stop",
+        statistics: Callable[[], Sequence] = tuple,
         counter: tf.Variable | None = None,
-    ):  # fmt: skip
+    ):
         self._policy = policy
         self._statistics = statistics
         self._counter = counter

@@ -39,9 +39,12 @@ class Heartbeat:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, beat_secs: float = 1.0,
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        beat_secs: float = 1.0,
         end: Callable[[int], None] = os._exit,
-    ):  # fmt: skip
+    ):
         """Keeps. Without a path it is that of CTL_HEARTBEAT, read at `start`; `end` ends the process."""
         self.step = 0
         self.phase = STARTING
@@ -125,8 +128,9 @@ class Heartbeat:
                 print(
                     f"ctl: nothing has moved for {limit_secs:g} s (--step_timeout_secs), after step "
                     f"{max(self.step, self._seen)} while {self.phase}. The stacks of all threads:",
-                    file=file, flush=True,
-                )  # fmt: skip
+                    file=file,
+                    flush=True,
+                )
                 faulthandler.dump_traceback(file=file, all_threads=True)
                 print(f"ctl: ended with {EXIT_RETRY}, worth another attempt.", file=file, flush=True)
         self._end(EXIT_RETRY)
@@ -136,9 +140,12 @@ class Heartbeat:
             return
         path = Path(self._path)
         content = {
-            "pid": os.getpid(), "step": self.step, "phase": self.phase, "beat": time.time(),
+            "pid": os.getpid(),
+            "step": self.step,
+            "phase": self.phase,
+            "beat": time.time(),
             "progressed": self._progressed,
-        }  # fmt: skip
+        }
         temporary = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
         with contextlib.suppress(OSError):
             temporary.write_text(json.dumps(content), encoding="utf-8")

@@ -6,9 +6,8 @@
     holder = lease.read()
     holder is not None and lease.is_alive(holder)
 
-A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning
-up, and takes nobody's lock. A holder that was frozen for so long that another one took over
-finds out before it writes anything (`check`), and ends. Pure Python; a disk that refuses is one warning.
+A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning up.
+A frozen holder that another one replaced finds out before it writes (`check`), and ends. Pure Python.
 """
 
 import atexit
@@ -93,9 +92,13 @@ class Lease:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, beat_secs: float = _BEAT_SECS,
-        stale_secs: float = STALE_SECS, clock: Callable[[], float] = time.time,
-    ):  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        *,
+        beat_secs: float = _BEAT_SECS,
+        stale_secs: float = STALE_SECS,
+        clock: Callable[[], float] = time.time,
+    ):
         """Keeps; touches nothing.
 
         Args:
@@ -178,8 +181,11 @@ class Lease:
                 told = True
                 _log.warning(
                     "%s names process %d on %s; waiting up to %.0f s for a sign that it lives.",
-                    self._path, first.pid, first.host, self._stale_secs,
-                )  # fmt: skip
+                    self._path,
+                    first.pid,
+                    first.host,
+                    self._stale_secs,
+                )
             time.sleep(min(1.0, self._beat_secs))
         raise self._in_use(first)
 
@@ -245,9 +251,14 @@ class Lease:
         self.claim()
         now = self._clock()
         mine = Holder(
-            host=socket.gethostname(), pid=os.getpid(), process=process_mark(os.getpid()),
-            started=now, beat=now, state=TRAINING, step=step(),
-        )  # fmt: skip
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=process_mark(os.getpid()),
+            started=now,
+            beat=now,
+            state=TRAINING,
+            step=step(),
+        )
         self._ended.clear()
         self._mine, self._confirmed_secs = mine, time.monotonic()
         self._take(mine)
@@ -257,9 +268,7 @@ class Lease:
             self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=EXIT_PREEMPTED)
 
         atexit.register(left)
-        beats = threading.Thread(
-            target=self._beat, args=(mine, step), name="ctl-lease", daemon=True
-        )
+        beats = threading.Thread(target=self._beat, args=(mine, step), name="ctl-lease", daemon=True)
         beats.start()
         reason, code = "done", EXIT_DONE
         try:
@@ -305,8 +314,9 @@ class Lease:
             self._warned = True
             _log.warning(
                 "%s cannot be renewed (%s); training goes on, but an evaluator may take it for dead.",
-                self._path, error.strerror or error,
-            )  # fmt: skip
+                self._path,
+                error.strerror or error,
+            )
 
 
 def holding(

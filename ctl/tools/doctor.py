@@ -49,9 +49,14 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     """Everything that `ctl doctor` prints, JSON-able; `network` resolves peers and tries the port."""
     problems: list[str] = []
     seen: dict[str, Any] = {
-        "platform": "", "sources": [], "also_set": [], "task": None, "cluster": {}, "notes": [],
+        "platform": "",
+        "sources": [],
+        "also_set": [],
+        "task": None,
+        "cluster": {},
+        "notes": [],
         "tf_config": None,
-    }  # fmt: skip
+    }
     try:
         seen |= _place(environ)
         if network:
@@ -63,13 +68,16 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     where = directories.read("", environ)
     problems += _unwritable(where.model_dir) + _unwritable(where.model)
     seen["directories"] = {
-        "model_dir": where.model_dir, "logs": where.logs or _inside(where.model_dir, "logs"),
-        "model": where.model, "sources": list(where.sources),
-    }  # fmt: skip
+        "model_dir": where.model_dir,
+        "logs": where.logs or _inside(where.model_dir, "logs"),
+        "model": where.model,
+        "sources": list(where.sources),
+    }
     if paths.is_url(where.logs) or paths.is_url(where.model_dir):
-        seen["notes"] = [*seen["notes"], (
-            "TensorBoard's files are not written to a URL; mount the bucket, or give --model_dir a path."
-        )]
+        seen["notes"] = [
+            *seen["notes"],
+            ("TensorBoard's files are not written to a URL; mount the bucket, or give --model_dir a path."),
+        ]
     seen["versions"], old = _versions()
     seen["gpus"] = len(glob.glob("/dev/nvidia[0-9]*"))
     seen["problems"] = problems + old
@@ -85,8 +93,11 @@ def _place(environ: Mapping[str, str]) -> dict[str, Any]:
         "sources": list(job.sources),
         "also_set": cluster_lib.also_set(environ, job),
         "task": {
-            "type": me.task_type, "index": me.task_index, "address": me.address,
-            "rank": me.worker_index if trains else None, "is_chief": me.is_chief,
+            "type": me.task_type,
+            "index": me.task_index,
+            "address": me.address,
+            "rank": me.worker_index if trains else None,
+            "is_chief": me.is_chief,
         },
         "cluster": {kind: list(addresses) for kind, addresses in whole.tasks.items()},
         "num_workers": me.num_workers,
@@ -94,7 +105,7 @@ def _place(environ: Mapping[str, str]) -> dict[str, Any]:
         "tf_config": json.loads(me.tf_config()) if me.tasks else None,
         "settings": dict(job.settings),
         "notes": list(job.notes),
-    }  # fmt: skip
+    }
 
 
 def _nameless(me: Cluster) -> list[str]:
@@ -130,9 +141,7 @@ def _versions() -> tuple[dict[str, str | None], list[str]]:
     problems = []
     came = found["tensorflow"]
     if came is None and not any(map(_version, ("tensorflow-cpu", "tf-nightly"))):
-        problems.append(
-            "TensorFlow is not installed; expected 2.16 or newer: pip install tensorflow."
-        )
+        problems.append("TensorFlow is not installed; expected 2.16 or newer: pip install tensorflow.")
     elif came and tuple(int(p) for p in came.split(".")[:2]) < _OLDEST_TENSORFLOW:
         problems.append(f"TensorFlow is {came}; expected 2.16 or newer.")
     return found, problems
@@ -162,9 +171,7 @@ def text_of(seen: Mapping[str, Any]) -> str:
     rows += [(name, where[name]) for name in ("model_dir", "logs", "model") if where[name]]
     if where["sources"]:
         rows.append(("by", ", ".join(where["sources"])))
-    rows.append(
-        ("versions", ", ".join(f"{k} {v or 'missing'}" for k, v in seen["versions"].items()))
-    )
+    rows.append(("versions", ", ".join(f"{k} {v or 'missing'}" for k, v in seen["versions"].items())))
     rows.append(("GPUs", str(seen["gpus"])))
     lines = [f"{name:<10} {value}" for name, value in rows]
     lines += [f"note: {note}" for note in seen["notes"]]
@@ -184,9 +191,7 @@ def _rows_of_task(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("address", task["address"]))
     for kind, addresses in seen["cluster"].items():
         more = f" and {len(addresses) - _MOST_NAMES} more" if len(addresses) > _MOST_NAMES else ""
-        rows.append(
-            (f"{kind}s" if kind != "ps" else "ps", ", ".join(addresses[:_MOST_NAMES]) + more)
-        )
+        rows.append((f"{kind}s" if kind != "ps" else "ps", ", ".join(addresses[:_MOST_NAMES]) + more))
     if seen["has_evaluator"] and task["type"] != "evaluator":
         rows.append(("evaluator", "another process evaluates the checkpoints"))
     rows += [(name, f"{value} (set for TensorFlow)") for name, value in seen["settings"].items()]

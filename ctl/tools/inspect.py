@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
         if directory is None:
             print(
                 f"ctl inspect: {options.model_dir!r} is no model_dir; expected a directory with "
-                "checkpoints/ in it, or one of ckpt-<step> directories.", file=sys.stderr,
-            )  # fmt: skip
+                "checkpoints/ in it, or one of ckpt-<step> directories.",
+                file=sys.stderr,
+            )
             return EXIT_USAGE
         seen = look(directory, verify=options.verify, best=options.best)
     except OSError as e:
@@ -58,16 +59,21 @@ def look(directory: AnyPath, *, verify: bool = False, best: str | None = None) -
     return {
         "directory": str(directory),
         "checkpoints": rows,
-        "left_overs": sorted(
-            p.name for p in entries if commit.is_left_over(p) and str(p) not in listed
-        ),
+        "left_overs": sorted(p.name for p in entries if commit.is_left_over(p) and str(p) not in listed),
         "damaged": sorted(p.name for p in aside.iterdir()) if aside.is_dir() else [],
-        "lock": None if holder is None or who is None else {
-            "host": who.host, "pid": who.pid, "started": who.started, "state": who.state,
-            "reason": who.reason, "step": who.step, "alive": holder.is_alive(who),
+        "lock": None
+        if holder is None or who is None
+        else {
+            "host": who.host,
+            "pid": who.pid,
+            "started": who.started,
+            "state": who.state,
+            "reason": who.reason,
+            "step": who.step,
+            "alive": holder.is_alive(who),
         },
         "variables": dict(found[-1][1].variables) if found else {},
-    }  # fmt: skip
+    }
 
 
 def text_of(seen: dict[str, Any], now: float) -> str:
@@ -76,11 +82,16 @@ def text_of(seen: dict[str, Any], now: float) -> str:
     head = ["step", "saved", "size", "files", "verified", "best", "metrics"]
     cells = [head] + [
         [
-            str(row["step"]), _ago(row["created"], now), _size(row["bytes"]), str(len(row["files"])),
-            row["verified"], "*" if row["best"] else "",
+            str(row["step"]),
+            _ago(row["created"], now),
+            _size(row["bytes"]),
+            str(len(row["files"])),
+            row["verified"],
+            "*" if row["best"] else "",
             " ".join(f"{k}={_short(v)}" for k, v in row["metrics"].items()),
-        ] for row in rows
-    ]  # fmt: skip
+        ]
+        for row in rows
+    ]
     widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
     right = (0, 2, 3)
     lines = [seen["directory"]]
@@ -131,21 +142,30 @@ def _row(path: AnyPath, manifest: Manifest, verify: bool, best: Manifest | None)
     except ReadError as e:
         fault = str(e)
     return {
-        "step": manifest.step, "path": str(path), "created": manifest.created,
-        "bytes": sum(f["size"] for f in manifest.files.values()), "files": sorted(manifest.files),
+        "step": manifest.step,
+        "path": str(path),
+        "created": manifest.created,
+        "bytes": sum(f["size"] for f in manifest.files.values()),
+        "files": sorted(manifest.files),
         "verified": (fault or "ok") if verify else _NOT_CHECKED,
         "best": best is not None and best.step == manifest.step,
         "metrics": {k: _finite(v) for k, v in manifest.metrics.items()},
-    }  # fmt: skip
+    }
 
 
 def _unreadable(path: AnyPath, error: CheckpointError) -> dict[str, Any]:
     fault = str(error).removeprefix(f"{path / commit.MANIFEST} ")
     how = "unreadable" if isinstance(error, ReadError) else "damaged"
     return {
-        "step": commit.step_of(path), "path": str(path), "created": None, "bytes": 0, "files": [],
-        "verified": f"{how}: manifest {fault}", "best": False, "metrics": {},
-    }  # fmt: skip
+        "step": commit.step_of(path),
+        "path": str(path),
+        "created": None,
+        "bytes": 0,
+        "files": [],
+        "verified": f"{how}: manifest {fault}",
+        "best": False,
+        "metrics": {},
+    }
 
 
 def _is_damaged(seen: dict[str, Any]) -> bool:

@@ -100,14 +100,20 @@ class Evaluated:
                 self._warned = True
                 _log.warning(
                     "%s cannot be written (%s); an evaluator that is started again will evaluate the "
-                    "same checkpoints again.", self._path, e.strerror or e,
-                )  # fmt: skip
+                    "same checkpoints again.",
+                    self._path,
+                    e.strerror or e,
+                )
 
 
 def wait_for_evaluator(
-    watched: WatchedCheckpoints, path: str | os.PathLike[str], *, patience_secs: float = BEGIN_SECS,
-    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> bool:  # fmt: skip
+    watched: WatchedCheckpoints,
+    path: str | os.PathLike[str],
+    *,
+    patience_secs: float = BEGIN_SECS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
     """Waits until the newest checkpoint is evaluated by another process, or nothing moves any more.
 
     For platforms that end all processes with the chief. `path` is the evaluator's list; when nothing
@@ -128,8 +134,9 @@ def wait_for_evaluator(
         sleep(POLL_SECS)
     _log.warning(
         "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",
-        newest.step, patience_secs,
-    )  # fmt: skip
+        newest.step,
+        patience_secs,
+    )
     return False
 
 
@@ -149,10 +156,16 @@ class Following:
     """
 
     def __init__(
-        self, watched: WatchedCheckpoints, lease: Lease, evaluated: Evaluated, *, born: float,
-        patience: Patience = Patience(), clock: Callable[[], float] = time.time,
+        self,
+        watched: WatchedCheckpoints,
+        lease: Lease,
+        evaluated: Evaluated,
+        *,
+        born: float,
+        patience: Patience = Patience(),
+        clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
-    ):  # fmt: skip
+    ):
         """Keeps; `born` is the Unix time at which this process began."""
         self.count = 0
         self.step: int | None = None
@@ -222,9 +235,9 @@ class Following:
         deleted = sorted(set(self._pending) - set(there))
         if deleted:
             _log.warning(
-                "Deleted before they were evaluated: steps %s. Keep more checkpoints, or save less "
-                "often.", ", ".join(map(str, deleted)),
-            )  # fmt: skip
+                "Deleted before they were evaluated: steps %s. Keep more checkpoints, or save less often.",
+                ", ".join(map(str, deleted)),
+            )
         self._pending = there
         return there[min(there)] if there else None
 

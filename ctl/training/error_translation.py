@@ -8,16 +8,19 @@ from ctl.distribute.strategies import Placement
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
 
-PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError,
-                tf.errors.CancelledError)  # fmt: skip
+PEER_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
 _OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Placement,
-    several: bool,
-) -> BaseException:  # fmt: skip
+    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Placement, several: bool
+) -> BaseException:
     """The error to raise for `error`, which came after `step` completed steps; often the same.
 
     `several` says that other processes take part.

@@ -75,9 +75,8 @@ def together(agreement: Agreement) -> Iterator[None]:
 
 
 def _agree(
-    agreement: Agreement, pace: Pace, is_chief: bool, signals: Signals | None,
-    error: Exception | None,
-) -> None:  # fmt: skip
+    agreement: Agreement, pace: Pace, is_chief: bool, signals: Signals | None, error: Exception | None
+) -> None:
     """Workers compare notes: the chief's pace holds, anybody's signal or error ends the evaluation."""
     wishes = signals.wishes() if signals else [0.0, 0.0]
     leads = is_chief or agreement.num_workers == 1  # an evaluator is alone, and no chief

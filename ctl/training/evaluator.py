@@ -77,8 +77,9 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
     number = received.received or signal.SIGTERM
     return Stopped(
         f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
-        "goes on from there.", signals.exit_code(number),
-    )  # fmt: skip
+        "goes on from there.",
+        signals.exit_code(number),
+    )
 
 
 def _writers(trainer: Any) -> WriterGroup:
@@ -96,6 +97,4 @@ def _writers(trainer: Any) -> WriterGroup:
         )
         return WriterGroup([ConsoleWriter()])
     place = Path(trainer.model_dir)
-    return WriterGroup(
-        [ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))]
-    )
+    return WriterGroup([ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))])

@@ -26,9 +26,13 @@ class StepLoop:
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, step: ReplicaStep, *,
-        counter: tf.Variable | None = None, single: bool = False,
-    ):  # fmt: skip
+        self,
+        strategy: tf.distribute.Strategy,
+        step: ReplicaStep,
+        *,
+        counter: tf.Variable | None = None,
+        single: bool = False,
+    ):
         self._strategy = strategy
         self._step = step
         self._counter = counter

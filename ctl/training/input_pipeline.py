@@ -39,9 +39,7 @@ def open_train(
     return (end if steps is None else min(steps, end)), batches
 
 
-def _open_batches(
-    trainer: Any, session: Any, steps: int | None, epochs: float | None
-) -> Batches:
+def _open_batches(trainer: Any, session: Any, steps: int | None, epochs: float | None) -> Batches:
     where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
     parts = getattr(trainer, "train_data_fn", None)
     served = parameter_servers.is_used(trainer.strategy)
@@ -57,26 +55,37 @@ def _open_batches(
                 "servers go at their own speed. Write train_data, with global batches."
             )
         return per_worker.open_train(
-            trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
-            steps=steps, **where,
-        )  # fmt: skip
+            trainer.train_data,
+            trainer.strategy,
+            start_examples=session.examples,
+            epochs=epochs,
+            steps=steps,
+            **where,
+        )
     if parts is not None:
         return pipeline.open_parts(
             parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
         )
     return pipeline.open_train(
-        trainer.train_data, trainer.strategy, start_examples=session.examples, epochs=epochs,
-        mode=trainer.data_position, position=session.position,
-        resumable=not isinstance(session.manager, NullCheckpoints), **where,
-    )  # fmt: skip
+        trainer.train_data,
+        trainer.strategy,
+        start_examples=session.examples,
+        epochs=epochs,
+        mode=trainer.data_position,
+        position=session.position,
+        resumable=not isinstance(session.manager, NullCheckpoints),
+        **where,
+    )
 
 
 def open_eval(trainer: Any) -> Batches:
     """One pass over the examples to evaluate; looked at closely for the first time only."""
     opened = pipeline.open_eval(
-        trainer.eval_data, strategies.local(trainer.strategy),
-        global_batch_size=trainer.global_batch_size, is_known=trainer._eval_is_known,
-    )  # fmt: skip
+        trainer.eval_data,
+        strategies.local(trainer.strategy),
+        global_batch_size=trainer.global_batch_size,
+        is_known=trainer._eval_is_known,
+    )
     trainer._eval_is_known = True
     return opened
 
@@ -90,5 +99,8 @@ def warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
         _log.warning(
             "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
             "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
-            "train_data is given, after repeat().", rows, size, size,
-        )  # fmt: skip
+            "train_data is given, after repeat().",
+            rows,
+            size,
+            size,
+        )

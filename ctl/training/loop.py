@@ -75,9 +75,16 @@ class Synchronous:
     """One call of `train`; `run` returns why it ended: "done", "data ended", "stopped", "signal"."""
 
     def __init__(
-        self, *, loop: Any, intervals: Intervals, agreement: Agreement, is_chief: bool,
-        writers: WriterGroup, actions: Actions, clock: Callable[[], float] = time.perf_counter,
-    ):  # fmt: skip
+        self,
+        *,
+        loop: Any,
+        intervals: Intervals,
+        agreement: Agreement,
+        is_chief: bool,
+        writers: WriterGroup,
+        actions: Actions,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self._loop = loop
         self._intervals = intervals
         self._agreement = agreement
@@ -232,9 +239,7 @@ class Synchronous:
         if owed:
             self._evaluate(step, owed)
 
-    def _finish(
-        self, step: int, reason: str, steps_per_epoch: float | None, *, anything_new: bool
-    ) -> None:
+    def _finish(self, step: int, reason: str, steps_per_epoch: float | None, *, anything_new: bool) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
         if reason != "signal" and self._failure is None:
             marks = self._intervals.due(step, steps_per_epoch)
@@ -319,9 +324,10 @@ class Synchronous:
 
     def _state(self, owed: frozenset[str]) -> dict[str, Any]:
         return {
-            "interval": self.interval.state(), "pending": sorted(owed),
+            "interval": self.interval.state(),
+            "pending": sorted(owed),
             "watchers": self._actions.watchers(),
-        }  # fmt: skip
+        }
 
     def steps_per_sec(self) -> float | None:
         """Over the whole run, training time alone."""

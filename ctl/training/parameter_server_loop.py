@@ -65,9 +65,12 @@ class Watch:
     """What the chief does while workers are busy: tells progress, sees signals, warns of a stall."""
 
     def __init__(
-        self, completed: Callable[[], int], signals: Signals, note: Callable,
+        self,
+        completed: Callable[[], int],
+        signals: Signals,
+        note: Callable,
         clock: Callable[[], float] = time.perf_counter,
-    ):  # fmt: skip
+    ):
         self._completed, self._signals, self._note, self._clock = completed, signals, note, clock
         self._step, self._moved, self._looked, self._warned = -1, 0.0, 0.0, False
         self.begin()
@@ -89,8 +92,10 @@ class Watch:
                 self._warned = True
                 _log.warning(
                     "No worker has completed a step for %.0f s, since step %d; still waiting. A lost "
-                    "worker may be started again at its address.", now - self._moved, step,
-                )  # fmt: skip
+                    "worker may be started again at its address.",
+                    now - self._moved,
+                    step,
+                )
         return self._signals.received is not None
 
 
@@ -102,9 +107,7 @@ class ScheduledLoop:
       watch: called again and again while workers are busy; True cuts the round short.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, step: ReplicaStep, *, counter: tf.Variable
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, step: ReplicaStep, *, counter: tf.Variable):
         self._strategy, self._step, self._counter = strategy, step, counter
         self._coordinator = parameter_servers.coordinator(strategy)
         self.num_workers = parameter_servers.num_workers(strategy)
@@ -187,9 +190,7 @@ class ScheduledLoop:
             tf.autograph.experimental.set_loop_options(
                 shape_invariants=[(packed, tf.TensorShape([None, 2]))]
             )
-            number = tf.raw_ops.ResourceCountUpTo(
-                resource=self._drawn.handle, limit=_LIMIT, T=tf.int64
-            )
+            number = tf.raw_ops.ResourceCountUpTo(resource=self._drawn.handle, limit=_LIMIT, T=tf.int64)
             if number < until:
                 packed = packed + self._one(next(iterator))
                 done += 1

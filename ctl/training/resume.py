@@ -55,9 +55,10 @@ def check_configuration(
     if lines and not trainer.allow_config_change:
         raise UsageError(
             f"The checkpoint of step {resumed.step} was made with other settings: from here on, examples "
-            "would come in another order than in an unbroken run.\n" + "\n".join(lines)
+            "would come in another order than in an unbroken run.\n"
+            + "\n".join(lines)
             + "\nGive the settings of before, another --model_dir, or --allow_config_change."
-        )  # fmt: skip
+        )
     old = resumed.config
     others = [k for k in config if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != config[k]]
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {config[k]} now" for k in others]
@@ -194,6 +195,10 @@ def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
         _log.warning(
             "Step %d: going back to the checkpoint of step %d, and on with the next data: the %d "
             "examples since then are skipped (%d of %d times).",
-            step, back, (step - back) * trainer.global_batch_size, count, _ROLLBACKS,
-        )  # fmt: skip
+            step,
+            back,
+            (step - back) * trainer.global_batch_size,
+            count,
+            _ROLLBACKS,
+        )
     return manifest

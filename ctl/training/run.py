@@ -177,7 +177,7 @@ def train(
                 session.watching.end()
         if reason == "data ended" and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        reason = _end(reason, start, session.step, steps)
+        reason = run_metadata.end_of(reason, start, session.step, steps)
         paths = _export(trainer, session, formats if reason != "signal" else ())
     except BaseException as e:
         error = _explained(e, trainer, session)
@@ -245,22 +245,21 @@ def _export(trainer: Any, session: Session, formats: tuple) -> list[str]:
 
 def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
     after = "; the same command goes on from there." if trainer.model_dir else "."
-    return Stopped(
-        f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal)
-    )
+    return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
 
 
 def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
     return error_translation.explained(
-        error, step=session.step, manager=session.manager, batch_size=trainer.global_batch_size,
+        error,
+        step=session.step,
+        manager=session.manager,
+        batch_size=trainer.global_batch_size,
         place=trainer.placement,
         several=trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
-    )  # fmt: skip
+    )
 
 
-def _synchronous(
-    trainer: Any, session: Session, batches: Batches, writers: WriterGroup
-) -> Synchronous:
+def _synchronous(trainer: Any, session: Session, batches: Batches, writers: WriterGroup) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     keep = getattr(session.manager, "keep", None)
     kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
@@ -281,8 +280,10 @@ def _synchronous(
             small_values=session.state.small_values,
             save_after_evaluation=getattr(keep, "best", None) is not None,
             save_before_evaluation=session.eval_communicates,
-            watch=session.watching.saw, watchers=session.watching.state,
-            roll_back=resume.rolling_back(trainer, session, batches), spiked=session.watching.spiked,
+            watch=session.watching.saw,
+            watchers=session.watching.state,
+            roll_back=resume.rolling_back(trainer, session, batches),
+            spiked=session.watching.spiked,
         ),
     )
     run.restore(session.step, session.loop_state, session.metrics)
@@ -298,9 +299,8 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
         batches = input_pipeline.open_eval(trainer)
     with keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
         packed, done = evaluation.run(
-            loop, batches, session.agreement, is_chief=trainer.placement.is_chief,
-            signals=session.signals,
-        )  # fmt: skip
+            loop, batches, session.agreement, is_chief=trainer.placement.is_chief, signals=session.signals
+        )
         if not done:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.full(packed).ravel())
@@ -320,15 +320,6 @@ def _evaluates(trainer: Any) -> bool:
     return written and trainer.intervals.evaluate != Every()
 
 
-def _end(reason: str, start: int, step: int, steps: int | None) -> str:
-    """ "done", or what a person who asked for `steps` should know."""
-    if reason == "done" and steps is not None and step < steps:
-        return f"the data ended, {steps} steps were asked for,"
-    if reason == "done" and step == start:
-        return "nothing left to do: complete"
-    return reason
-
-
 def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
     """Tells the writers about an evaluation outside a run."""
     writers = run_metadata.writers_of(trainer)
@@ -341,23 +332,27 @@ def _loop(trainer: Any, session: Session, kind: str) -> Any:
     if kind not in session.loops:
         train_kind = kind == "train"
         step = ReplicaStep(
-            trainer.train_step if train_kind else trainer.eval_step, recorder=trainer._recorder,
+            trainer.train_step if train_kind else trainer.eval_step,
+            recorder=trainer._recorder,
             how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
             num_replicas=trainer.placement.num_replicas,
             jit_compile=lambda: train_kind and trainer.jit_compile,
             metrics=keras_metrics.found_in(vars(trainer)),
             skipping=Skipping(
-                lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer),
+                lambda: trainer.gradients.on_nonfinite,
+                lambda: statistics_of(trainer),
                 session.state.step if train_kind else None,
             ),
-        )  # fmt: skip
+        )
         if train_kind and parameter_servers.is_used(trainer.strategy):
             session.loops[kind] = ScheduledLoop(trainer.strategy, step, counter=session.state.step)
             return session.loops[kind]
         session.loops[kind] = StepLoop(
-            strategies.local(trainer.strategy), step, counter=session.state.step if train_kind else None,
+            strategies.local(trainer.strategy),
+            step,
+            counter=session.state.step if train_kind else None,
             single=train_kind and trainer.intervals.steps_per_loop == 1,
-        )  # fmt: skip
+        )
     return session.loops[kind]
 
 
@@ -373,17 +368,26 @@ def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     session.loop_state, session.metrics = loop_state, metrics
     place = trainer.placement
     manifest = Manifest(
-        step=step, created=time.time(), variables=session.state.spec(),
+        step=step,
+        created=time.time(),
+        variables=session.state.spec(),
         world={
-            "workers": place.num_workers, "replicas": place.num_replicas,
+            "workers": place.num_workers,
+            "replicas": place.num_replicas,
             "strategy": strategies.word_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
-        data={"mode": batches.mode, "examples": session.examples, "seed": trainer.seed,
-              "source": batches.description},
-        metrics=metrics, state=loop_state, config=run_metadata.plain_configuration(trainer),
+        data={
+            "mode": batches.mode,
+            "examples": session.examples,
+            "seed": trainer.seed,
+            "source": batches.description,
+        },
+        metrics=metrics,
+        state=loop_state,
+        config=run_metadata.plain_configuration(trainer),
         versions={"ctl": __version__, "tensorflow": tf.__version__},
-    )  # fmt: skip
+    )
     if session.position is not None:
         session.position.take()
     path = session.manager.save(session.state, manifest)

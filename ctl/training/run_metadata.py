@@ -74,11 +74,7 @@ def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
         model_dir=trainer.model_dir,
         parameters=parameters,
         config=configuration(trainer),
-        hparams={
-            "global_batch_size": trainer.global_batch_size,
-            "seed": trainer.seed,
-            **trainer.hparams,
-        },
+        hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
     )
 
 
@@ -158,8 +154,9 @@ def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, exported
     shown = run.metrics or run.means
     summary |= {
         f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
-        for k, v in shown.items() if not k.startswith("gradient_norm")
-    }  # fmt: skip
+        for k, v in shown.items()
+        if not k.startswith("gradient_norm")
+    }
     directory = trainer.model_dir
     if directory:
         summary |= {"checkpoints": f"{directory}/checkpoints"}
@@ -177,8 +174,13 @@ def _tensorboard() -> str:
     if shutil.which("tensorboard"):
         return "tensorboard"
     beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
-    return (
-        os.path.relpath(beside)
-        if os.path.exists(beside)
-        else f"{sys.executable} -m tensorboard.main"
-    )
+    return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
+
+
+def end_of(reason: str, start: int, step: int, steps: int | None) -> str:
+    """ "done", or what a person who asked for `steps` should know."""
+    if reason == "done" and steps is not None and step < steps:
+        return f"the data ended, {steps} steps were asked for,"
+    if reason == "done" and step == start:
+        return "nothing left to do: complete"
+    return reason

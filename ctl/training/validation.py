@@ -70,8 +70,10 @@ def evaluation(trainer: Any, manager: Any) -> None:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(
             "%s has %s but no %s, so nothing is evaluated; it takes both.",
-            type(trainer).__name__, written[0], missing,
-        )  # fmt: skip
+            type(trainer).__name__,
+            written[0],
+            missing,
+        )
     best = getattr(getattr(manager, "keep", None), "best", None)
     if best is not None and (len(written) < 2 or not asked):
         raise UsageError(
@@ -275,11 +277,7 @@ def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
 
 def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
-    if (
-        is_keras3(optimizer)
-        and made_under is not None
-        and (made_under is not trainer.strategy)
-    ):
+    if is_keras3(optimizer) and made_under is not None and (made_under is not trainer.strategy):
         raise UsageError(_outside(f"self.{name}"))
 
 

@@ -10,13 +10,7 @@ import sys
 import termios
 
 import pytest
-from launching import (
-    TELL_SIGNALS,
-    is_alive,
-    pid_in,
-    read_until,
-    wait_for,
-)
+from launching import TELL_SIGNALS, is_alive, pid_in, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 

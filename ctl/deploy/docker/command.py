@@ -111,25 +111,37 @@ def parser() -> args.Parser:
         output=("DIR", "the project directory (default: this one)"),
     )
     image = made.add_argument_group("the image")
-    image.add_argument("--image", metavar="IMAGE:TAG", help="how it is called; only for the commands that "
-                       "are printed (default: to be filled in)")  # fmt: skip
-    image.add_argument("--python", default="3.11", metavar="VERSION",
-                       help=f"one of {', '.join(_PYTHONS)} (default: 3.11)")  # fmt: skip
-    image.add_argument("--base", metavar="IMAGE", help="another image to begin with, also by digest "
-                       "(default: python:VERSION-slim-bookworm)")  # fmt: skip
     image.add_argument(
-        "--tensorflow", default="2.21.0", metavar="VERSION", help="(default: 2.21.0)"
+        "--image",
+        metavar="IMAGE:TAG",
+        help="how it is called; only for the commands that are printed (default: to be filled in)",
     )
+    image.add_argument(
+        "--python", default="3.11", metavar="VERSION", help=f"one of {', '.join(_PYTHONS)} (default: 3.11)"
+    )
+    image.add_argument(
+        "--base",
+        metavar="IMAGE",
+        help="another image to begin with, also by digest (default: python:VERSION-slim-bookworm)",
+    )
+    image.add_argument("--tensorflow", default="2.21.0", metavar="VERSION", help="(default: 2.21.0)")
     image.add_argument("--gpu", action="store_true", help="with CUDA (default: for CPUs)")
     image.add_argument(
-        "--slim",
-        action="store_true",
-        help="without TensorFlow's C++ headers, 430 MB (default: whole)",
+        "--slim", action="store_true", help="without TensorFlow's C++ headers, 430 MB (default: whole)"
     )
     image.add_argument("--root", action="store_true", help="run as root (default: as user 1000)")
     code = made.add_argument_group("your code")
-    code.add_argument("--copy", action="append", default=[], metavar="PATH", help="copy this, too; "
-                      "repeatable (default: the module or script of the program)")  # fmt: skip
-    code.add_argument("--ctl", metavar="WHERE", help="a wheel in the directory, a git+https or https URL, "
-                      "`.` in ctl's source tree, or none (default: looked up)")  # fmt: skip
+    code.add_argument(
+        "--copy",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="copy this, too; repeatable (default: the module or script of the program)",
+    )
+    code.add_argument(
+        "--ctl",
+        metavar="WHERE",
+        help="a wheel in the directory, a git+https or https URL, "
+        "`.` in ctl's source tree, or none (default: looked up)",
+    )
     return made

@@ -39,9 +39,7 @@ class Recipe:
     slim: bool = False
 
 
-def dockerfile(
-    recipe: Recipe, project: Project, command: Sequence[str], args: Sequence[str]
-) -> str:
+def dockerfile(recipe: Recipe, project: Project, command: Sequence[str], args: Sequence[str]) -> str:
     """The Dockerfile, without the comment on top."""
     blocks = [f"FROM {recipe.base}", _environment(recipe)]
     if not recipe.root:
@@ -91,14 +89,14 @@ def _packages(recipe: Recipe, project: Project) -> list[str]:
         )
     if project.ctl == ".":
         *files, folder = SOURCE_TREE
-        blocks.append(
-            f"COPY {' '.join(files)} /opt/ctl/\nCOPY {folder} /opt/ctl/{folder}\n{pip} /opt/ctl"
-        )
+        blocks.append(f"COPY {' '.join(files)} /opt/ctl/\nCOPY {folder} /opt/ctl/{folder}\n{pip} /opt/ctl")
     elif is_wheel(project.ctl):
         name = project.ctl.rpartition("/")[2]
         blocks.append(f"COPY {project.ctl} /opt/{name}\n{pip} /opt/{name}")
     elif project.ctl != "none":
-        git = "# pip needs git for this\nRUN apt-get update \\\n    && apt-get install --yes " \
-            "--no-install-recommends git \\\n    && rm -rf /var/lib/apt/lists/*\n"  # fmt: skip
+        git = (
+            "# pip needs git for this\nRUN apt-get update \\\n    && apt-get install --yes "
+            "--no-install-recommends git \\\n    && rm -rf /var/lib/apt/lists/*\n"
+        )
         blocks.append((git if project.ctl.startswith("git+") else "") + f'{pip} "{project.ctl}"')
     return blocks

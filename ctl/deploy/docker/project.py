@@ -49,9 +49,7 @@ class Project:
         return list(dict.fromkeys([*files, *ctl, *self.copied]))
 
 
-def look(
-    directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]
-) -> Project:
+def look(directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]) -> Project:
     """Finds the program's own code, requirements.txt, constraints.txt and how ctl is to be installed.
 
     Raises UsageError for code that is not there, and when nothing says where ctl comes from.
@@ -63,11 +61,11 @@ def look(
             f"{quoted(' '.join(program))} names no module or script of this directory; expected e.g. "
             "`-- python -m trainer.task`, or --copy=PATH for what the program needs"
         )
-    found = {name: name if (directory / name).is_file() else "none"
-             for name in ("requirements.txt", "constraints.txt")}  # fmt: skip
-    return Project(
-        tuple(copied), _ctl(directory, ctl), found["requirements.txt"], found["constraints.txt"]
-    )
+    found = {
+        name: name if (directory / name).is_file() else "none"
+        for name in ("requirements.txt", "constraints.txt")
+    }
+    return Project(tuple(copied), _ctl(directory, ctl), found["requirements.txt"], found["constraints.txt"])
 
 
 def is_wheel(text: str) -> bool:
@@ -81,9 +79,7 @@ def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
             module = program[i + 1]
             top = module.partition(".")[0]
             if not re.fullmatch(r"[A-Za-z_][\w.]*", module):
-                raise UsageError(
-                    f"{quoted(module)} came after -m; expected a module such as trainer.task"
-                )
+                raise UsageError(f"{quoted(module)} came after -m; expected a module such as trainer.task")
             if top == "ctl":
                 continue
             if (directory / top).is_dir():
@@ -107,8 +103,10 @@ def _inside(directory: Path, option: str, text: str) -> str:
             "and ._-/ only, such as trainer"
         )
     if not (directory / path).exists():
-        raise UsageError(f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}; "
-                         "expected a file or directory of the project")  # fmt: skip
+        raise UsageError(
+            f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}; "
+            "expected a file or directory of the project"
+        )
     return path
 
 
@@ -122,9 +120,7 @@ def _ctl(directory: Path, asked: str | None) -> str:
             return wheels[-1]
         raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
     if asked == "." and not _is_source_tree(directory):
-        raise UsageError(
-            f"--ctl=. came, but {str(directory)!r} is not the source tree of ctl; {_NOT_OURS}"
-        )
+        raise UsageError(f"--ctl=. came, but {str(directory)!r} is not the source tree of ctl; {_NOT_OURS}")
     if asked in (".", "none"):
         return asked
     if is_wheel(asked):

@@ -45,8 +45,9 @@ def _main(argv: Sequence[str]) -> None:
         text = texts.as_json({"apiVersion": "v1", "kind": "List", "items": documents})
     else:
         text = texts.as_yaml(documents, texts.header(asked.line(), advice.fill_in))
-    output.deliver(text, asked.options.output, advice, force=asked.options.force,
-                   default=f"job.{asked.options.format}")  # fmt: skip
+    output.deliver(
+        text, asked.options.output, advice, force=asked.options.force, default=f"job.{asked.options.format}"
+    )
 
 
 def made(setting: Setting, flavor: str) -> list[texts.Document]:
@@ -57,9 +58,7 @@ def made(setting: Setting, flavor: str) -> list[texts.Document]:
         job = flavors.tfjob(setting)
     else:
         job = flavors.trainjob(setting)
-    return [
-        *resources.claim(setting), *resources.policies(setting), *job, *resources.tensorboard(setting),
-    ]  # fmt: skip
+    return [*resources.claim(setting), *resources.policies(setting), *job, *resources.tensorboard(setting)]
 
 
 def _keep_line(setting: Setting, documents: list[texts.Document], line: str) -> None:
@@ -84,8 +83,9 @@ def _fill_in(asked: Asked, setting: Setting) -> list[str]:
     for secret, key in dict.fromkeys(setting.program.secret_env.values()):
         found.append(f"Secret {secret} with the key {key}")
     if asked.options.runtime:
-        found.append(f"ClusterTrainingRuntime {asked.options.runtime}, with a Job and a container "
-                     "called node")  # fmt: skip
+        found.append(
+            f"ClusterTrainingRuntime {asked.options.runtime}, with a Job and a container called node"
+        )
     return found
 
 
@@ -96,14 +96,12 @@ def _notes(asked: Asked, setting: Setting, end: str) -> list[str]:
     if setting.program.has_gpus:
         found.append(lint.GPU_IMAGE)
     if setting.storage.size:
+        found.append("`kubectl delete --filename` would delete the volume and all checkpoints as well")
+    if setting.storage.size and resources.claim(setting)[0]["spec"]["accessModes"] == ["ReadWriteMany"]:
         found.append(
-            "`kubectl delete --filename` would delete the volume and all checkpoints as well"
+            "the volume must be one that several nodes can write to, such as NFS or Filestore; "
+            "ordinary disks cannot: see --storage_class"
         )
-    if setting.storage.size and resources.claim(setting)[0]["spec"]["accessModes"] == [
-        "ReadWriteMany"
-    ]:
-        found.append("the volume must be one that several nodes can write to, such as NFS or Filestore; "
-                     "ordinary disks cannot: see --storage_class")  # fmt: skip
     return found
 
 

@@ -55,9 +55,7 @@ def _indexed(setting: Setting) -> dict[str, Any]:
 def tfjob(setting: Setting) -> list[Document]:
     """A TFJob of Kubeflow's training operator v1, which writes TF_CONFIG."""
     roles, care = setting.roles, setting.care
-    counts = {
-        "Chief": 1, "Worker": roles.workers - 1, "PS": roles.ps, "Evaluator": int(roles.evaluator),
-    }  # fmt: skip
+    counts = {"Chief": 1, "Worker": roles.workers - 1, "PS": roles.ps, "Evaluator": int(roles.evaluator)}
     replicas = {kind: _replica(setting, kind, n) for kind, n in counts.items() if n}
     policy = {
         "cleanPodPolicy": "Running",  # what still runs when the chief is done, such as an evaluator
@@ -119,21 +117,25 @@ def trainjob(setting: Setting) -> list[Document]:
         "metadata": setting.metadata(),
         "spec": {
             "runtimeRef": {
-                "apiGroup": "trainer.kubeflow.org", "kind": kind, "name": runtime or setting.name,
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": kind,
+                "name": runtime or setting.name,
             },
             **resources.deadline(setting),
             "trainer": trainer,
         },
-    }  # fmt: skip
+    }
     return [*([] if runtime else [_runtime(setting)]), made, *resources.evaluator(setting, hosts)]
 
 
 def _runtime(setting: Setting) -> Document:
     """A runtime without a machine-learning plugin: a JobSet of one Job, whose pods are as elsewhere."""
     container = {
-        "name": "node", "image": setting.program.image, "securityContext": pods.confined(),
+        "name": "node",
+        "image": setting.program.image,
+        "securityContext": pods.confined(),
         "volumeMounts": pods.mounts(setting),
-    }  # fmt: skip
+    }
     job = {
         "backoffLimit": setting.roles.workers * setting.care.max_restarts,
         "podFailurePolicy": pods.failure_policy("node"),

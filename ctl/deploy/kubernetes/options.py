@@ -12,9 +12,11 @@ FLAVORS = ("job", "tfjob", "trainjob")
 def parser() -> args.Parser:
     """The parser of the options."""
     made = args.parser(
-        "kubernetes", "Writes a Job, a TFJob or a TrainJob, and what stands around it.", EXAMPLE,
+        "kubernetes",
+        "Writes a Job, a TFJob or a TrainJob, and what stands around it.",
+        EXAMPLE,
         needs_program=False,
-    )  # fmt: skip
+    )
     _add_job(made)
     _add_pods(made)
     _add_storage(made)
@@ -26,10 +28,17 @@ def _add_job(parser: args.Parser) -> None:
     add("--image", metavar="IMAGE:TAG", help="what runs in every pod")
     add("--name", metavar="NAME", help="of the job (default: that of the image)")
     add("--namespace", metavar="NAME", help="(default: that of whoever applies the file)")
-    add("--flavor", choices=FLAVORS, default="job", help="Kubernetes' own Job, Kubeflow's TFJob (v1) or "
-        "TrainJob (Trainer v2) (default: job)")  # fmt: skip
-    add("--runtime", metavar="NAME", help="for a TrainJob: a ClusterTrainingRuntime that is there "
-        "(default: one is written)")  # fmt: skip
+    add(
+        "--flavor",
+        choices=FLAVORS,
+        default="job",
+        help="Kubernetes' own Job, Kubeflow's TFJob (v1) or TrainJob (Trainer v2) (default: job)",
+    )
+    add(
+        "--runtime",
+        metavar="NAME",
+        help="for a TrainJob: a ClusterTrainingRuntime that is there (default: one is written)",
+    )
     add(
         "--workers",
         type=args.whole(1, 1000),
@@ -37,13 +46,7 @@ def _add_job(parser: args.Parser) -> None:
         metavar="N",
         help="pods that train, the chief among them (default: 1)",
     )
-    add(
-        "--ps",
-        type=args.whole(0, 1000),
-        default=0,
-        metavar="N",
-        help="parameter servers, for a TFJob",
-    )
+    add("--ps", type=args.whole(0, 1000), default=0, metavar="N", help="parameter servers, for a TFJob")
     add("--evaluator", action="store_true", help="one more pod evaluates the checkpoints")
     add("--tensorboard", action="store_true", help="one more pod shows the curves")
     add(
@@ -61,13 +64,7 @@ def _add_pods(parser: args.Parser) -> None:
     add = parser.add_argument_group("each pod").add_argument
     add("--cpu", default="2", metavar="N", help="CPUs, such as 2 or 500m (default: 2)")
     add("--memory", default="4Gi", metavar="SIZE", help="at most so much (default: 4Gi)")
-    add(
-        "--gpus",
-        type=args.whole(0, 16),
-        default=0,
-        metavar="N",
-        help="NVIDIA GPUs (default: none)",
-    )
+    add("--gpus", type=args.whole(0, 16), default=0, metavar="N", help="NVIDIA GPUs (default: none)")
     add("--shm", default="1Gi", metavar="SIZE", help="of /dev/shm, counts as memory (default: 1Gi)")
     add(
         "--node_selector",

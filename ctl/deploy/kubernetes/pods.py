@@ -10,9 +10,7 @@ _USER = 1000  # that of `ctl deploy docker`
 _GPU_NODES = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
 
 
-def pod(
-    setting: Setting, container: dict[str, Any], *, gpus: bool = False, **more: Any
-) -> dict[str, Any]:
+def pod(setting: Setting, container: dict[str, Any], *, gpus: bool = False, **more: Any) -> dict[str, Any]:
     """A PodSpec around one container; `more` are fields of its own.
 
     Nodes with GPUs turn away who does not tolerate them, and `--node_selector` names such nodes when
@@ -32,21 +30,19 @@ def pod(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": care.grace_secs,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER,
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
         "volumes": _volumes(setting),
-    }  # fmt: skip
+    }
 
 
 def training_container(
-    setting: Setting,
-    name: str,
-    told: Mapping[str, str],
-    *,
-    ports: Sequence[dict] = (),
-    gpus: bool = True,
+    setting: Setting, name: str, told: Mapping[str, str], *, ports: Sequence[dict] = (), gpus: bool = True
 ) -> dict[str, Any]:
     """The container of a process that trains or evaluates; `told`: what ctl tells it."""
     program = setting.program
@@ -99,9 +95,7 @@ def mounts(setting: Setting, *, read_only: bool = False) -> list[dict[str, Any]]
     shared = {"name": "shared", "mountPath": setting.storage.mount}
     if read_only:
         return [{**shared, "readOnly": True}] if setting.storage.claim else []
-    return [
-        {"name": "shm", "mountPath": "/dev/shm"}, *([shared] if setting.storage.claim else []),
-    ]  # fmt: skip
+    return [{"name": "shm", "mountPath": "/dev/shm"}, *([shared] if setting.storage.claim else [])]
 
 
 def failure_policy(container: str) -> dict[str, Any]:
@@ -116,10 +110,7 @@ def failure_policy(container: str) -> dict[str, Any]:
 
     return {
         "rules": [
-            {
-                "action": "Ignore",
-                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-            },
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             {"action": "Ignore", "onExitCodes": ended_with(EXIT_PREEMPTED)},
             {"action": "FailJob", "onExitCodes": ended_with(EXIT_FAILED, EXIT_USAGE)},
         ]

@@ -8,9 +8,7 @@ from ctl.deploy.kubernetes.setting import LABEL, PORT, Setting
 
 Document = dict[str, Any]
 TENSORBOARD_PORT = 6006
-_TENSORBOARD_RESOURCES = {
-    "requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "1Gi"},
-}  # fmt: skip
+_TENSORBOARD_RESOURCES = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
 
 
 def headless_service(setting: Setting) -> Document:
@@ -41,11 +39,7 @@ def claim(setting: Setting) -> list[Document]:
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": setting.metadata("-shared"),
-            "spec": {
-                "accessModes": [mode],
-                **kind,
-                "resources": {"requests": {"storage": storage.size}},
-            },
+            "spec": {"accessModes": [mode], **kind, "resources": {"requests": {"storage": storage.size}}},
         }
     ]
 
@@ -81,11 +75,7 @@ def _policy(setting: Setting, suffix: str, chosen: Document, ingress: list) -> D
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": setting.metadata(suffix),
-        "spec": {
-            "podSelector": chosen,
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        },
+        "spec": {"podSelector": chosen, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
 
@@ -130,9 +120,7 @@ def tensorboard(setting: Setting) -> list[Document]:
         "name": "tensorboard",
         "image": setting.program.image,
         "command": ["tensorboard"],
-        "args": pods.plain(
-            [f"--logdir={setting.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]
-        ),
+        "args": pods.plain([f"--logdir={setting.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]),
         "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "resources": _TENSORBOARD_RESOURCES,
         "securityContext": pods.confined(),

@@ -12,9 +12,14 @@ from ctl.io.console import quoted
 
 _MOST_NAME = 40  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
 _OF_A_RUNTIME = (
-    "--max_restarts", "--grace_secs", "--node_selector", "--service_account", "--shm", "--mount",
+    "--max_restarts",
+    "--grace_secs",
+    "--node_selector",
+    "--service_account",
+    "--shm",
+    "--mount",
     "--tensorboard",
-)  # fmt: skip
+)
 _MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([KMGT]i|[kMGT])")
 _CPU = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]{0,6}m")
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?"
@@ -35,9 +40,15 @@ def setting(asked: Asked) -> Setting:
     roles = _roles(asked)
     storage = _storage(options, name)
     made = Setting(
-        name=name, namespace=namespace, roles=roles, program=_program(asked), storage=storage,
-        care=_care(options), logdir=_logdir(asked), runtime=options.runtime or "",
-    )  # fmt: skip
+        name=name,
+        namespace=namespace,
+        roles=roles,
+        program=_program(asked),
+        storage=storage,
+        care=_care(options),
+        logdir=_logdir(asked),
+        runtime=options.runtime or "",
+    )
     _check_model_dir(asked, made)
     return made
 
@@ -60,9 +71,7 @@ def _roles(asked: Asked) -> Roles:
             "--workers=2 or more"
         )
     if options.runtime is not None and options.flavor != "trainjob":
-        raise UsageError(
-            f"--runtime came with --flavor={options.flavor}; expected --flavor=trainjob"
-        )
+        raise UsageError(f"--runtime came with --flavor={options.flavor}; expected --flavor=trainjob")
     for option in _OF_A_RUNTIME if options.runtime else ():
         if any(word.partition("=")[0] == option for word in asked.words):
             raise UsageError(
@@ -120,14 +129,17 @@ def _storage(options: argparse.Namespace, name: str) -> Storage:
             "leave --runtime out and one is written"
         )
     if not re.fullmatch(r"(/[\w.-]+)+", options.mount) or options.mount == "/dev/shm":
-        raise UsageError(f"--mount={quoted(options.mount)} is no place for a volume; expected a path "
-                         "such as /shared")  # fmt: skip
+        raise UsageError(
+            f"--mount={quoted(options.mount)} is no place for a volume; expected a path such as /shared"
+        )
     size = _quantity("--storage", options.storage, _MEMORY, "10Gi") if options.storage else ""
     claim = f"{name}-shared" if size else options.claim or ""
     for option, text in (("--claim", options.claim), ("--storage_class", options.storage_class)):
         if text is not None and not re.fullmatch(_SUBDOMAIN, text):
-            raise UsageError(f"{option}={quoted(text)} is no name of Kubernetes; expected lower-case "
-                             "letters, digits, - and .")  # fmt: skip
+            raise UsageError(
+                f"{option}={quoted(text)} is no name of Kubernetes; expected lower-case "
+                "letters, digits, - and ."
+            )
     shm = _quantity("--shm", options.shm, _MEMORY, "1Gi")
     return Storage(claim, size, options.storage_class or "", options.mount, shm)
 
@@ -143,8 +155,9 @@ def _care(options: argparse.Namespace) -> Care:
         labels[text.partition("=")[0]] = text.partition("=")[2]
     account = options.service_account or ""
     if account and not re.fullmatch(_SUBDOMAIN, account):
-        raise UsageError(f"--service_account={quoted(account)} is no name of Kubernetes; expected e.g. "
-                         "trainer")  # fmt: skip
+        raise UsageError(
+            f"--service_account={quoted(account)} is no name of Kubernetes; expected e.g. trainer"
+        )
     secs = validators.seconds("--timeout", options.timeout) if options.timeout else None
     return Care(options.max_restarts, options.grace_secs, secs, account, labels)
 
@@ -154,8 +167,10 @@ def _logdir(asked: Asked) -> str:
         return ""
     model_dir = asked.flag("model_dir")
     if model_dir is None:
-        raise UsageError("--tensorboard needs to know where the curves are; expected --model_dir=PATH "
-                         "among the flags of the program")  # fmt: skip
+        raise UsageError(
+            "--tensorboard needs to know where the curves are; expected --model_dir=PATH "
+            "among the flags of the program"
+        )
     if "://" in model_dir:
         raise UsageError(
             f"--tensorboard came with --model_dir={model_dir}; ctl writes curves to directories, not to "
@@ -167,8 +182,9 @@ def _logdir(asked: Asked) -> str:
 def _check_model_dir(asked: Asked, made: Setting) -> None:
     model_dir, storage = asked.flag("model_dir"), made.storage
     if made.roles.evaluator and model_dir is None and asked.program:
-        raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH among the flags "
-                         "of the program")  # fmt: skip
+        raise UsageError(
+            "--evaluator needs the checkpoints; expected --model_dir=PATH among the flags of the program"
+        )
     if model_dir is None or "://" in model_dir:
         return
     if made.runtime:
@@ -200,8 +216,10 @@ def warnings(asked: Asked, made: Setting) -> list[str]:
     )
     gpu_nodes = [k for k in made.care.node_selector if re.search("gpu|accelerator", k)]
     if gpu_nodes and not made.program.has_gpus:
-        found.append(f"--node_selector={gpu_nodes[0]}=… came without --gpus=N; nodes with GPUs turn away "
-                     "pods without")  # fmt: skip
+        found.append(
+            f"--node_selector={gpu_nodes[0]}=… came without --gpus=N; nodes with GPUs turn away "
+            "pods without"
+        )
     if not asked.program:
         found.append(lint.NO_PROGRAM)
     elif model_dir is None:

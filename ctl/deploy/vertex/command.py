@@ -15,14 +15,7 @@ from ctl.deploy.args import Asked
 from ctl.deploy.output import Advice
 from ctl.deploy.vertex import options as vertex_options
 from ctl.deploy.vertex import rules, tuning
-from ctl.deploy.vertex.job import (
-    Container,
-    Pools,
-    Study,
-    custom_job,
-    custom_job_spec,
-    tuning_job,
-)
+from ctl.deploy.vertex.job import Container, Pools, Study, custom_job, custom_job_spec, tuning_job
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 
@@ -100,8 +93,7 @@ def _main(argv: Sequence[str]) -> None:
         _write(text, options, advice)
         _submit(made, project, region)
         return
-    output.deliver(text, options.output, advice, force=options.force,
-                   default=f"job.{options.format}")  # fmt: skip
+    output.deliver(text, options.output, advice, force=options.force, default=f"job.{options.format}")
 
 
 def _make(asked: Asked, pools: Pools, region: str) -> Made:
@@ -112,9 +104,7 @@ def _make(asked: Asked, pools: Pools, region: str) -> Made:
     args = asked.args
     if parameters and asked.flag("report_hypertune") is None:
         args = [*args, f"--report_hypertune={tuning.metric(options.metric)['metricId']}"]
-    container = Container(
-        options.image, asked.command, args, validators.variables(options.env, "vertex")
-    )
+    container = Container(options.image, asked.command, args, validators.variables(options.env, "vertex"))
     spec = custom_job_spec(
         pools.specs(container, region), rules.surroundings(options, region), gang=not pools.ps
     )
@@ -122,9 +112,12 @@ def _make(asked: Asked, pools: Pools, region: str) -> Made:
     if not parameters:
         return Made(name, spec, is_study=False, labels=labels)
     study = Study(
-        tuning.metric(options.metric), parameters, options.trials or 10, options.parallel_trials or 2,
+        tuning.metric(options.metric),
+        parameters,
+        options.trials or 10,
+        options.parallel_trials or 2,
         labels,
-    )  # fmt: skip
+    )
     return Made(name, tuning_job(name, spec, study), is_study=True, labels=labels)
 
 
@@ -142,13 +135,9 @@ def _place(options: argparse.Namespace) -> tuple[str, str]:
     region = options.region or by_image
     project = options.project or (found[2] if found else "PROJECT")
     if not _PROJECT.fullmatch(project):
-        raise UsageError(
-            f"--project={quoted(project)} is no project; expected its ID, such as my-project"
-        )
+        raise UsageError(f"--project={quoted(project)} is no project; expected its ID, such as my-project")
     if not _REGION.fullmatch(region):
-        raise UsageError(
-            f"--region={quoted(region)} is no region; expected one such as us-central1"
-        )
+        raise UsageError(f"--region={quoted(region)} is no region; expected one such as us-central1")
     return project, region
 
 
@@ -166,9 +155,11 @@ def _submit(made: Made, project: str, region: str) -> None:
     name = submit.submit(made.as_sent(), project, region)
     kind = "training" if not made.is_study else "hyperparameter-tuning"
     last = name.rpartition("/")[2]
-    print(f"submitted {name}\nsee https://console.cloud.google.com/vertex-ai/training/"
-          f"{'custom-jobs' if kind == 'training' else 'hyperparameter-tuning-jobs'}"
-          f"/locations/{region}/{kind}/{last}?project={project}")  # fmt: skip
+    print(
+        f"submitted {name}\nsee https://console.cloud.google.com/vertex-ai/training/"
+        f"{'custom-jobs' if kind == 'training' else 'hyperparameter-tuning-jobs'}"
+        f"/locations/{region}/{kind}/{last}?project={project}"
+    )
 
 
 def _commands(asked: Asked, made: Made, project: str, region: str) -> list[str]:
@@ -190,13 +181,17 @@ def _notes(asked: Asked, made: Made) -> list[str]:
     if options.format == "json" and (options.output or not options.submit):
         found.append(f"JSON has no place for the line that writes it again; keep it: {asked.line()}")
     if made.has_a_gap and not options.submit:
-        found.append("gcloud refuses a file with an unused pool between others ({}), so this job is sent "
-                     "with --submit")  # fmt: skip
+        found.append(
+            "gcloud refuses a file with an unused pool between others ({}), so this job is sent "
+            "with --submit"
+        )
     if made.has_gpus:
         found.append(lint.GPU_IMAGE)
     if made.is_study:
-        found.append("in the containers of Vertex AI only root may write what a trial writers: build the "
-                     "image with `ctl deploy docker --root`")  # fmt: skip
+        found.append(
+            "in the containers of Vertex AI only root may write what a trial writers: build the "
+            "image with `ctl deploy docker --root`"
+        )
     return found
 
 
@@ -204,9 +199,7 @@ def _texts(value: Any) -> list[str]:
     """All strings in a document, but for keys and the words of the API."""
     if isinstance(value, dict):
         kept = {
-            k: v
-            for k, v in value.items()
-            if k not in ("acceleratorType", "goal", "scaleType", "strategy")
+            k: v for k, v in value.items() if k not in ("acceleratorType", "goal", "scaleType", "strategy")
         }
         return [t for v in kept.values() for t in _texts(v)]
     if isinstance(value, list):

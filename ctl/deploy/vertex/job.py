@@ -77,9 +77,7 @@ class Pools:
         if not count:
             return {}
         disk = {"diskSpec": {"bootDiskSizeGb": self.disk_gb}} if self.disk_gb else {}
-        return {
-            "machineSpec": machine.spec(), "replicaCount": count, **disk, "containerSpec": container,
-        }  # fmt: skip
+        return {"machineSpec": machine.spec(), "replicaCount": count, **disk, "containerSpec": container}
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,10 @@ def custom_job_spec(pools: Sequence[dict[str, Any]], around: Surroundings, *, ga
     if around.base_output:
         made["baseOutputDirectory"] = {"outputUriPrefix": around.base_output}
     named = {
-        "serviceAccount": around.service_account, "network": around.network,
+        "serviceAccount": around.service_account,
+        "network": around.network,
         "tensorboard": around.tensorboard,
-    }  # fmt: skip
+    }
     return made | {key: value for key, value in named.items() if value}
 
 

@@ -11,26 +11,36 @@ from ctl.io.console import quoted
 
 # Machine types that have their GPUs built in -> the GPU, and how many
 _BUILT_IN = {
-    r"a2-highgpu-([1248])g": "NVIDIA_TESLA_A100", r"a2-megagpu-(16)g": "NVIDIA_TESLA_A100",
-    r"a2-ultragpu-([1248])g": "NVIDIA_A100_80GB", r"a3-highgpu-([1248])g": "NVIDIA_H100_80GB",
-    r"a3-megagpu-(8)g": "NVIDIA_H100_MEGA_80GB", r"a3-ultragpu-(8)g": "NVIDIA_H200_141GB",
-    r"a4-highgpu-(8)g": "NVIDIA_B200", r"a4x-highgpu-(4)g": "NVIDIA_GB200",
+    r"a2-highgpu-([1248])g": "NVIDIA_TESLA_A100",
+    r"a2-megagpu-(16)g": "NVIDIA_TESLA_A100",
+    r"a2-ultragpu-([1248])g": "NVIDIA_A100_80GB",
+    r"a3-highgpu-([1248])g": "NVIDIA_H100_80GB",
+    r"a3-megagpu-(8)g": "NVIDIA_H100_MEGA_80GB",
+    r"a3-ultragpu-(8)g": "NVIDIA_H200_141GB",
+    r"a4-highgpu-(8)g": "NVIDIA_B200",
+    r"a4x-highgpu-(4)g": "NVIDIA_GB200",
     r"g2-standard-(4|8|12|16|24|32|48|96)": "NVIDIA_L4",
     r"g4-standard-(48|96|192|384)": "NVIDIA_RTX_PRO_6000",
-}  # fmt: skip
+}
 _BY_CPUS = {  # of g2 and g4, whose names tell CPUs
-    "4": 1, "8": 1, "12": 1, "16": 1, "32": 1, "24": 2, "48": 4, "96": 8,
-}  # fmt: skip
+    "4": 1,
+    "8": 1,
+    "12": 1,
+    "16": 1,
+    "32": 1,
+    "24": 2,
+    "48": 4,
+    "96": 8,
+}
 _G4_BY_CPUS = {"48": 1, "96": 2, "192": 4, "384": 8}
 # For N1: the fewest GPUs for so many CPUs, and the most there are
 _ON_N1 = {
-    "NVIDIA_TESLA_T4": ({16: 1, 32: 2, 96: 4}, 4), "NVIDIA_TESLA_P4": ({16: 1, 32: 2, 96: 4}, 4),
+    "NVIDIA_TESLA_T4": ({16: 1, 32: 2, 96: 4}, 4),
+    "NVIDIA_TESLA_P4": ({16: 1, 32: 2, 96: 4}, 4),
     "NVIDIA_TESLA_P100": ({16: 1, 32: 2, 64: 4}, 4),
     "NVIDIA_TESLA_V100": ({8: 1, 16: 2, 32: 4, 96: 8}, 8),
-}  # fmt: skip
-_N1 = re.compile(
-    r"n1-(standard-(?:4|8|16|32|64|96)|highmem-(?:2|4|8|16|32|64|96)|highcpu-(?:16|32|64|96))"
-)
+}
+_N1 = re.compile(r"n1-(standard-(?:4|8|16|32|64|96)|highmem-(?:2|4|8|16|32|64|96)|highcpu-(?:16|32|64|96))")
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z]+-?[a-z0-9-]*[a-z0-9]")
 KNOWN = (*sorted(_ON_N1), *sorted(set(_BUILT_IN.values())))
 
@@ -75,9 +85,7 @@ def read(option: str, machine_type: str, accelerator: str | None) -> Machine:
             )
         return built_in
     if gpu not in _ON_N1:
-        families = sorted(
-            {re.split("[(]", p)[0].rstrip("-") for p, g in _BUILT_IN.items() if g == gpu}
-        )
+        families = sorted({re.split("[(]", p)[0].rstrip("-") for p, g in _BUILT_IN.items() if g == gpu})
         raise UsageError(
             f"--accelerator={gpu} came with {machine_type}; expected a machine type that has it built in, "
             f"of {' or '.join(families)}"
@@ -106,9 +114,7 @@ def _accelerator(text: str) -> tuple[str, int]:
             f"--accelerator={gpu} is a TPU; expected a GPU, since this job is for GPUs and CPUs"
         )
     if gpu not in KNOWN:
-        like = [
-            k for k in KNOWN if gpu.upper().replace("-", "_").removeprefix("NVIDIA_") in k and gpu
-        ]
+        like = [k for k in KNOWN if gpu.upper().replace("-", "_").removeprefix("NVIDIA_") in k and gpu]
         gone = " (K80 is not offered any more)" if "K80" in gpu else ""
         raise UsageError(
             f"--accelerator={quoted(gpu)} is no GPU of Vertex AI{gone}; expected one of "
@@ -130,11 +136,11 @@ def _count_on_n1(machine_type: str, gpu: str, count: int) -> int:
     cpus = int(machine_type.rpartition("-")[2])
     least_for, most = _ON_N1[gpu]
     least = next((n for limit, n in least_for.items() if cpus <= limit), None)
-    if least is None or (
-        gpu == "NVIDIA_TESLA_P100" and cpus == 64 and "highcpu" not in machine_type
-    ):
-        raise UsageError(f"--accelerator={gpu} came with {machine_type}, which is too large for it; "
-                         "expected a smaller machine type")  # fmt: skip
+    if least is None or (gpu == "NVIDIA_TESLA_P100" and cpus == 64 and "highcpu" not in machine_type):
+        raise UsageError(
+            f"--accelerator={gpu} came with {machine_type}, which is too large for it; "
+            "expected a smaller machine type"
+        )
     allowed = [n for n in (1, 2, 4, 8) if least <= n <= most]
     if count not in allowed:
         raise UsageError(

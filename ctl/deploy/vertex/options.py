@@ -12,9 +12,11 @@ _MOST = 1000  # machines in one pool: a typing mistake rather than a wish
 def parser() -> args.Parser:
     """The parser of the options."""
     made = args.parser(
-        "vertex", "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.", EXAMPLE,
+        "vertex",
+        "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.",
+        EXAMPLE,
         needs_program=False,
-    )  # fmt: skip
+    )
     _add_machines(made)
     _add_place(made)
     _add_job(made)
@@ -34,20 +36,24 @@ def _add_machines(parser: args.Parser) -> None:
         help="machines that train, the chief among them (default: 1)",
     )
     add("--machine_type", default="n1-standard-4", metavar="TYPE", help="(default: n1-standard-4)")
-    add("--accelerator", metavar="GPU:COUNT", help="GPUs of each, such as NVIDIA_TESLA_V100:2 (default: "
-        "those of the machine type)")  # fmt: skip
-    add("--evaluator", action="store_true", help="one more machine evaluates the checkpoints")
     add(
-        "--ps",
-        type=args.whole(0, _MOST),
-        default=0,
-        metavar="N",
-        help="parameter servers (default: none)",
+        "--accelerator",
+        metavar="GPU:COUNT",
+        help="GPUs of each, such as NVIDIA_TESLA_V100:2 (default: those of the machine type)",
     )
-    add("--reduction_server", metavar="COUNT[:TYPE]", help="machines that add up gradients of GPUs, of "
-        "TYPE n1-highcpu-16 (default: none)")  # fmt: skip
-    add("--side_machine_type", default="n1-standard-4", metavar="TYPE", help="of the evaluator and the "
-        "parameter servers (default: n1-standard-4)")  # fmt: skip
+    add("--evaluator", action="store_true", help="one more machine evaluates the checkpoints")
+    add("--ps", type=args.whole(0, _MOST), default=0, metavar="N", help="parameter servers (default: none)")
+    add(
+        "--reduction_server",
+        metavar="COUNT[:TYPE]",
+        help="machines that add up gradients of GPUs, of TYPE n1-highcpu-16 (default: none)",
+    )
+    add(
+        "--side_machine_type",
+        default="n1-standard-4",
+        metavar="TYPE",
+        help="of the evaluator and the parameter servers (default: n1-standard-4)",
+    )
     add(
         "--disk_gb",
         type=args.whole(100, 64_000),
@@ -59,23 +65,16 @@ def _add_machines(parser: args.Parser) -> None:
 
 def _add_place(parser: args.Parser) -> None:
     add = parser.add_argument_group("place").add_argument
-    add(
-        "--base_output",
-        metavar="gs://...",
-        help="where AIP_MODEL_DIR and AIP_TENSORBOARD_LOG_DIR are",
-    )
+    add("--base_output", metavar="gs://...", help="where AIP_MODEL_DIR and AIP_TENSORBOARD_LOG_DIR are")
     add("--project", metavar="ID", help="(default: that of the image, or PROJECT to be filled in)")
-    add(
-        "--region", metavar="REGION", help="(default: that of the image, or REGION to be filled in)"
-    )
+    add("--region", metavar="REGION", help="(default: that of the image, or REGION to be filled in)")
     add("--network", metavar="NAME", help="projects/NUMBER/global/networks/NAME (default: none)")
+    add("--service_account", metavar="EMAIL", help="whom the program is (default: the service's own)")
     add(
-        "--service_account",
-        metavar="EMAIL",
-        help="whom the program is (default: the service's own)",
+        "--tensorboard",
+        metavar="NAME",
+        help="projects/PROJECT/locations/REGION/tensorboards/ID, where the curves go (default: none)",
     )
-    add("--tensorboard", metavar="NAME", help="projects/PROJECT/locations/REGION/tensorboards/ID, where "
-        "the curves go (default: none)")  # fmt: skip
 
 
 def _add_job(parser: args.Parser) -> None:
@@ -83,23 +82,21 @@ def _add_job(parser: args.Parser) -> None:
     add("--name", metavar="NAME", help="how it is shown (default: that of the image)")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; repeatable")
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label; repeatable")
-    add(
-        "--timeout",
-        metavar="TIME",
-        help="such as 24h; the service ends it after 7 days (default: 7d)",
-    )
+    add("--timeout", metavar="TIME", help="such as 24h; the service ends it after 7 days (default: 7d)")
     add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
     add("--submit", action="store_true", help="send it to the service now")
 
 
 def _add_tuning(parser: args.Parser) -> None:
     add = parser.add_argument_group("tuning").add_argument
-    add("--tune", action="append", default=[], metavar="RANGE", help="a flag of the program to vary: "
-        "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd; repeatable")  # fmt: skip
     add(
-        "--metric",
-        metavar="NAME[:GOAL]",
-        help="a number of the evaluation to maximize, or :minimize",
+        "--tune",
+        action="append",
+        default=[],
+        metavar="RANGE",
+        help="a flag of the program to vary: "
+        "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd; repeatable",
     )
+    add("--metric", metavar="NAME[:GOAL]", help="a number of the evaluation to maximize, or :minimize")
     add("--trials", type=args.whole(1, 1000), metavar="N", help="trainings in all (default: 10)")
     add("--parallel_trials", type=args.whole(1, 100), metavar="N", help="at a time (default: 2)")

@@ -31,9 +31,14 @@ def pools(options: argparse.Namespace) -> Pools:
             "--workers=2 or more"
         )
     return Pools(
-        machine=machine, workers=options.workers, side=side, ps=options.ps, reduction=reduction,
-        evaluator=options.evaluator, disk_gb=options.disk_gb,
-    )  # fmt: skip
+        machine=machine,
+        workers=options.workers,
+        side=side,
+        ps=options.ps,
+        reduction=reduction,
+        evaluator=options.evaluator,
+        disk_gb=options.disk_gb,
+    )
 
 
 def _reduction(options: argparse.Namespace, machine: Machine) -> tuple[Machine, int]:
@@ -62,8 +67,10 @@ def _reduction(options: argparse.Namespace, machine: Machine) -> tuple[Machine, 
         )
     own = machines.read("--reduction_server", kind or "n1-highcpu-16", None)
     if own.count:
-        raise UsageError(f"--reduction_server={quoted(text)} names a machine with GPUs; expected one "
-                         "without, such as n1-highcpu-16")  # fmt: skip
+        raise UsageError(
+            f"--reduction_server={quoted(text)} names a machine with GPUs; expected one "
+            "without, such as n1-highcpu-16"
+        )
     return own, int(count)
 
 
@@ -85,9 +92,13 @@ def surroundings(options: argparse.Namespace, region: str) -> Surroundings:
         _check_tensorboard(options, region)
     secs = validators.seconds("--timeout", options.timeout) if options.timeout else None
     return Surroundings(
-        base_output=options.base_output, service_account=options.service_account,
-        network=options.network, tensorboard=options.tensorboard, timeout_secs=secs, spot=options.spot,
-    )  # fmt: skip
+        base_output=options.base_output,
+        service_account=options.service_account,
+        network=options.network,
+        tensorboard=options.tensorboard,
+        timeout_secs=secs,
+        spot=options.spot,
+    )
 
 
 def _check_tensorboard(options: argparse.Namespace, region: str) -> None:
@@ -119,10 +130,7 @@ def labels(given: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition("=")
-        if (
-            not (equals and _LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value))
-            or key in found
-        ):
+        if not (equals and _LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)) or key in found:
             raise UsageError(
                 f"--label={quoted(text)} is no label, or came twice; expected KEY=VALUE of lower-case "
                 "letters, digits, - and _, at most 63 characters each, a letter first in KEY"
@@ -139,8 +147,10 @@ def check_tuning(asked: Asked, tuned: Sequence[str]) -> None:
     if not tuned:
         for option in ("metric", "trials", "parallel_trials"):
             if getattr(options, option) is not None:
-                raise UsageError(f"--{option} came without --tune; say what to vary, such as "
-                                 "--tune=learning_rate:1e-4..1e-1:log")  # fmt: skip
+                raise UsageError(
+                    f"--{option} came without --tune; say what to vary, such as "
+                    "--tune=learning_rate:1e-4..1e-1:log"
+                )
         return
     if not asked.program:
         raise UsageError(
@@ -196,15 +206,17 @@ def warnings(asked: Asked, machine: Machine) -> list[str]:
     if not asked.program:
         found.append(lint.NO_PROGRAM)
     elif not options.base_output and model_dir is None:
-        found.append(
-            "nothing says where the model goes: give --base_output, or --model_dir to the program"
-        )
+        found.append("nothing says where the model goes: give --base_output, or --model_dir to the program")
     if model_dir and _is_lost(model_dir):
-        found.append(f"--model_dir={model_dir} is on the machine itself and is lost with it; a bucket is "
-                     "/gcs/BUCKET/PATH")  # fmt: skip
+        found.append(
+            f"--model_dir={model_dir} is on the machine itself and is lost with it; a bucket is "
+            "/gcs/BUCKET/PATH"
+        )
     if model_dir and options.tune:
-        found.append("all trials would train in the same --model_dir, and ctl allows one at a time: give "
-                     "--base_output instead, which differs for each trial")  # fmt: skip
+        found.append(
+            "all trials would train in the same --model_dir, and ctl allows one at a time: give "
+            "--base_output instead, which differs for each trial"
+        )
     if machine.gpu == "NVIDIA_TESLA_P100":
         found.append("P100 GPUs are not supported after 2026-09-15")
     return found

@@ -48,9 +48,7 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
             options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
             client = aiplatform_v1.JobServiceClient(client_options=options)
         if is_study:
-            made = client.create_hyperparameter_tuning_job(
-                parent=parent, hyperparameter_tuning_job=message
-            )
+            made = client.create_hyperparameter_tuning_job(parent=parent, hyperparameter_tuning_job=message)
         else:
             made = client.create_custom_job(parent=parent, custom_job=message)
     except GoogleAuthError as e:

@@ -35,11 +35,15 @@ def metric(text: str) -> dict[str, str]:
     if not re.fullmatch(r"[A-Za-z0-9_./-]{1,64}", name):
         raise UsageError(f"--metric={quoted(text)} is no metric; expected a name such as accuracy")
     if goal and goal not in _GOALS:
-        raise UsageError(f"--metric={quoted(text)} has the goal {quoted(goal)}; expected {name}:maximize "
-                         f"or {name}:minimize")  # fmt: skip
+        raise UsageError(
+            f"--metric={quoted(text)} has the goal {quoted(goal)}; expected {name}:maximize "
+            f"or {name}:minimize"
+        )
     if not goal and re.search("loss|error|perplexity", name):
-        raise UsageError(f"--metric={name} does not say whether less is better; expected {name}:minimize "
-                         f"or {name}:maximize")  # fmt: skip
+        raise UsageError(
+            f"--metric={name} does not say whether less is better; expected {name}:minimize "
+            f"or {name}:maximize"
+        )
     return {"metricId": name, "goal": (goal or "maximize").upper()}
 
 
@@ -58,8 +62,10 @@ def _range(text: str, name: str, rest: str) -> dict[str, Any]:
         raise UsageError(f"--tune={quoted(text)} has no two numbers; expected {_FORMS}")
     least, most = numbers
     if scale and scale not in _SCALES:
-        raise UsageError(f"--tune={quoted(text)} has the scale {quoted(scale)}; expected "
-                         f"{name}:{bounds}:linear or {name}:{bounds}:log")  # fmt: skip
+        raise UsageError(
+            f"--tune={quoted(text)} has the scale {quoted(scale)}; expected "
+            f"{name}:{bounds}:linear or {name}:{bounds}:log"
+        )
     if least >= most:
         raise UsageError(
             f"--tune={quoted(text)} goes from {ends[0]} to {ends[1]}; expected two different numbers, "

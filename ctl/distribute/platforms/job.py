@@ -9,9 +9,7 @@ from ctl.errors import UsageError
 
 TRAINING_TYPES = ("chief", "worker")
 KNOWN_TYPES = (*TRAINING_TYPES, "ps", "evaluator")
-EXAMPLE = (
-    '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
-)
+EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _MOST_DIGITS = 18
 PORT = "CTL_PORT"  # for platforms that name hosts only
 
@@ -55,8 +53,7 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
         kind = "chief" if key == "master" else key
         if kind not in KNOWN_TYPES:
             raise UsageError(
-                f"{variable}'s cluster has the task type {key!r}; expected one of "
-                f"{', '.join(KNOWN_TYPES)}."
+                f"{variable}'s cluster has the task type {key!r}; expected one of {', '.join(KNOWN_TYPES)}."
             )
         if not isinstance(addresses, list) or not addresses:
             raise UsageError(
@@ -72,14 +69,11 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
                 )
             seen[address] = f"{key}[{i}]"
         if kind in tasks:
-            raise UsageError(
-                f"{variable}'s cluster has both 'master' and 'chief'; write 'chief' only."
-            )
+            raise UsageError(f"{variable}'s cluster has both 'master' and 'chief'; write 'chief' only.")
         tasks[kind] = tuple(addresses)
     if len(tasks.get("chief", ())) > 1:
         raise UsageError(
-            f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one, the others are "
-            "workers."
+            f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one, the others are workers."
         )
     return tasks
 
@@ -173,9 +167,7 @@ def port(environ: Mapping[str, str], default: int) -> int:
     return given
 
 
-def workers(
-    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more
-) -> Job:
+def workers(platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more) -> Job:
     """A job of equal workers; of one process, where there is one address. Raises UsageError."""
     for i, address in enumerate(addresses):
         check_address(address, sources[0], f"task {i}")

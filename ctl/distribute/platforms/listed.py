@@ -15,13 +15,19 @@ NAME = "CTL_WORKERS"
 EVALUATOR = "CTL_EVALUATOR"
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
 INDICES = {
-    "CTL_TASK_INDEX": "CTL_WORKERS", KUBERNETES_INDEX: "Kubernetes", "OMPI_COMM_WORLD_RANK": "Open MPI",
-    "PMI_RANK": "MPI", "SLURM_PROCID": "Slurm", "HOROVOD_RANK": "Horovod",
-}  # fmt: skip
+    "CTL_TASK_INDEX": "CTL_WORKERS",
+    KUBERNETES_INDEX: "Kubernetes",
+    "OMPI_COMM_WORLD_RANK": "Open MPI",
+    "PMI_RANK": "MPI",
+    "SLURM_PROCID": "Slurm",
+    "HOROVOD_RANK": "Horovod",
+}
 _SIZES = {
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE",
-    "SLURM_PROCID": "SLURM_NTASKS", "HOROVOD_RANK": "HOROVOD_SIZE",
-}  # fmt: skip
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "HOROVOD_RANK": "HOROVOD_SIZE",
+}
 
 
 def read(environ: Mapping[str, str]) -> Job | None:
@@ -60,8 +66,12 @@ def read_bare_index(environ: Mapping[str, str]) -> Job | None:
     """An Indexed Job without addresses: taken for independent processes, with a note."""
     if not environ.get(KUBERNETES_INDEX):
         return None
-    return Job("Kubernetes", (KUBERNETES_INDEX,), notes=(
-        "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
-        "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "
-        "`ctl deploy kubernetes` does.",
-    ))  # fmt: skip
+    return Job(
+        "Kubernetes",
+        (KUBERNETES_INDEX,),
+        notes=(
+            "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
+            "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "
+            "`ctl deploy kubernetes` does.",
+        ),
+    )

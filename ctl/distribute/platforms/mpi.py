@@ -16,17 +16,27 @@ _PORTS = 16000
 # platform -> rank, size, rank on this machine, processes on it, what two jobs differ in
 _LAUNCHERS = {
     "Open MPI": (
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid",
-         "OMPI_MCA_orte_hnp_uri", "SLURM_JOB_ID"),
+        (
+            "PMIX_NAMESPACE",
+            "OMPI_MCA_ess_base_jobid",
+            "OMPI_MCA_orte_ess_jobid",
+            "OMPI_MCA_orte_hnp_uri",
+            "SLURM_JOB_ID",
+        ),
     ),
     "Horovod": (
-        "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
         ("HOROVOD_GLOO_RENDEZVOUS_PORT",),
     ),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)),
-}  # fmt: skip
+}
 
 
 def read(environ: Mapping[str, str]) -> Job | None:
@@ -36,9 +46,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
         if rank is None or size is None or _is_srun_s(environ, rank_name):
             continue
         if rank >= size:
-            raise UsageError(
-                f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1})."
-            )
+            raise UsageError(f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1}).")
         sources = rank_name, size_name, *local_names
         if size == 1:
             return Job(platform, (rank_name, size_name))
@@ -55,9 +63,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
 def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
     """srun tells tasks their PMI_RANK as well; its own variables say more."""
     same = environ.get("PMI_RANK") == environ.get("SLURM_PROCID")
-    return (
-        rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
-    )
+    return rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
 
 
 def _over_hosts(environ, platform: str, rank: int, size: int, sources) -> Job:

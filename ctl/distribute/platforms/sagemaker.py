@@ -19,14 +19,10 @@ def read(environ: Mapping[str, str]) -> Job | None:
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
-        raise UsageError(
-            f'SM_HOSTS is {text[:80]!r}; expected a list such as ["algo-1", "algo-2"].'
-        )
+        raise UsageError(f'SM_HOSTS is {text[:80]!r}; expected a list such as ["algo-1", "algo-2"].')
     here = environ.get("SM_CURRENT_HOST", "").strip()
     if here not in hosts and len(hosts) > 1:
-        raise UsageError(
-            f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}."
-        )
+        raise UsageError(f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}.")
     first = job.port(environ, _PORT)
     index = hosts.index(here) if here in hosts else 0
     return job.workers(

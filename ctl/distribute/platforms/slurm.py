@@ -37,10 +37,16 @@ def read(environ: Mapping[str, str]) -> Job | None:
     listed = _list_of_hosts(environ)
     if number is None or listed is None:
         several = (count or 1) > 1
-        return Job(PLATFORM, ("SLURM_JOB_ID",), notes=(
-            f"{counter} is {count}, but srun was not used, so this process trains alone. Start the "
-            "program with `srun python ...`; `ctl deploy slurm` writes such a script.",
-        ) if several else ())  # fmt: skip
+        return Job(
+            PLATFORM,
+            ("SLURM_JOB_ID",),
+            notes=(
+                f"{counter} is {count}, but srun was not used, so this process trains alone. Start the "
+                "program with `srun python ...`; `ctl deploy slurm` writes such a script.",
+            )
+            if several
+            else (),
+        )
     per_host = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     used = "SLURM_PROCID", counter, listed, per_host, "SLURM_JOB_ID"
     sources = [name for name in used if name]
@@ -149,9 +155,7 @@ def _range(text: str, part: str) -> list[str]:
         low, dash, high = piece.partition("-")
         good = _is_number(low) and (not dash or _is_number(high))
         if not good or (dash and int(high) < int(low)):
-            raise UsageError(
-                f"Slurm's list of hosts has {part[:80]!r}; expected ranges such as [1-3,7]."
-            )
+            raise UsageError(f"Slurm's list of hosts has {part[:80]!r}; expected ranges such as [1-3,7].")
         width = len(low)
         _check_count(len(names) + int(high or low) - int(low) + 1, part)
         names += [f"{i:0{width}d}" for i in range(int(low), int(high or low) + 1)]

@@ -41,11 +41,15 @@ def read(environ: Mapping[str, str]) -> Job | None:
         notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
     kind, index = job.checked_task(task, tasks, NAME)
     return Job(
-        platform, (NAME, *beside.sources), tasks, kind, index,
+        platform,
+        (NAME, *beside.sources),
+        tasks,
+        kind,
+        index,
         has_evaluator="evaluator" in tasks or beside.has_evaluator,
         ends_with_chief=config.get("environment") == "cloud",
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _platform(environ: Mapping[str, str], config: dict) -> str:

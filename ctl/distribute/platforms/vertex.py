@@ -15,9 +15,7 @@ from ctl.errors import UsageError
 
 NAME = "CLUSTER_SPEC"
 PLATFORM = "Vertex AI"
-_POOLS = {
-    "workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator",
-}  # fmt: skip
+_POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 _EXAMPLE = (
     '{"cluster": {"workerpool0": ["host1:2222"], "workerpool1": ["host2:2222"]}, '
     '"task": {"type": "workerpool0", "index": 0}}'
@@ -54,9 +52,15 @@ def read(environ: Mapping[str, str]) -> Job | None:
         return Job(PLATFORM, (NAME,))
     kind, index = job.checked_task(task, tasks, NAME)
     return Job(
-        PLATFORM, (NAME,), tasks, kind, index,
-        has_evaluator="evaluator" in named, ends_with_chief=True, notes=notes,
-    )  # fmt: skip
+        PLATFORM,
+        (NAME,),
+        tasks,
+        kind,
+        index,
+        has_evaluator="evaluator" in named,
+        ends_with_chief=True,
+        notes=notes,
+    )
 
 
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:

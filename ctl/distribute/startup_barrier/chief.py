@@ -66,10 +66,7 @@ class Chief:
             while (missing := self._missing()) and not self._fault:
                 now = time.monotonic()
                 if now - start >= self._timeout_secs:
-                    text = (
-                        messages.too_long(self._timeout_secs, self._names(missing))
-                        + self._strangers()
-                    )
+                    text = messages.too_long(self._timeout_secs, self._names(missing)) + self._strangers()
                     self._tell({"timeout": text})
                     raise PeerLostError(text)
                 if now >= remind_secs:

@@ -15,8 +15,9 @@ def name_of(cluster: Cluster, rank: int) -> str:
     """A worker by its name in TF_CONFIG and its address: "worker 1 (10.0.0.3:2222)"."""
     places = [
         (f"{kind} {i}", address)
-        for kind in ("chief", "worker") for i, address in enumerate(cluster.tasks.get(kind, ()))
-    ]  # fmt: skip
+        for kind in ("chief", "worker")
+        for i, address in enumerate(cluster.tasks.get(kind, ()))
+    ]
     called, address = places[rank]
     return f"{called} ({address})"
 

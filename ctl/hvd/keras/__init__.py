@@ -22,13 +22,7 @@ from ctl.hvd.compression import Compression
 from ctl.hvd.keras import callbacks
 from ctl.hvd.keras.loading import load_model
 from ctl.hvd.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from ctl.hvd.keras.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    reducescatter,
-)
+from ctl.hvd.keras.values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from ctl.hvd.objects import allgather_object, broadcast_object
 from ctl.hvd.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from ctl.hvd.process import (
@@ -45,12 +39,7 @@ from ctl.hvd.process import (
     start_timeline,
     stop_timeline,
 )
-from ctl.hvd.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from ctl.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ctl.hvd.variables import broadcast_variables
 
 __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "Min",

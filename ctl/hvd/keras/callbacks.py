@@ -17,16 +17,17 @@ import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hvd import objects
-from ctl.hvd.keras.rates import (
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    TwoKerasCallback,
-)
+from ctl.hvd.keras.rates import LearningRateScheduleCallback, LearningRateWarmupCallback, TwoKerasCallback
 from ctl.hvd.reducing import key
 from ctl.hvd.variables import broadcast_variables
 
-__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
-           "LearningRateWarmupCallback", "MetricAverageCallback"]  # fmt: skip
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(TwoKerasCallback):

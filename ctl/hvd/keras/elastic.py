@@ -19,8 +19,13 @@ from ctl.errors import UsageError
 from ctl.hvd.elastic import State, TensorFlowKerasState, run
 from ctl.hvd.keras.rates import TwoKerasCallback
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback",
-           "UpdateEpochStateCallback", "run"]  # fmt: skip
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
 
 
 class KerasState(TensorFlowKerasState):

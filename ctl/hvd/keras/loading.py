@@ -15,10 +15,12 @@ from ctl.hvd.keras3_optimizers import Distributed
 
 
 def load_model(
-    filepath: Any, custom_optimizers: Sequence[type] | None = None,
-    custom_objects: Mapping[str, Any] | None = None, compression: Any = Compression.none,
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
     legacy_opts: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The model of a .keras or .h5 file; of Keras 3, or of tf_keras where it was saved by that.
 
     Args:

@@ -9,13 +9,21 @@ from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0, op: int = ops.Average,
-    backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ops.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """See `ctl.hvd.DistributedOptimizer`."""
     return every.DistributedOptimizer(
         optimizer,
@@ -36,12 +44,19 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0, op: int = ops.Average, groups: Any = None,
-    process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ops.Average,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """`DistributedOptimizer` whose `local_layers`, a layer or several, are this rank's own.
 
     Their gradients stay here, divided by the number of ranks unless `scale_local_gradients` is off.

@@ -64,9 +64,7 @@ class LearningRateScheduleCallback(TwoKerasCallback):
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
         self.multiplier: Callable[[float], float] = (
-            multiplier
-            if callable(multiplier)
-            else lambda epoch: multiplier ** (epoch - start_epoch)
+            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         )
 
     def on_train_begin(self, logs: Mapping | None = None) -> None:

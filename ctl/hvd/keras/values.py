@@ -13,9 +13,14 @@ def _value(found: Any) -> Any:
 
 
 def allreduce(
-    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
-) -> Any:  # fmt: skip
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
     """The value, reduced over ranks: `op`, by default Average. See `ctl.hvd.allreduce`."""
     return _value(
         ops.allreduce(
