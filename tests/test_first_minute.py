@@ -2,12 +2,14 @@
 
 import errno
 import json
+import socket
 import subprocess
 from pathlib import Path
 
 import ctl
 import pytest
 import tensorflow as tf
+from conftest import free_ports
 from ctl.checkpoints import restoring
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.distribute import cluster
@@ -141,6 +143,28 @@ def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind
     assert type(explained("NCCL: invalid usage")) is kind
     assert type(explained("something else")) is kind
     assert type(explained("NCCL: unhandled system error", several=False)) is kind
+
+
+CANNOT_CONNECT = """
+import contextlib, json
+import ctl
+from ctl.distribute import own_port, startup_barrier
+startup_barrier.checked = lambda *_: contextlib.nullcontext()  # the fault comes after the meeting
+own_port.check = lambda cluster: None
+try:
+    ctl.make_strategy("multi_worker")
+except ctl.PeerLostError as e:
+    print(json.dumps({"said": str(e), "code": e.exit_code}), flush=True)
+"""
+
+
+@pytest.mark.workers
+def test_workers_that_tensorflow_cannot_connect_are_worth_another_attempt(run_program):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        workers = [f"127.0.0.1:{taken.getsockname()[1]}", f"127.0.0.1:{free_ports(1)[0]}"]
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+        (done,) = run_program(1, ["-c", CANNOT_CONNECT], TF_CONFIG=json.dumps(config))
+    assert done.json["code"] == 134 and "could not connect the workers: " in done.json["said"], done.output
 
 
 @pytest.mark.workers

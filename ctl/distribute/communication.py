@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 COMMUNICATIONS = ("auto", "ring", "nccl")
+PEER_ERRORS = (  # what TensorFlow raises where another task is gone or cannot be reached
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
 
 
 def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:

@@ -66,6 +66,6 @@ def _connect_function() -> Any:
         finally:
             delete_status(status)
         if code:
-            raise tf.errors.exception_type_from_error_code(code)(None, None, message)
+            raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
 
     return connect

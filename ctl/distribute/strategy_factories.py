@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute import cluster as cluster_lib
 from ctl.distribute import communication, connection, devices, job_fingerprint, own_port, startup_barrier
-from ctl.errors import UsageError
+from ctl.errors import PeerLostError, UsageError
 from ctl.io import exit_hook
 from ctl.supervision import heartbeat, signals
 
@@ -96,7 +96,11 @@ def multi_worker(
     timeout_secs = startup_barrier.timeout_of(startup_timeout_secs)
     mine = job_fingerprint.here(gpus, flags or {})
     with startup_barrier.checked(cluster, mine, timeout_secs), _connecting():
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+        except (*communication.PEER_ERRORS, tf.errors.UnknownError) as e:  # the last: its port is taken
+            text = (e.message or "").strip() or type(e).__name__
+            raise PeerLostError(f"TensorFlow could not connect the workers: {text[:300]}") from e
 
 
 @contextlib.contextmanager

@@ -4,16 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.data import pipeline
+from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.strategies import Placement
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
 
-PEER_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.CancelledError,
-)
 _OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctl.data.batches import Batches
+from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import CtlError
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.error_translation import PEER_ERRORS
 from ctl.training.loop import Interrupted
 from ctl.training.loop_length import Pace
 

@@ -17,6 +17,7 @@ import numpy as np
 from ctl.callbacks.schedule import Every, Intervals, Timers
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.pipeline import Batches
+from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import CtlError
 from ctl.metrics.group import WriterGroup
@@ -24,7 +25,6 @@ from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.error_translation import PEER_ERRORS
 from ctl.training.loop_length import Interval, Pace
 
 _log = logging.getLogger("ctl")

@@ -18,7 +18,14 @@ from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoint
 from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
 from ctl.data.batches import Batches
 from ctl.data.resume_position import SavedIterator
-from ctl.distribute import cluster, collective_debug, exit_barrier, parameter_servers, strategies
+from ctl.distribute import (
+    cluster,
+    collective_debug,
+    communication,
+    exit_barrier,
+    parameter_servers,
+    strategies,
+)
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import Stopped, UsageError
 from ctl.metrics.group import WriterGroup
@@ -81,7 +88,7 @@ class Session:
     @property
     def step(self) -> int:
         """Completed steps; those last known, where the parameter server that counts them is gone."""
-        with contextlib.suppress(*error_translation.PEER_ERRORS):
+        with contextlib.suppress(*communication.PEER_ERRORS):
             self.last_step = int(self.state.step.numpy())
         return self.last_step
 
