@@ -62,7 +62,7 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
      "off: only at the end."),
     ("number", "eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end."),
-    ("number", "save_every_steps", 500, "Steps between checkpoints. 0 turns it off: only at the end."),
+    ("number", "save_every_steps", 500, "Steps between checkpoints; one is also saved before each evaluation. 0 turns it off."),
     ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best and every k-th step's: "
      "3,best=accuracy,every=1000. 0 turns deletion off: keep all."),
     ("bool", "background_save", False, "Write checkpoints while training goes on; takes memory for one "
@@ -242,13 +242,20 @@ def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
     if values.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in _WITH_A_CHECKPOINT and not paths.path(f"{values.model_dir}/checkpoints").is_dir():
+    if values.mode in _WITH_A_CHECKPOINT and not _has_checkpoints(values.model_dir):
         raise UsageError(_nothing_saved(values))
     if values.mode in _WITH_A_CHECKPOINT and cluster.read().task_type == "evaluator":
         raise UsageError(
             f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
         )
+
+
+def _has_checkpoints(model_dir: str) -> bool:
+    try:
+        return paths.persistently(paths.path(f"{model_dir}/checkpoints").is_dir)
+    except OSError as e:
+        raise UsageError(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
 def _prepare(trainer: Any, values: flags.FlagValues) -> None:

@@ -1,8 +1,10 @@
 """A training binary from outside: exit codes, one line for a bad flag, and what stays on disk."""
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -214,3 +216,14 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
 )
 def test_settings_that_cannot_be_are_refused_before_any_work(monkeypatch, capsys, arguments, words):
     assert words in refused(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize("mode", ["eval", "export", "predict"])
+def test_a_model_dir_that_cannot_be_searched_is_named(monkeypatch, capsys, mode):
+    def refused_by_the_system(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    monkeypatch.setattr(Path, "is_dir", refused_by_the_system)
+    said = refused(monkeypatch, capsys, f"--mode={mode}", "--model_dir=/closed")
+    assert "--model_dir=/closed cannot be read: Permission denied." in said

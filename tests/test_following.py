@@ -1,5 +1,6 @@
 """An evaluator's way through a training: which checkpoint is next, when to wait, when to leave."""
 
+import errno
 import json
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
-from ctl.errors import PeerLostError
+from ctl.errors import PeerLostError, ReadError
 from ctl.supervision.lease import Lease
 from ctl.training import checkpoint_follower
 from ctl.training.checkpoint_follower import Evaluated, Following, Patience
@@ -82,6 +83,57 @@ def test_what_was_saved_just_before_the_end_is_evaluated_too(world, monkeypatch)
     world.lease()
     assert world.follow() == "done"
     assert [step for step, _ in world.did] == [4]
+
+
+def unreadable(times, good):
+    """`good`, but the first so many calls fail as on a disk in trouble."""
+    left = [times]
+
+    def read(*args):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return good(*args)
+
+    return read
+
+
+@pytest.mark.parametrize("what", ["read_manifest", "steps_listed"])
+@pytest.mark.parametrize("times", [1, 20])
+def test_the_last_checkpoint_is_evaluated_once_it_can_be_read(world, monkeypatch, what, times):
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    world.save(4)
+    world.lease(state="ended", reason="done")
+    monkeypatch.setattr(commit, what, unreadable(times, getattr(commit, what)))
+    assert world.follow() == "done"
+    assert [step for step, _ in world.did] == [4]
+
+
+def test_a_checkpoint_that_cannot_be_restored_for_now_is_tried_again(world):
+    fails = [2]
+
+    def evaluate(manifest):
+        if fails[0]:
+            fails[0] -= 1
+            raise ReadError("it cannot be read")
+        world.did.append((manifest.step, world.now))
+
+    world.save(4)
+    world.lease(state="ended", reason="done")
+    assert world.follow(evaluate=evaluate) == "done"
+    assert world.did == [(4, 1002.0)]
+
+
+@pytest.mark.parametrize("what", ["read_manifest", "steps_listed"])
+def test_what_cannot_be_read_for_a_minute_ends_the_evaluator_for_another_attempt(world, monkeypatch, what):
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    world.save(4)
+    world.lease(state="ended", reason="done")
+    monkeypatch.setattr(commit, what, unreadable(10**9, None))
+    with pytest.raises(ReadError, match="cannot be read") as caught:
+        world.follow()
+    assert world.did == [] and caught.value.exit_code == 134
+    assert 1060.0 < world.now <= 1063.0
 
 
 def test_a_checkpoint_saved_again_at_the_same_step_is_another_one(world):

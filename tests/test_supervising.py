@@ -1,5 +1,6 @@
 """What the supervisor decides with, without processes: policy, heartbeats, progress, log files."""
 
+import inspect
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
 
 def test_the_waiting_doubles_up_to_a_minute():
     policy = Policy(max_restarts=9)
-    waits = [policy.after(134, 5, who=f"worker {i}").delay_secs for i in range(10)]
+    waits = [policy.after(134 + i, 5).delay_secs for i in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
     assert Policy(max_restarts=2000).after(134, 1).delay_secs == 1
 
@@ -102,6 +103,14 @@ def test_out_of_memory_twice_is_enough_and_the_cure_is_named():
     first, second = (policy.after(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
     assert first.delay_secs == 1
     assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.why_not
+
+
+def test_whichever_of_several_processes_is_noticed_first_the_failures_are_alike():
+    policy = Policy(max_restarts=9)
+    ends = [policy.after(137, step, loss=OUT_OF_MEMORY) for step in (None, 0)]
+    assert "out of memory 2 times in a row" in ends[1].why_not
+    names = list(inspect.signature(policy.after).parameters)
+    assert names == ["exit_code", "step", "loss", "trained"], "nothing says who it was"
 
 
 def test_what_stands_still_is_told_as_what_it_is():
@@ -178,6 +187,22 @@ def test_patience_depends_on_the_phase(tmp_path, phase, secs, is_hung):
     hearts.beat(1, beat=1)
     hang = hearts.look(secs)
     assert (hang is not None and hang.task == hearts.tasks[0]) == is_hung
+
+
+@pytest.mark.parametrize("phase", ["starting", "compiling"])
+def test_a_hang_before_the_first_step_has_the_limit_of_a_start(tmp_path, phase):
+    hearts = Hearts(tmp_path, hang=60.0, startup=600.0)
+    hearts.beat(0, phase=phase, beat=0)
+    assert hearts.look(1.0) is None
+    hearts.beat(0, phase=phase, beat=1)
+    assert hearts.look(598.0) is None
+    hearts.beat(0, phase=phase, beat=2)
+    hang = hearts.look(3.0)
+    assert hang.task == hearts.tasks[0] and f"was {phase} for 601 s" in hang.why
+    hearts = Hearts(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
+    hearts.beat(0, phase=phase)
+    hearts.beat(1)
+    assert hearts.look(1.0) is None and hearts.look(1e5) is None
 
 
 def test_a_stopped_process_that_waits_for_peers_gets_no_more_patience(tmp_path):

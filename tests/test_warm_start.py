@@ -1,13 +1,16 @@
 """A run may begin with another's model: what matches by name and shape, and a list of what does not."""
 
+import errno
 import logging
+from pathlib import Path
 
 import ctl
 import keras
 import numpy as np
 import pytest
-from ctl.checkpoints import snapshot, warm_start
-from small_models import Small, every_step
+from ctl.checkpoints import commit, snapshot, warm_start
+from ctl.errors import ReadError
+from small_models import Small, digest, every_step
 from test_checkpoints import DAMAGES, assert_same, values
 
 
@@ -65,6 +68,102 @@ def test_an_older_one_by_its_own_path(source):
     found = values(begun(f"{where}/checkpoints/ckpt-2"))
     name = next(n for n in found if n.endswith("body/kernel"))
     assert not np.array_equal(found[name], expected[name]), kernel
+
+
+def test_a_newer_one_that_cannot_be_read_is_not_passed_over(source, monkeypatch):
+    where, _ = source
+    good = commit.read_manifest
+
+    def read(path):
+        if path.name == "ckpt-6":
+            raise OSError(errno.EIO, "Input/output error")
+        return good(path)
+
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    monkeypatch.setattr(commit, "read_manifest", read)
+    with pytest.raises(ReadError) as caught:
+        warm_start.newest_good(where)
+    assert caught.value.exit_code == 134
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_a_listing_that_fails_for_a_moment_is_read_again(source, monkeypatch, times):
+    left, good = [times], Path.iterdir
+
+    def entries(self):
+        if left[0]:
+            left[0] -= 1
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return good(self)
+
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    monkeypatch.setattr(Path, "iterdir", entries)
+    if times == 2:
+        assert warm_start.newest_good(source[0])[1].step == 6
+        return
+    with pytest.raises(ReadError, match="cannot be read") as caught:
+        warm_start.newest_good(source[0])
+    assert caught.value.exit_code == 134
+
+
+TOGETHER = """
+import errno, json, os, sys
+import ctl
+from ctl.checkpoints import commit, restoring
+from ctl.io import paths
+from small_models import Small, digest, every_step
+
+restoring.VISIBLE_SECS = 20.0 if sys.argv[3] == "1" else 0.5
+where, fault, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+second = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+trainer = Small(strategy="multi_worker", optimizer="adam", writers=[], intervals=every_step())
+trainer.init_from = where
+if second:  # it sees the newest checkpoint late, or cannot read it
+    directories, manifest, left = commit._directories, commit.read_manifest, [times]
+
+    def passes():
+        left[0] -= 1
+        return left[0] < 0
+
+    def listed(directory):
+        return [p for p in directories(directory) if p.name != "ckpt-4" or passes()]
+
+    def read(path):
+        if path.name == "ckpt-4" and not passes():
+            raise OSError(errno.EIO, "Input/output error")
+        return manifest(path)
+
+    paths.PAUSES_SECS = (0.01, 0.01)
+    faults = (listed, manifest) if fault == "late" else (directories, read)
+    commit._directories, commit.read_manifest = faults
+try:
+    trainer.prepare()
+    print(json.dumps({"digest": digest(trainer)}), flush=True)
+except ctl.CheckpointError as e:
+    print(json.dumps({"code": e.exit_code, "said": str(e)}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    trainer = Small(model_dir=str(tmp_path_factory.mktemp("four") / "run"), optimizer="adam", **OPTIONS)
+    trainer.train(4)
+    return trainer.model_dir, digest(trainer)
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("fault", ["late", "unreadable"])
+def test_all_workers_begin_with_the_checkpoint_that_the_chief_chose(run_program, four_steps, fault):
+    where, expected = four_steps
+    found = run_program(2, ["-c", TOGETHER, where, fault, "1"])
+    assert [r.json for r in found] == [{"digest": expected}] * 2, found[1].output
+
+
+@pytest.mark.workers
+def test_where_one_worker_cannot_read_the_checkpoint_no_worker_begins(run_program, four_steps):
+    found = run_program(2, ["-c", TOGETHER, four_steps[0], "unreadable", "1000"])
+    assert [r.json["code"] for r in found] == [134, 134], found[1].output
+    assert "Worker 1 could not restore" in found[0].json["said"]
 
 
 def test_what_does_not_match_is_listed_and_stays_as_built(source, caplog):

@@ -71,7 +71,7 @@ class Intervals:
         Loops are cut short to land on the marks below, so numbers do not depend on it.
       log: numbers go to the writers; each is the mean since the last time.
       evaluate: the whole of `eval_data` is evaluated.
-      save: a checkpoint is saved (one is also saved at the end of every run).
+      save: a checkpoint is saved (one is also saved before each evaluation, and at the end of a run).
     """
 
     steps_per_loop: int | str = "auto"

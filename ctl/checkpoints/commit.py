@@ -131,8 +131,7 @@ def mark(path: AnyPath, manifest: Manifest) -> None:
 def amend(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
     """Gives a committed checkpoint new metrics and loop state; raises OSError, CheckpointError."""
     manifest = replace(read_manifest(path), metrics=metrics, state=state)
-    paths.write_whole(path / MANIFEST, manifest.to_json())
-    paths.sync(path / MANIFEST)
+    paths.write_whole(path / MANIFEST, manifest.to_json(), durable=True)
     paths.sync(path)
 
 

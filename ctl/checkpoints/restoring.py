@@ -9,16 +9,20 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
-from ctl.errors import CheckpointError, ReadError
+from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.strategies import Placement
+from ctl.errors import CheckpointError, CtlError, ReadError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
 VISIBLE_SECS = 60.0  # how long a worker waits for what the chief sees
 _POLL_SECS = 0.5
+T = TypeVar("T")
 _log = logging.getLogger("ctl")
 
 
@@ -117,3 +121,35 @@ def awaited(
                 _log.warning("Waiting for the checkpoint that the chief restores: %s", e)
                 told = True
             sleep(_POLL_SECS)
+
+
+def chosen_by_chief(
+    agreement: Agreement, place: Placement, choose: Callable[[], int | None], take: Callable[[int], T]
+) -> T | None:
+    """What `take` makes, on every worker, of the number >= 0 that the chief has chosen; None without one.
+
+    All workers must call it. Where `choose` or `take` raises a CtlError on one of them, every one raises
+    one, with the same exit code.
+    """
+    choice, failure, taken = 0, None, None
+    try:
+        chosen = choose() if place.is_chief else None
+        choice = 0 if chosen is None else chosen + 1
+    except CtlError as e:
+        failure = e
+    choice = int(agreement.sum([float(choice)])[0])
+    try:
+        taken = take(choice - 1) if choice and failure is None else None
+    except CtlError as e:
+        failure = e
+    codes = np.zeros(agreement.num_workers)
+    codes[place.worker_index] = 0 if failure is None else failure.exit_code
+    codes = agreement.sum(codes)
+    if failure is not None:
+        raise failure
+    if codes.any():
+        first = int(np.flatnonzero(codes)[0])
+        other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
+        other.exit_code = int(codes[first])
+        raise other
+    return taken

@@ -4,13 +4,14 @@ import errno
 import functools
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ctl.checkpoints import commit, name_matching
+from ctl.checkpoints import commit, name_matching, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import State
+from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import CheckpointError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -19,17 +20,65 @@ _MOST_LINES = 20
 _log = logging.getLogger("ctl")
 
 
-def load(where: str, state: State, models: Sequence[str]) -> list[str]:
+class _Loaded(NamedTuple):
+    """A checkpoint, and what in it belongs to variables of this model."""
+
+    path: AnyPath
+    manifest: Manifest
+    pairs: dict[str, str]  # name here -> name there
+    reasons: dict[str, str | None]  # name here -> why it is not loaded, or None
+    values: dict[str, Any]
+
+
+def load(where: str, state: State, models: Sequence[str], agreement: Agreement | None = None) -> list[str]:
     """Gives variables of `models` the values of those of equal path, shape and dtype; returns names.
 
     Args:
-      where: `.../ckpt-10`, or a directory of such, or a model_dir: then its newest good one.
+      where: `.../ckpt-10`, or a directory of such, or a model_dir: then the newest good one that the chief
+        sees, on all workers.
       models: names of the trainer's attributes whose variables may be given.
+      agreement: over the workers; None: this process decides alone.
 
-    All workers must call it. Raises UsageError if there is no checkpoint, CheckpointError if it cannot
-    be read, nothing in it matches, or it is not clear what does; then nothing is changed.
+    All workers must call it. Raises UsageError if there is no checkpoint, ReadError if it cannot be read
+    for now, CheckpointError if it is damaged, nothing in it matches, or it is not clear what does; then
+    nothing is changed, on no worker.
     """
-    path, manifest = newest_good(where)
+    if agreement is None or agreement.num_workers == 1:
+        loaded = _loaded(*newest_good(where), state, models)
+    else:
+        loaded = _loaded_together(where, state, models, agreement)
+    for name, value in loaded.values.items():
+        state.variables[name].assign(value)
+    if state.placement.is_chief:
+        _say(loaded, models)
+    return list(loaded.values)
+
+
+def _loaded_together(where: str, state: State, models: Sequence[str], agreement: Agreement) -> _Loaded:
+    """On every worker from the checkpoint that the chief chooses; where one fails, every one raises."""
+    given = paths.path(where)
+    directories = _directories(given)
+    found: list[tuple[AnyPath, Manifest]] = []
+
+    def choose() -> int:
+        path, manifest = newest_good(where)
+        found.append((path, manifest))
+        places = [i for i, d in enumerate(directories) if path.parent == d and path != given]
+        return manifest.step * 3 + (places[0] + 1 if places else 0)
+
+    def take(choice: int) -> _Loaded:
+        step, place = divmod(choice, 3)
+        if not found and place:
+            found.append(restoring.awaited(directories[place - 1], step))
+        return _loaded(*(found[0] if found else newest_good(where)), state, models)
+
+    loaded = restoring.chosen_by_chief(agreement, state.placement, choose, take)
+    assert loaded is not None  # `choose` always chooses
+    return loaded
+
+
+def _loaded(path: AnyPath, manifest: Manifest, state: State, models: Sequence[str]) -> _Loaded:
+    """Reads what matches; changes nothing."""
     wanted = {n: s for n, s in state.spec().items() if n.split("/")[0] in models}
     pairs = _pairs(path, state, manifest, wanted)
     reasons = {name: _reason(pairs.get(name, ""), spec, manifest) for name, spec in wanted.items()}
@@ -41,12 +90,7 @@ def load(where: str, state: State, models: Sequence[str]) -> list[str]:
             "variables have these names."
         )
     keys = {name: manifest.keys[pairs[name]] for name in matching}
-    values = paths.persistently(lambda: _read(path, keys))
-    for name, value in values.items():
-        state.variables[name].assign(value)
-    if state.placement.is_chief:
-        _say(path, manifest, models, pairs, reasons)
-    return matching
+    return _Loaded(path, manifest, pairs, reasons, paths.persistently(lambda: _read(path, keys)))
 
 
 def _read(path: AnyPath, keys: dict[str, str]) -> dict[str, Any]:
@@ -94,39 +138,42 @@ def newest_good(where: str) -> tuple[AnyPath, Manifest]:
     """The checkpoint `where`, or the newest undamaged one in it; see `load` for what is raised."""
     given = paths.path(where)
     try:
-        found = _candidates(given)
+        found = paths.persistently(lambda: _newest_good(given))
     except OSError as e:
-        raise UsageError(f"--init_from is {where!r}, which cannot be read: {e}.") from None
-    if not found:
+        if isinstance(e, ReadError):
+            raise
+        failed = ReadError(f"--init_from {where} cannot be read: {e.strerror or e}.")
+        failed.errno = e.errno
+        raise failed from e
+    except CheckpointError as e:
+        raise CheckpointError(f"--init_from {where} is damaged: {e}") from e
+    if found is None:
         raise UsageError(
             f"--init_from is {where!r}, where no checkpoint is; expected a directory such as "
             "runs/a/checkpoints/ckpt-500, or the model_dir of a run."
         )
-    damaged = []
-    for path in reversed(found):
-        try:
-            manifest = paths.persistently(functools.partial(commit.read_manifest, path))
-            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
-        except ReadError:
-            raise
-        except CheckpointError as e:
-            fault = str(e)
-        if fault is None:
-            return path, manifest
-        damaged.append(f"{path.name}: {fault}")
-        _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault.rstrip("."))
-    raise CheckpointError(f"--init_from {where} is damaged ({'; '.join(damaged)}).")
+    return found
 
 
-def _candidates(given: AnyPath) -> list[AnyPath]:
-    """Checkpoint directories, oldest first."""
+def _newest_good(given: AnyPath) -> tuple[AnyPath, Manifest] | None:
     if commit.step_of(given) >= 0 or (given / commit.MANIFEST).exists():
-        return [given] if given.is_dir() else []
-    for directory in (given / "checkpoints", given):
-        found, faults = commit.survey(directory, paths.persistently)
-        if found or faults:
-            return [p for p, _ in found] or list(faults)
-    return []
+        if not given.is_dir():
+            return None
+        manifest = paths.persistently(functools.partial(commit.read_manifest, given))
+        fault = paths.persistently(functools.partial(commit.verify, given, manifest))
+        if fault is not None:
+            raise CheckpointError(fault)
+        return given, manifest
+    for directory in _directories(given):
+        choice = restoring.newest(directory)
+        if choice is not None:
+            return choice.path, choice.manifest
+    return None
+
+
+def _directories(given: AnyPath) -> tuple[AnyPath, AnyPath]:
+    """Where checkpoints are, if `given` is a model_dir, or a directory of checkpoints."""
+    return given / "checkpoints", given
 
 
 def _reason(name: str, spec: dict, manifest: Manifest) -> str | None:
@@ -139,7 +186,8 @@ def _reason(name: str, spec: dict, manifest: Manifest) -> str | None:
     return None if name in manifest.keys else "the checkpoint does not say where it is"
 
 
-def _say(path: AnyPath, manifest: Manifest, models: Sequence[str], pairs: dict, reasons: dict) -> None:
+def _say(loaded: _Loaded, models: Sequence[str]) -> None:
+    path, manifest, pairs, reasons, _ = loaded
     left = {n: r for n, r in reasons.items() if r is not None}
     used = set(pairs.values())
     unused = [n for n in manifest.variables if n.split("/")[0] in models and n not in used]
@@ -154,7 +202,7 @@ def _say(path: AnyPath, manifest: Manifest, models: Sequence[str], pairs: dict, 
     )
 
 
-def _listed(reasons: dict[str, str | None]) -> str:
+def _listed(reasons: Mapping[str, str | None]) -> str:
     lines = [f"\n  not loaded: {name}: {reason}" for name, reason in reasons.items()]
     more = [f"\n  ... and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
     return "".join(lines[:_MOST_LINES] + more)

@@ -198,11 +198,11 @@ def persistently(act: Callable[[], T], pauses_secs: Sequence[float] = PAUSES_SEC
     return act()
 
 
-def write_whole(where: AnyPath, text: str) -> None:
+def write_whole(where: AnyPath, text: str, *, durable: bool = False) -> None:
     """Gives a small file a new text; raises OSError, and then the old one is still there.
 
     Where a file cannot be renamed over another, blanks at the end keep the length, and all is written
-    in one piece.
+    in one piece. `durable`: the new text is on the disk before it takes the place of the old one.
     """
     if not isinstance(where, Path):
         where.write_bytes(text.encode())
@@ -211,6 +211,8 @@ def write_whole(where: AnyPath, text: str) -> None:
         temporary = where.with_name(f".{where.name}-{mark}")
         try:
             temporary.write_text(text, encoding="utf-8")
+            if durable:
+                sync(temporary)
             os.replace(temporary, where)
         except OSError:
             with contextlib.suppress(OSError):

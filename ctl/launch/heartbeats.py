@@ -42,7 +42,8 @@ class Timeouts:
 
     Attributes:
       heartbeat: without any change; hang: without a new step while training; startup: from the start
-        of the attempt to the first sign of life, if others have one.
+        of the attempt to the first sign of life, if others have one; with `hang` also for what comes
+        before the first step.
     """
 
     heartbeat: float = 60.0
@@ -209,6 +210,9 @@ class Pulse:
         still = now - seen.progressed_secs
         if limits.hang and seen.phase == "training" and still >= limits.hang:
             return Hang(task, f"made no step for {still:.0f} s{last}", still)
+        begins = trains(task) and seen.phase in ("starting", "compiling")
+        if limits.hang and limits.startup and begins and still >= max(limits.hang, limits.startup):
+            return Hang(task, f"was {seen.phase} for {still:.0f} s{last}", still)
         return None
 
     def _idle(self, task: Cluster, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:

@@ -130,7 +130,8 @@ class Process:
 
     def _exit(self, returncode: int) -> Exit:
         end = Exit(self.task, returncode, time.monotonic() - self._started_secs)
-        if returncode != -signal.SIGKILL or self._is_killed:
+        killed = -signal.SIGKILL, 128 + signal.SIGKILL  # the second: as a shell between us says it
+        if returncode not in killed or self._is_killed:
             return end
         if self._memory is None:
             return replace(end, loss=KILLED)

@@ -66,15 +66,14 @@ class Policy:
         self._alike: list[tuple] = []  # the newest failures, from the first that is like the last
 
     def after(
-        self, exit_code: int, step: int | None, *, loss: str = ERROR, who: str = "",
-        trained: bool = False,
+        self, exit_code: int, step: int | None, *, loss: str = ERROR, trained: bool = False
     ) -> Verdict:  # fmt: skip
         """Decides about an attempt that failed.
 
         Args:
           exit_code: of the first failing process, 128+n for signal n.
           step: of the newest checkpoint; None if nobody can tell how far the job is.
-          loss: ERROR, KILLED, OUT_OF_MEMORY or OUTSIDE; who: the process.
+          loss: ERROR, KILLED, OUT_OF_MEMORY or OUTSIDE.
           trained: it had begun to train. A SIGKILL before that is taken for somebody's kill, and a
             machine that is lost before that counts as a restart.
         """
@@ -90,7 +89,8 @@ class Policy:
         if loss == OUTSIDE or (loss == KILLED and not trained):
             self._alike.clear()
         else:
-            failure = exit_code, step, loss, who
+            # whichever of several workers is noticed first: memory runs out in one or the other
+            failure = (None, None, loss) if loss == OUT_OF_MEMORY else (exit_code, step, loss)
             self._alike = [f for f in self._alike if f == failure] + [failure]
         permanent = "" if loss == OUTSIDE else self._permanent(exit_code)
         why_not = permanent or self._used_up(free) or self._stuck()
@@ -114,7 +114,7 @@ class Policy:
         last = self._alike
         if not self.max_restarts or not last:
             return ""
-        _, step, loss, _ = last[-1]
+        _, step, loss = last[-1]
         if loss == OUT_OF_MEMORY and len(last) >= OUT_OF_MEMORY_ATTEMPTS:
             return (
                 f"out of memory {len(last)} times in a row: use a smaller --global_batch_size or more "

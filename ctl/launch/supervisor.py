@@ -227,7 +227,7 @@ class _Supervisor:
         cause, verdict = outcome.cause, Verdict()
         if cause and not self._signals.received:
             verdict = self._policy.after(
-                cause.exit_code, record.step_after, loss=cause.loss, who=name(cause.task),
+                cause.exit_code, record.step_after, loss=cause.loss,
                 trained=self._pulse.has_trained(cause.task),
             )  # fmt: skip
             self._reason = cause.reason

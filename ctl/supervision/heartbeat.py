@@ -24,7 +24,12 @@ from ctl.errors import EXIT_RETRY
 VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
 COMPILING = "compiling"  # the first steps, with what TensorFlow does before them
-_LEAST_SECS = {EVALUATING: 600.0, SAVING: 600.0, COMPILING: 1800.0}  # --step_timeout_secs is for steps
+_LEAST_SECS = {  # --step_timeout_secs is for steps; these take longer
+    EVALUATING: 600.0,
+    SAVING: 600.0,
+    COMPILING: 1800.0,
+    STARTING: 1800.0,
+}
 CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpreter's lock
 
 
@@ -82,6 +87,21 @@ class Heartbeat:
             yield
         finally:
             self.phase, self._progressed = before, time.time()
+
+    @contextlib.contextmanager
+    def limited(self, timeout_secs: float, phase: str = STARTING) -> Iterator[None]:
+        """The phase within the block, which comes before the first step; it has a limit of its own.
+
+        Args:
+          timeout_secs: 0 for no limit; else the block may take as long as its phase may.
+        """
+        before, self._limit_secs = self._limit_secs, timeout_secs
+        self.start()
+        try:
+            with self.doing(phase):
+                yield
+        finally:
+            self._limit_secs = before
 
     @contextlib.contextmanager
     def watched(self, timeout_secs: float, look: Callable[[], int] | None = None) -> Iterator[None]:

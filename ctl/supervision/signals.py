@@ -174,10 +174,12 @@ def _native_handlers() -> dict[int, int | None]:
 
 def _again(done: threading.Event, told: int, handlers: dict[int, int | None]) -> None:
     """Undoes at once what native code does to the signals; ends the process when it is told of one."""
+    poll = select.poll()  # unlike select(), for any descriptor
+    poll.register(told, select.POLLIN)
     while not done.is_set():
         for number, handler in handlers.items():
             _native(number, handler)
-        if select.select([told], [], [], _AGAIN_SECS)[0]:
+        if poll.poll(1000 * _AGAIN_SECS):
             received = os.read(told, 1)[0]
             os.write(2, f"Stopped by {name(received)}; no step was under way.\n".encode())
             os._exit(exit_code(received))

@@ -16,7 +16,7 @@ from typing import Any
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
-from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, UsageError
+from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, ReadError, UsageError
 from ctl.io import paths
 from ctl.supervision.lease import ENDED, Holder, Lease
 from ctl.training import validation
@@ -24,6 +24,7 @@ from ctl.training import validation
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
 BEAT_SECS = 30.0
+UNREAD_SECS = 60.0
 _CLOSING_SECS = 3.0  # in which an evaluator closes its writers
 _log = logging.getLogger("ctl")
 
@@ -119,7 +120,11 @@ def wait_for_evaluator(
     For platforms that end all processes with the chief. `path` is the evaluator's list; when nothing
     is done and nothing beats for `patience_secs`, a warning is all. Returns whether the newest is done.
     """
-    newest = max(watched.committed(), key=lambda m: m.step, default=None)
+    try:
+        newest = max(watched.committed(), key=lambda m: m.step, default=None)
+    except ReadError as e:
+        _log.warning("%s Leaving without waiting for the evaluator.", e)
+        return False
     if newest is None or newest in Evaluated(path):
         return newest is not None
     _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
@@ -142,10 +147,16 @@ def wait_for_evaluator(
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an evaluator waits: between two looks, and for a training to begin."""
+    """How long an evaluator waits, in seconds.
+
+    Attributes:
+      poll_secs: between two looks; begin_secs: for a training to begin; unread_secs: for a file or a
+        directory that cannot be read to be readable again.
+    """
 
     poll_secs: float = POLL_SECS
     begin_secs: float = BEGIN_SECS
+    unread_secs: float = UNREAD_SECS
 
 
 class Following:
@@ -180,24 +191,34 @@ class Following:
         self._alive: tuple | None = None  # the training whose beat was seen to move
         self._passed_over: set[tuple[int, float]] = set()
         self._pending: dict[int, Manifest] = {}
+        self._unread_since: float | None = None  # by the clock; None: what came last could be read
 
     def run(self, evaluate: Callable[[Manifest], None], stopped: Callable[[], bool]) -> str:
         """Calls `evaluate` for each checkpoint, oldest first; returns why the training ended.
 
         Returns "stopped" as soon as `stopped()` is true. Raises PeerLostError, when nothing is left
-        to evaluate, if the training died, was preempted, or never began.
+        to evaluate, if the training died, was preempted, or never began; ReadError if what it saved
+        cannot be read.
         """
         waiting_since = self._clock()
         while not stopped():
             gone = self._gone()  # before looking for checkpoints: the last is saved before the end
-            manifest = self._next()
-            if manifest is not None:
-                self._evaluate(manifest, evaluate)
-                waiting_since = self._clock()
+            try:
+                manifest = self._next()
+                if manifest is not None:
+                    self._evaluate(manifest, evaluate)
+                    waiting_since = self._clock()
+                    continue
+                if self._watched.unread is None:
+                    self._unread_since = None
+                holder, is_ours = gone
+                if holder is not None and is_ours:
+                    if self._watched.unread is not None:
+                        raise self._watched.unread
+                    return self._reason(holder)
+            except ReadError as e:
+                self._wait_until_readable(e)
                 continue
-            holder, is_ours = gone
-            if holder is not None and is_ours:
-                return self._reason(holder)
             if holder is None and is_ours:
                 waiting_since = self._clock()
             if self._clock() - waiting_since > self._patience.begin_secs:
@@ -208,6 +229,15 @@ class Following:
                 )
             self._sleep(self._patience.poll_secs)
         return "stopped"
+
+    def _wait_until_readable(self, error: ReadError) -> None:
+        """Waits for the next attempt; raises the error once nothing could be read for `unread_secs`."""
+        if self._unread_since is None:
+            self._unread_since = self._clock()
+            _log.warning("%s Trying again for %g s.", error, self._patience.unread_secs)
+        elif self._clock() - self._unread_since > self._patience.unread_secs:
+            raise error
+        self._sleep(self._patience.poll_secs)
 
     def _gone(self) -> tuple[Holder | None, bool]:
         """The holder if it no longer trains, else None; and whether that is our training.
@@ -250,6 +280,7 @@ class Following:
             self._passed_over.add((manifest.step, manifest.created))
             _log.warning("Passing over the checkpoint of step %d: %s.", manifest.step, e)
             return
+        self._unread_since = None
         self._evaluated.add(manifest)
         self.count, self.step = self.count + 1, manifest.step
 

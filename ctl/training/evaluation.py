@@ -12,13 +12,20 @@ from typing import Any
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
-from ctl.errors import CtlError
+from ctl.errors import EXIT_RETRY, CtlError
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop import Interrupted
 from ctl.training.loop_length import Pace
 
-_ELSEWHERE = "The evaluation failed on another worker; its log says why."
+
+class FailedElsewhere(CtlError):
+    """Another worker's error ended the evaluation; its exit code is the one that counts."""
+
+    exit_code = EXIT_RETRY
+
+    def __init__(self) -> None:
+        super().__init__("The evaluation failed on another worker; its log says why.")
 
 
 def run(
@@ -71,7 +78,7 @@ def together(agreement: Agreement) -> Iterator[None]:
     if error is not None:
         raise error
     if failed:
-        raise CtlError(_ELSEWHERE)
+        raise FailedElsewhere
 
 
 def _agree(
@@ -86,6 +93,6 @@ def _agree(
     if error is not None:
         raise error
     if failed:
-        raise CtlError(_ELSEWHERE)
+        raise FailedElsewhere
     if signals is not None and signals.agree(wishes):
         raise Interrupted

@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.data.pipeline import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
-from ctl.errors import CtlError
+from ctl.errors import LeaseLostError, PeerLostError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.finiteness import SKIPPED
@@ -49,6 +49,7 @@ class Actions:
       watchers: () -> the JSON-able state of what `watch` tells.
       roll_back: (step) -> the manifest of the checkpoint that the run goes back to; None: never.
       spiked: () -> whether a watcher wants to go back.
+      several: other processes take part: an error of a peer is none that a save can follow.
     """
 
     evaluate: Callable[[], dict] | None
@@ -61,10 +62,9 @@ class Actions:
     small_values: Callable[[], list] = list
     watch: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
     watchers: Callable[[], Mapping[str, Any]] = dict
-    save_after_evaluation: bool = False
-    save_before_evaluation: bool = False  # where one worker's error cannot be told to the others
     roll_back: Callable[[int], Manifest] | None = None
     spiked: Callable[[], bool] = lambda: False
+    several: bool = False
 
 
 class Interrupted(Exception):
@@ -226,9 +226,11 @@ class Synchronous:
             return bool(self._actions.after_loop(step, means))
         except Interrupted:  # by a signal, in an evaluation of the hook's own
             return True
-        except (CtlError, *PEER_ERRORS):
+        except (PeerLostError, LeaseLostError):
             raise
         except Exception as e:
+            if self._actions.several and isinstance(e, PEER_ERRORS):
+                raise
             self._failure = e  # all workers stop at this step, and what was done is saved
             return True
 
@@ -280,27 +282,18 @@ class Synchronous:
         """Evaluates once per step; steps are never lost by it, whatever happens meanwhile."""
         if self._actions.evaluate is None or self._evaluated_at == step:
             return
-        if self._actions.save_before_evaluation:
-            self._save(step, owed)
-        before = self._actions.small_values() if self._saved_at == step else []
+        self._save(step, owed)  # whatever happens meanwhile, the steps are there
+        before = self._actions.small_values()
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
                 self.metrics = self._actions.evaluate()
         except Interrupted:
             self._pending, self._interrupted = owed, True
             return
-        except PEER_ERRORS:
-            raise
-        except Exception:  # the same on every worker
-            self._save(step, owed)
-            raise
         self._evaluated_at = step
         if "unwatched" not in owed:
             self._enough |= self._actions.watch(step, self.metrics, "eval")
-        if self._saved_at == step:
-            self._complete(step, before)
-        elif self._actions.save_after_evaluation:
-            self._save(step)
+        self._complete(step, before)
 
     def _complete(self, step: int, before: list) -> None:
         """The checkpoint of this step learns about the evaluation; it is written anew if need be."""

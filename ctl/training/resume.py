@@ -1,19 +1,23 @@
 """What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+from ctl.checkpoints import restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
-from ctl.distribute import parameter_servers
+from ctl.distribute import parameter_servers, strategies
 from ctl.distribute.host_allreduce import Agreement
-from ctl.errors import CheckpointError, CtlError, NonFiniteError, UsageError
+from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Started
 from ctl.supervision import lease
-from ctl.training import error_translation
+from ctl.training import error_translation, run_metadata
+from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
 
@@ -78,32 +82,16 @@ def restore(trainer: Any, manager: Any, state: Any, agreement: Agreement) -> Man
             _check_not_deleted(trainer, manager)
         _same_everywhere(agreement, state.placement, 0 if resumed is None else resumed.step)
         return resumed
-    place = state.placement
-    step, failure = 0, None
-    try:
-        chosen = choose() if place.is_chief else None
-        if chosen is None:
+
+    def chosen() -> int | None:
+        step = choose()
+        if step is None:
             _check_not_deleted(trainer, manager)
-        step = 0 if chosen is None else chosen + 1
-    except CtlError as e:
-        failure = e
-    step = int(agreement.sum([float(step)])[0])
-    resumed = None
-    try:
-        resumed = manager.restore(state, step - 1) if step and failure is None else None
-    except CtlError as e:
-        failure = e
-    codes = np.zeros(agreement.num_workers)
-    codes[place.worker_index] = 0 if failure is None else failure.exit_code
-    codes = agreement.sum(codes)
-    if failure is not None:
-        raise failure
-    if codes.any():
-        first = int(np.flatnonzero(codes)[0])
-        other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
-        other.exit_code = int(codes[first])
-        raise other
-    return resumed
+        return step
+
+    return restoring.chosen_by_chief(
+        agreement, state.placement, chosen, lambda step: manager.restore(state, step)
+    )
 
 
 def _check_not_deleted(trainer: Any, manager: Any) -> None:
@@ -202,3 +190,29 @@ def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
             _ROLLBACKS,
         )
     return manifest
+
+
+def manifest_of(trainer: Any, session: Any, batches: Batches, step: int) -> Manifest:
+    """What a checkpoint of `step` says of the run, for one that resumes it."""
+    place = trainer.placement
+    return Manifest(
+        step=step,
+        created=time.time(),
+        variables=session.state.spec(),
+        world={
+            "workers": place.num_workers,
+            "replicas": place.num_replicas,
+            "strategy": strategies.word_of(trainer.strategy),
+            "global_batch_size": trainer.global_batch_size,
+        },
+        data={
+            "mode": batches.mode,
+            "examples": session.examples,
+            "seed": trainer.seed,
+            "source": batches.description,
+        },
+        metrics=session.metrics,
+        state=session.loop_state,
+        config=run_metadata.plain_configuration(trainer),
+        versions={"ctl": __version__, "tensorflow": tf.__version__},
+    )

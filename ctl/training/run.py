@@ -49,7 +49,6 @@ from ctl.training.callback_runner import Watching
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import Actions, Synchronous
 from ctl.training.parameter_server_loop import Asynchronous, ScheduledLoop
-from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
 
@@ -83,7 +82,6 @@ class Session:
     rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
     lease: Lease | None = None  # of model_dir, on the chief, while it trains
     signals: Signals | None = None  # while it trains
-    eval_communicates: bool = False  # workers wait for each other within an evaluation
 
     @property
     def step(self) -> int:
@@ -105,7 +103,8 @@ def prepared(trainer: Any) -> Session:
     if trainer._session is None:
         evaluates = trainer.placement.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
-        trainer._session = prepare(trainer, watched or trainer._checkpoints)
+        with heartbeat.here.limited(trainer.step_timeout_secs):
+            trainer._session = prepare(trainer, watched or trainer._checkpoints)
     return trainer._session
 
 
@@ -139,7 +138,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
-        warm_start.load(trainer.init_from, state, models)
+        warm_start.load(trainer.init_from, state, models, agreement)
     watching = Watching(trainer, agreement)
     session = Session(state, manager, agreement, watching, resumed, position)
     if resumed is not None:
@@ -161,9 +160,10 @@ def train(
     validation.export(trainer, formats)
     validation.data(trainer)
     validation.evaluation(trainer, session.manager)
-    if _evaluates(trainer):
-        _check_evaluation(trainer, session)
-    total, batches = input_pipeline.open_train(trainer, session, steps, epochs)
+    with heartbeat.here.limited(trainer.step_timeout_secs):
+        if _evaluates(trainer):
+            _check_evaluation(trainer, session)
+        total, batches = input_pipeline.open_train(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
     writers = session.running = run_metadata.writers_of(trainer)
     run = _synchronous(trainer, session, batches, writers)
@@ -174,7 +174,8 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
-        session.loops["train"].trace(batches)  # until here a signal finds nothing to save
+        with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
+            session.loops["train"].trace(batches)  # until here a signal finds nothing to save
         with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
             session.signals = received
             if session.watching.stopped:
@@ -214,7 +215,6 @@ def _check_evaluation(trainer: Any, session: Session) -> None:
         return
     loop = _loop(trainer, session, "eval")
     validation.evaluated_names(trainer, session.manager, loop.names(batches))
-    session.eval_communicates = several and loop.communicates(batches)
 
 
 def leave_together(session: Session) -> None:
@@ -262,13 +262,17 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
         manager=session.manager,
         batch_size=trainer.global_batch_size,
         place=trainer.placement,
-        several=trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
+        several=several_processes(trainer),
     )
+
+
+def several_processes(trainer: Any) -> bool:
+    """Whether other processes take part, so that some errors may be theirs."""
+    return trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy)
 
 
 def _synchronous(trainer: Any, session: Session, batches: Batches, writers: WriterGroup) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
-    keep = getattr(session.manager, "keep", None)
     kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
     run = kind(
         loop=_loop(trainer, session, "train"),
@@ -282,11 +286,10 @@ def _synchronous(trainer: Any, session: Session, batches: Batches, writers: Writ
             check_examples=lambda n: input_pipeline.warn_of_small_batches(trainer, batches, n),
             save=lambda *what: _save(trainer, session, batches, *what),
             learning_rate=lambda: run_metadata.learning_rate_of(trainer.optimizer),
+            several=several_processes(trainer),
             after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
             amend=lambda *what: _amend(trainer, session, *what),
             small_values=session.state.small_values,
-            save_after_evaluation=getattr(keep, "best", None) is not None,
-            save_before_evaluation=session.eval_communicates,
             watch=session.watching.saw,
             watchers=session.watching.state,
             roll_back=resume.rolling_back(trainer, session, batches),
@@ -373,28 +376,7 @@ def _amend(trainer: Any, session: Session, *what: Any) -> bool:
 def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
     session.advance(step, trainer.global_batch_size, batches.examples)
     session.loop_state, session.metrics = loop_state, metrics
-    place = trainer.placement
-    manifest = Manifest(
-        step=step,
-        created=time.time(),
-        variables=session.state.spec(),
-        world={
-            "workers": place.num_workers,
-            "replicas": place.num_replicas,
-            "strategy": strategies.word_of(trainer.strategy),
-            "global_batch_size": trainer.global_batch_size,
-        },
-        data={
-            "mode": batches.mode,
-            "examples": session.examples,
-            "seed": trainer.seed,
-            "source": batches.description,
-        },
-        metrics=metrics,
-        state=loop_state,
-        config=run_metadata.plain_configuration(trainer),
-        versions={"ctl": __version__, "tensorflow": tf.__version__},
-    )
+    manifest = resume.manifest_of(trainer, session, batches, step)
     if session.position is not None:
         session.position.take()
     path = session.manager.save(session.state, manifest)

@@ -85,7 +85,12 @@ def test_a_signal_while_tensorflow_waits_for_a_peer_ends_the_process_and_it_beat
 
 
 NATIVE = """
-import ctypes, signal
+import ctypes, resource, signal
+files = []
+if {many_files}:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [open("/dev/null") for _ in range(1100)]
 from ctl.supervision import signals
 library = ctypes.CDLL(None)
 library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
@@ -102,18 +107,23 @@ def ignores_sigterm(pid: int) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["a process", "the first of a container"])
-def test_native_code_that_takes_the_signal_does_not_keep_it(first):
+@pytest.mark.parametrize(
+    ("first", "many_files"),
+    [(False, False), (True, False), (True, True)],
+    ids=["a process", "the first of a container", "with many open files"],
+)
+def test_native_code_that_takes_the_signal_does_not_keep_it(first, many_files):
     """The kernel ignores a default action for the first process of a container."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"] if first else []
     if first and subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no process of our own can be the first of its namespace here")
     process = subprocess.Popen(
-        [*inside, sys.executable, "-c", NATIVE], env=environment(), stdout=subprocess.PIPE,
+        [*inside, sys.executable, "-c", NATIVE.replace("{many_files}", str(many_files))],
+        env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert process.stdout.readline() == "waiting\n"
+        assert process.stdout.readline() == "waiting\n", process.stderr.read()
         pid = process.pid
         if first:
             [pid] = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

@@ -149,12 +149,16 @@ def group():
     pytest.skip("control groups cannot be made here")
 
 
-def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job, group):
+@pytest.mark.parametrize("behind_a_shell", [False, True])
+def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job, group, behind_a_shell):
     code, _, err = job.run(
         f"""
         pathlib.Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
         time.sleep(1.5)                       # until the launcher has looked
-        held = bytearray(os.urandom(256)) * 2**21
+        hold = "import os; held = bytearray(os.urandom(256)) * 2**21"
+        if {behind_a_shell}:                  # which gives 128 and the number of the signal
+            sys.exit(os.waitstatus_to_exitcode(os.system(f"{{sys.executable}} -c '{{hold}}'")))
+        exec(hold)
         """,
         "--max_restarts=8", "--backoff_secs=0.01",
     )  # fmt: skip

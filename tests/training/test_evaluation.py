@@ -57,6 +57,32 @@ def test_a_save_comes_before_the_evaluation_of_its_step_and_learns_its_metrics(t
     assert all(commit.verify(p, m) is None for p, m in commit.scan(tmp_path / "checkpoints"))
 
 
+def test_a_save_comes_before_an_evaluation_that_is_due_alone(tmp_path):
+    done = []
+    trainer_of(tmp_path, done, save=ctl.Every()).train(4)
+    assert done[1:] == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
+
+
+@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.AbortedError])
+@pytest.mark.parametrize("where", ["eval_data", "after_loop"])
+def test_what_would_be_a_lost_peer_among_several_costs_one_process_no_step(tmp_path, kind, where):
+    class Failing(Small):
+        """Its storage is out of reach once two steps are done."""
+
+        def after_loop(self, step, means):
+            if where == "after_loop" and step == 2:
+                raise kind(None, None, "storage")
+
+        def eval_data(self, batch_size):
+            if where == "eval_data" and self.step == 2:
+                raise kind(None, None, "storage")
+            return super().eval_data(batch_size)
+
+    with pytest.raises(kind):
+        trainer_of(tmp_path, [], Failing, save=ctl.Every()).train(4)
+    assert sorted(manifests(tmp_path)) == [2]
+
+
 def test_the_best_is_kept_by_metrics_that_come_after_the_save(tmp_path):
     class Worse(Small):
         """Step by step its loss grows."""
