@@ -62,8 +62,8 @@ _FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
      "off: only at the end."),
     ("number", "eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end."),
-    ("number", "save_every_steps", 500, "Steps between checkpoints; one is also saved before each evaluation. 0 turns "
-     "it off: only there and at the end."),
+    ("number", "save_every_steps", 500, "Steps between checkpoints; one is also saved before each "
+     "evaluation. 0 turns it off: only there and at the end."),
     ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best and every k-th step's: "
      "3,best=accuracy,every=1000. 0 turns deletion off: keep all."),
     ("bool", "background_save", False, "Write checkpoints while training goes on; takes memory for one "
