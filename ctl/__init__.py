@@ -11,13 +11,17 @@ from ctl.version import __version__
 
 _NAMES = {
     "Agreement": "ctl.distribute.host_allreduce",
+    "Callback": "ctl.callbacks.protocol",
+    "Decision": "ctl.callbacks.protocol",
+    "MemoryCallback": "ctl.callbacks.protocol",
+    "NullCallback": "ctl.callbacks.protocol",
     "CheckpointError": "ctl.errors",
     "CheckpointManager": "ctl.checkpoints.protocol",
     "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
     "ConsoleWriter": "ctl.metrics.console",
     "CtlError": "ctl.errors",
-    "EarlyStopping": "ctl.callbacks.watchers",
+    "EarlyStopping": "ctl.callbacks.early_stopping",
     "Every": "ctl.callbacks.schedule",
     "Gradients": "ctl.step.gradients",
     "Intervals": "ctl.callbacks.schedule",
@@ -33,9 +37,9 @@ _NAMES = {
     "NullCheckpoints": "ctl.checkpoints.protocol",
     "NullWriter": "ctl.metrics.protocol",
     "PeerLostError": "ctl.errors",
-    "ReduceOnPlateau": "ctl.callbacks.watchers",
+    "ReduceOnPlateau": "ctl.callbacks.reduce_on_plateau",
     "MetricWriter": "ctl.metrics.protocol",
-    "SaveBest": "ctl.callbacks.watchers",
+    "SaveBest": "ctl.callbacks.save_best",
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardWriter": "ctl.metrics.tensorboard",
@@ -71,9 +75,12 @@ def __dir__():
 
 if TYPE_CHECKING:
     from ctl.app import run
+    from ctl.callbacks.early_stopping import EarlyStopping
     from ctl.callbacks.loss_spike import LossSpike
+    from ctl.callbacks.protocol import Callback, Decision, MemoryCallback, NullCallback
+    from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
+    from ctl.callbacks.save_best import SaveBest
     from ctl.callbacks.schedule import Every, Intervals
-    from ctl.callbacks.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
     from ctl.checkpoints.backup import BackupCheckpoints
     from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
     from ctl.checkpoints.memory import MemoryCheckpoints

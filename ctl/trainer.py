@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.callbacks.loss_spike import LossSpike
+from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
-from ctl.callbacks.watchers import EarlyStopping, ReduceOnPlateau, SaveBest
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
@@ -51,7 +50,7 @@ class Trainer:
         with 134; 0 for no limit.
       data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
       allow_config_change: go on from a checkpoint although the order of the data is another one.
-      early_stopping, plateau, save_best, spike: what watches the run's numbers; set them in `build`.
+      callbacks: those of the constructor; `build` may add others.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.
       extra_writers: writers that are told beside those of the constructor, or the default ones.
       init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
@@ -69,10 +68,6 @@ class Trainer:
     step_timeout_secs: float = 0.0
     allow_config_change: bool = False
     data_position: str = "auto"
-    early_stopping: EarlyStopping | None = None
-    plateau: ReduceOnPlateau | None = None
-    save_best: SaveBest | None = None
-    spike: LossSpike | None = None
 
     def __init__(
         self,
@@ -84,6 +79,7 @@ class Trainer:
         intervals: Intervals | None = None,
         checkpoints: CheckpointManager | None = None,
         writers: Sequence[MetricWriter] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """Keeps and checks; a word for the strategy makes it, which waits for other workers.
 
@@ -95,6 +91,7 @@ class Trainer:
           intervals: when to log, evaluate and save, and the length of loops.
           checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
           writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+          callbacks: what sees the numbers and decides, such as `ctl.EarlyStopping("loss")`.
         """
         exit_hook.install()
         validation.whole("global_batch_size", global_batch_size, 1)
@@ -106,6 +103,7 @@ class Trainer:
         self.seed = int(seed)
         self.model_dir = None if model_dir is None else str(model_dir)
         self.intervals = intervals or Intervals()
+        self.callbacks = list(callbacks)
         self.gradients = gradients.Gradients()
         self.hparams: dict[str, Any] = {}
         self._checkpoints = checkpoints

@@ -70,8 +70,7 @@ def test_a_metric_that_eval_step_does_not_return_is_found_before_the_first_step(
     checkpoints = ChiefOnlyCheckpoints(tmp_path / "checkpoints", keep=best)
     trainer = make(model_dir=str(tmp_path), checkpoints=checkpoints,
                    intervals=every_step(evaluate=ctl.Every(steps=50)))  # fmt: skip
-    if part is not None:
-        setattr(trainer, kind, part)
+    trainer.callbacks = [part] if part is not None else []
     with pytest.raises(ctl.UsageError, match="'typo'.*loss"):
         trainer.train(3)
     assert trainer.step == 0

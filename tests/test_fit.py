@@ -186,7 +186,7 @@ REFUSED = {
     "tf_keras": (of_tf_keras, (X, Y), {}, "expected a Keras 3 model"),
     "own train_step": (with_its_own_step, (X, Y), {}, "train_step of its own.*ctl.Trainer"),
     "callbacks": (classifier, (X, Y), {"callbacks": [keras.callbacks.EarlyStopping()]},
-                  r"early_stopping=ctl\.EarlyStopping"),
+                  r"callbacks=\[ctl\.EarlyStopping"),
     "backup": (classifier, (X, Y), {"callbacks": keras.callbacks.BackupAndRestore("/tmp/b")},
                r"checkpoints=ctl\.BackupCheckpoints"),
     "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays or a tf.data.Dataset"),
@@ -196,7 +196,7 @@ REFUSED = {
     "validation_freq": (classifier, (X, Y), {"validation_freq": [1, 3]}, "validation_freq is"),
     "no loss": (without_a_loss, (X, Y), {}, "without a loss"),
     "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
-    "no evaluation to watch": (classifier, (X, Y), {"early_stopping": ctl.EarlyStopping("loss")},
+    "no evaluation to watch": (classifier, (X, Y), {"callbacks": [ctl.EarlyStopping("loss")]},
                                "nothing is evaluated"),
 }  # fmt: skip
 

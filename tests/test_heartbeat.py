@@ -160,7 +160,7 @@ def test_a_hang_before_the_first_step_is_found_too(monkeypatch, where):
 
     setattr(Hanging, where, hangs)
     trainer = Hanging(strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=2)))
-    trainer.early_stopping = ctl.EarlyStopping("loss", patience=5)  # so that eval_step is traced before
+    trainer.callbacks = [ctl.EarlyStopping("loss", patience=5)]  # so that eval_step is traced before
     trainer.step_timeout_secs = 0.05
     trainer.train(2)
     assert ended[0] == 134

@@ -11,7 +11,7 @@ NAN = float("nan")
 def warned(values, **how):
     spike = ctl.LossSpike(**how)
     return [
-        bool(spike.saw(i, {"loss": value}, "train").warning) for i, value in enumerate(values)
+        bool(spike.on_metrics(i, {"loss": value}, "train")) for i, value in enumerate(values)
     ]
 
 
@@ -38,7 +38,7 @@ def test_only_the_window_counts():
 
 def test_the_evaluation_is_not_watched():
     spike = ctl.LossSpike()
-    assert not any(spike.saw(i, {"loss": 10.0**i}, "eval").warning for i in range(6))
+    assert not any(spike.on_metrics(i, {"loss": 10.0**i}, "eval") for i in range(6))
 
 
 @pytest.mark.parametrize("how", [{"factor": 1.0}, {"factor": "3"}, {"window": 2}, {"window": 2.5}])
@@ -54,7 +54,7 @@ class Jumping(Poisoned):
 
     def build(self):
         super().build()
-        self.spike = ctl.LossSpike(factor=3.0, rollback=self.rollback)
+        self.callbacks.append(ctl.LossSpike(factor=3.0, rollback=self.rollback))
 
 
 def test_a_spike_is_a_warning_and_training_goes_on(caplog):

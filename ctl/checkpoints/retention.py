@@ -5,7 +5,7 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctl.callbacks.watchers import smaller_is_better
+from ctl.callbacks.best_value import smaller_is_better
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import UsageError
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.data.arrays import ArrayData, from_arrays
@@ -21,9 +22,9 @@ _NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning
 _COUNTERPARTS = {
     "BackupAndRestore": "checkpoints=ctl.BackupCheckpoints(backup_dir)",
     "ModelCheckpoint": "model_dir=..., with checkpoints=ctl.ChiefOnlyCheckpoints(..., keep=ctl.Keep("
-    "best=...)), or save_best=ctl.SaveBest(directory, metric)",
-    "EarlyStopping": "early_stopping=ctl.EarlyStopping(metric, patience=...)",
-    "ReduceLROnPlateau": "plateau=ctl.ReduceOnPlateau(metric, factor=..., patience=...)",
+    "best=...)), or callbacks=[ctl.SaveBest(metric, directory=...)]",
+    "EarlyStopping": "callbacks=[ctl.EarlyStopping(metric, patience=...)]",
+    "ReduceLROnPlateau": "callbacks=[ctl.ReduceOnPlateau(metric, factor=..., patience=...)]",
     "TensorBoard": "model_dir=..., which has the logs for TensorBoard",
     "CSVLogger": "model_dir=..., which has metrics.jsonl",
 }
@@ -89,7 +90,7 @@ def fit(
     checkpoints: CheckpointManager | None = None,
     writers: Sequence[MetricWriter] | None = None,
     seed: int = 0,
-    **parts: Any,
+    save_every_steps: int | None = None,
 ) -> History:
     """Trains a compiled Keras 3 model; every worker calls it with the same arguments.
 
@@ -98,16 +99,14 @@ def fit(
 
     Args:
       model: compiled, and made inside the scope of the strategy it is to train under.
-      callbacks: refused, with the name of what to write instead.
+      callbacks: of `ctl`, such as `ctl.EarlyStopping`; those of Keras are refused, with what to write.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints: where states go; by default `model_dir/checkpoints`, saved once an epoch.
       writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
-      parts: `early_stopping`, `plateau`, `save_best`: see `ctl.EarlyStopping`, `ctl.ReduceOnPlateau`
-        and `ctl.SaveBest`; `save_every_steps`, instead of once an epoch.
+      save_every_steps: steps between checkpoints; None: once an epoch.
 
     Returns the `History`. Raises UsageError before any work.
     """
-    _refuse_callbacks(callbacks)
     train, split_off = _training_source(x, y, sample_weight, validation_split)
     batch_size = _batch_size(train, batch_size)
     steps = _steps_per_epoch(train, batch_size, steps_per_epoch)
@@ -123,29 +122,25 @@ def fit(
         model_dir=model_dir,
         global_batch_size=batch_size,
         checkpoints=checkpoints,
-        intervals=_intervals(model, steps, validation_freq if data is not None else 0, parts),
+        intervals=_intervals(model, steps, validation_freq if data is not None else 0, save_every_steps),
         writers=[*_writers(writers, verbose, model_dir), history],
+        callbacks=_checked_callbacks(callbacks),
     )
-    return _trained(trainer, history, parts, steps * max(0, epochs - initial_epoch))
+    trainer.train(steps * max(0, epochs - initial_epoch))
+    return _finished(trainer, history)
 
 
-def _intervals(model: Any, steps: int, evaluate_every: int, parts: dict) -> Intervals:
+def _intervals(model: Any, steps: int, evaluate_every: int, save_every_steps: int | None) -> Intervals:
     """Everything once an epoch; `evaluate_every` epochs an evaluation, 0 for never."""
-    unknown = sorted(set(parts) - {"early_stopping", "plateau", "save_best", "save_every_steps"})
-    if unknown:
-        raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}")
     return Intervals(
         steps_per_loop=_steps_per_loop(model),
         log=Every(steps=steps),
-        save=Every(steps=parts.pop("save_every_steps", steps)),
+        save=Every(steps=steps if save_every_steps is None else save_every_steps),
         evaluate=Every(steps=steps * evaluate_every),
     )
 
 
-def _trained(trainer: KerasTrainer, history: History, parts: Mapping, steps: int) -> History:
-    for name, part in parts.items():
-        setattr(trainer, name, part)
-    trainer.train(steps)
+def _finished(trainer: KerasTrainer, history: History) -> History:
     model = history.model = trainer.model
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -173,15 +168,17 @@ def evaluate(
     ).evaluate()
 
 
-def _refuse_callbacks(callbacks: Any) -> None:
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    """A list of callbacks of ours; raises UsageError with what to write instead of those of Keras."""
     given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-    if given:
-        names = [type(c).__name__ for c in given]
+    names = [type(c).__name__ for c in given if not isinstance(c, Callback)]
+    if names:
         instead = [f"for {n}: {_COUNTERPARTS[n]}" for n in names if n in _COUNTERPARTS]
         other = [n for n in names if n not in _COUNTERPARTS]
         if other:
-            instead.append(f"for {', '.join(other)}: a ctl.KerasTrainer with after_loop")
-        raise UsageError(f"ctl.fit takes no callbacks. Write {'; '.join(instead)}.")
+            instead.append(f"for {', '.join(other)}: an object with on_metrics(step, values, run)")
+        raise UsageError(f"ctl.fit takes no callbacks of Keras. Write {'; '.join(instead)}.")
+    return list(given)
 
 
 def _training_source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:

@@ -1,13 +1,16 @@
-"""A trainer's watchers at work: they are told the numbers, and what they decide is done on all workers."""
+"""Calls a trainer's callbacks and carries their decisions out, the same on all workers."""
 
+import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl.callbacks.protocol import Callback, Decision, name_in_checkpoints
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
 from ctl.distribute.host_allreduce import Agreement
@@ -16,62 +19,76 @@ from ctl.io import paths
 from ctl.training import validation
 
 _log = logging.getLogger("ctl")
-_NAMES = ("early_stopping", "plateau", "save_best", "spike")  # attributes of a trainer
 
 
-class Watching:
-    """The watchers of one trainer; without any it costs nothing.
+class CallbackRunner:
+    """The callbacks of one trainer; without any it costs nothing.
 
     Attributes:
-      stopped: a watcher asked the run to stop, now or in the run that was resumed.
+      stopped: a callback asked the run to stop, now or in the run that was resumed.
     """
 
     def __init__(self, trainer: Any, agreement: Agreement):
         self._trainer = trainer
         self._agreement = agreement
-        given = {name: getattr(trainer, name, None) for name in _NAMES}
-        self._watchers = {name: w for name, w in given.items() if w is not None}
-        validation.watchers(trainer, self._watchers)
+        validation.callbacks(trainer, trainer.callbacks)
+        self._callbacks = _named(trainer.callbacks)
         self._best_weights: list[np.ndarray] | None = None
         self.stopped = False
         self._wants_back = False
 
-    def spiked(self) -> bool:
-        """Whether a watcher has wanted to go back since the last call."""
+    def take_roll_back(self) -> bool:
+        """Whether a callback has wanted to go back since the last call."""
         wants, self._wants_back = self._wants_back, False
         return wants
 
-    def saw(self, step: int, values: Mapping[str, float], run: str) -> bool:
-        """Tells the watchers numbers of `run`; True if one of them wants to stop."""
-        for watcher in self._watchers.values():
-            verdict = watcher.saw(step, values, run)
-            if verdict.stop:
+    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> bool:
+        """Calls each callback; True if one of them wants to stop. All workers must call it."""
+        if not self._callbacks:
+            return self.stopped
+        made = [callback.on_metrics(step, values, run) for callback in self._callbacks.values()]
+        for decision in self._chiefs(made):
+            if decision.stop:
                 self.stopped = True
-                self._say("Stopping at step %d: %s has not improved.", step, watcher.metric)
-            if verdict.factor != 1.0:
-                self._reduce(step, verdict.factor, verdict.lowest)
-            if verdict.remember:
+                self._warn("Stopping at step %d: %s.", step, decision.message or "a callback decided so")
+            elif decision.message:
+                self._warn("Step %d: %s.", step, decision.message)
+            if decision.learning_rate_factor != 1.0:
+                self._reduce(step, decision.learning_rate_factor, decision.lowest_learning_rate)
+            if decision.keep_weights:
                 self._remember()
-            if verdict.warning:
-                self._say("Step %d: %s.", step, verdict.warning)
-            self._wants_back |= verdict.roll_back
-            if verdict.export:
-                self._export(watcher)
+            self._wants_back |= decision.roll_back
+            if decision.export:
+                self._export(decision)
         return self.stopped
+
+    def _chiefs(self, made: Sequence[Decision | None]) -> list[Decision]:
+        """What the chief's callbacks decided, on every worker."""
+        decisions = [d for d in made if d is not None]
+        if self._agreement.num_workers == 1:
+            return decisions
+        is_chief = self._trainer.placement.is_chief
+        text = json.dumps([asdict(d) for d in decisions]).encode() if decisions and is_chief else b""
+        size = int(self._agreement.sum([float(len(text))])[0])
+        if not size:
+            return []
+        sent = np.frombuffer(text, np.uint8) if is_chief else np.zeros(size)
+        told = self._agreement.sum(sent).astype(np.uint8).tobytes()
+        return [Decision(**fields) for fields in json.loads(told)]
 
     def state(self) -> dict[str, Any]:
         """JSON-able, for the manifest."""
-        return {name: watcher.state for name, watcher in self._watchers.items()}
+        return {name: c.state for name, c in self._callbacks.items() if hasattr(c, "state")}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Goes on where `saved = state()` was taken."""
-        for name, watcher in self._watchers.items():
+        for name, callback in self._callbacks.items():
             if name in saved:
-                watcher.state = saved[name]
-        stopping = self._watchers.get("early_stopping")
-        self.stopped = getattr(stopping, "stopped_at", None) is not None
+                callback.state = saved[name]
+        given = self._callbacks.values()
+        self.stopped = any(getattr(c, "stopped_at", None) is not None for c in given)
         path = self._weights_path()
-        if getattr(stopping, "restore_best", False) and path is not None:
+        if any(getattr(c, "restore_best", False) for c in given) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_beside(path))
 
     def end(self) -> None:
@@ -110,16 +127,16 @@ class Watching:
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new
-            self._say("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
+            self._warn("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
 
-    def _export(self, watcher: Any) -> None:
+    def _export(self, decision: Decision) -> None:
         trainer = self._trainer
-        directory = watcher.directory or f"{trainer.model_dir}/best"
+        directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
-        export_lib.export(trainer.model, directory, watcher.formats, trainer.placement, served)
+        export_lib.export(trainer.model, directory, decision.export, trainer.placement, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 
-    def _say(self, text: str, *values: Any) -> None:
+    def _warn(self, text: str, *values: Any) -> None:
         if self._trainer.placement.is_chief:
             _log.warning(text, *values)
 
@@ -136,3 +153,13 @@ def _loaded(path: Path) -> list[np.ndarray] | None:
             return [file[f"arr_{i}"] for i in range(len(file.files))]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """By the names of their states in checkpoints: that of the class, with a number if it comes again."""
+    found: dict[str, Any] = {}
+    for callback in callbacks:
+        name = name_in_checkpoints(callback)
+        same = sum(name_in_checkpoints(other) == name for other in found.values())
+        found[f"{name}_{same}" if same else name] = callback
+    return found

@@ -28,7 +28,7 @@ from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, Pace
 
 _log = logging.getLogger("ctl")
-_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no watcher is told
+_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no callback is called
 _AGREE_SECS = 0.5  # how often workers compare notes when nothing else makes them
 
 
@@ -45,10 +45,11 @@ class Actions:
       after_loop: (step, means of the loop) -> whether to stop; None if nobody listens.
       amend: (step, metrics, loop state) -> whether the checkpoint of this step took them in.
       small_values: () -> what variables hold that are quickly read: an evaluation may change them.
-      watch: (step, values, "train" or "eval") -> whether to stop, the same on every worker.
-      watchers: () -> the JSON-able state of what `watch` tells.
+      on_metrics: (step, values, "train" or "eval") -> whether to stop, the same on every worker.
+      callback_state: () -> the JSON-able state of the callbacks.
       roll_back: (step) -> the manifest of the checkpoint that the run goes back to; None: never.
-      spiked: () -> whether a watcher wants to go back.
+      rolls_back_on_nonfinite: a step that was left out as not finite takes the run back.
+      take_roll_back: () -> whether a callback wants to go back.
       several: other processes take part: an error of a peer is none that a save can follow.
     """
 
@@ -60,10 +61,11 @@ class Actions:
     check_lease: Callable[[], None] = lambda: None
     amend: Callable[[int, Mapping[str, float], Mapping[str, Any]], bool] = lambda *_: False
     small_values: Callable[[], list] = list
-    watch: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
-    watchers: Callable[[], Mapping[str, Any]] = dict
+    on_metrics: Callable[[int, Mapping[str, float], str], bool] = lambda step, values, run: False
+    callback_state: Callable[[], Mapping[str, Any]] = dict
     roll_back: Callable[[int], Manifest] | None = None
-    spiked: Callable[[], bool] = lambda: False
+    rolls_back_on_nonfinite: bool = False
+    take_roll_back: Callable[[], bool] = lambda: False
     several: bool = False
 
 
@@ -99,7 +101,7 @@ class Synchronous:
         self._rate = 0.0  # steps per second, the newest known
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
-        self._enough = False  # a watcher wants to stop
+        self._enough = False  # a callback wants to stop
         self._interrupted = False  # an evaluation, by a signal
         self._signalled = False  # and the workers know it of each other
         self._failure: Exception | None = None  # of the hook
@@ -203,12 +205,12 @@ class Synchronous:
         `before` is what had been summed up before the last loop. A run that stops does not go back.
         """
         bad = False
-        if self._actions.roll_back is not None and ran:
+        if self._actions.rolls_back_on_nonfinite and ran:
             self.interval.fetch(self._agreement.sum)
             bad = self.interval.means_since(before).get(SKIPPED, 0.0) > 0.0
         if "log" in due and not bad:
             self._log(step)
-        if stop or self._actions.roll_back is None or not (bad or self._actions.spiked()):
+        if stop or self._actions.roll_back is None or not (bad or self._actions.take_roll_back()):
             return None
         self.interval.clear()
         manifest = self._actions.roll_back(step)
@@ -273,7 +275,7 @@ class Synchronous:
                 self._rates.append((self.interval.timed_steps, self.interval.secs))
             self._writers.write(step, values, "train")
         if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
-            self._enough |= self._actions.watch(step, self.means, "train")
+            self._enough |= self._actions.on_metrics(step, self.means, "train")
         self._actions.check_examples(self.interval.num_examples() / max(1, self.interval.steps))
         if clear:
             self.interval.clear()
@@ -292,7 +294,7 @@ class Synchronous:
             return
         self._evaluated_at = step
         if "unwatched" not in owed:
-            self._enough |= self._actions.watch(step, self.metrics, "eval")
+            self._enough |= self._actions.on_metrics(step, self.metrics, "eval")
         self._complete(step, before)
 
     def _complete(self, step: int, before: list) -> None:
@@ -319,7 +321,7 @@ class Synchronous:
         return {
             "interval": self.interval.state(),
             "pending": sorted(owed),
-            "watchers": self._actions.watchers(),
+            "watchers": self._actions.callback_state(),
         }
 
     def steps_per_sec(self) -> float | None:

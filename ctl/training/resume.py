@@ -128,14 +128,33 @@ def _same_everywhere(agreement: Agreement, place: Any, step: int) -> None:
 _ROLLBACKS = 3  # to one checkpoint
 
 
-def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int], Manifest] | None:
-    """What takes the run from a step back to its newest checkpoint, if that is wanted.
+def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int], Manifest]:
+    """What takes the run from a step back to its newest checkpoint.
 
-    Raises UsageError where it could not.
+    Raises UsageError where that is asked for and cannot be; else the call does.
     """
-    wanted = trainer.gradients.on_nonfinite == "rollback" or getattr(trainer.spike, "rollback", False)
-    if not wanted:
-        return None
+    if rolls_back_on_nonfinite(trainer) or any(getattr(c, "rollback", False) for c in trainer.callbacks):
+        _check_can_roll_back(trainer)
+
+    def roll_back(step: int) -> Manifest:
+        _check_can_roll_back(trainer)
+        session.advance(step, trainer.global_batch_size, batches.examples)
+        manifest = _roll_back(trainer, session, step)
+        if session.running is not None:
+            note = Started(manifest.step, None, session.info, f"going back from step {step}")
+            session.running.note(note)
+        return manifest
+
+    return roll_back
+
+
+def rolls_back_on_nonfinite(trainer: Any) -> bool:
+    """Whether a loss or gradient that is NaN or infinite takes the run back."""
+    wanted: bool = trainer.gradients.on_nonfinite == "rollback"
+    return wanted
+
+
+def _check_can_roll_back(trainer: Any) -> None:
     if parameter_servers.is_used(trainer.strategy):
         raise UsageError(
             "rollback needs workers in step, and those of parameter servers go at their own speed. Write "
@@ -146,16 +165,6 @@ def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int]
             "rollback skips the data of the steps that it takes back, which train_data_fn cannot. Write "
             "train_data, with global batches, or on_nonfinite='skip'."
         )
-
-    def roll_back(step: int) -> Manifest:
-        session.advance(step, trainer.global_batch_size, batches.examples)
-        manifest = _roll_back(trainer, session, step)
-        if session.running is not None:
-            note = Started(manifest.step, None, session.info, f"going back from step {step}")
-            session.running.note(note)
-        return manifest
-
-    return roll_back
 
 
 def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
@@ -178,7 +187,7 @@ def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
             "Lower the learning rate."
         )
     session.at = back
-    session.watching.restore(manifest.state.get("watchers", {}))
+    session.callbacks.restore(manifest.state.get("watchers", {}))
     if trainer.placement.is_chief:
         _log.warning(
             "Step %d: going back to the checkpoint of step %d, and on with the next data: the %d "

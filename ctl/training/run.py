@@ -45,7 +45,7 @@ from ctl.training import (
     run_metadata,
     validation,
 )
-from ctl.training.callback_runner import Watching
+from ctl.training.callback_runner import CallbackRunner
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import Actions, Synchronous
 from ctl.training.parameter_server_loop import Asynchronous, ScheduledLoop
@@ -60,14 +60,14 @@ class Session:
     Attributes:
       state: its variables; manager: where they are saved; resumed: what was restored, or None.
       examples: consumed since the start of the data, up to the newest save.
-      agreement: sums over workers; watching: early stopping and the like.
+      agreement: sums over workers; callbacks: with what they know.
       position: of the data's iterator, where that is what is saved.
     """
 
     state: State
     manager: CheckpointManager
     agreement: Agreement
-    watching: Watching
+    callbacks: CallbackRunner
     resumed: Manifest | None
     position: SavedIterator | None = None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
@@ -139,10 +139,10 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
-    watching = Watching(trainer, agreement)
-    session = Session(state, manager, agreement, watching, resumed, position)
+    callbacks = CallbackRunner(trainer, agreement)
+    session = Session(state, manager, agreement, callbacks, resumed, position)
     if resumed is not None:
-        session.watching.restore(resumed.state.get("watchers", {}))
+        session.callbacks.restore(resumed.state.get("watchers", {}))
         session.loop_state, session.at = resumed.state, resumed.step
         session.saved = resumed.step
         session.metrics = resumed.metrics
@@ -178,11 +178,11 @@ def train(
             session.loops["train"].trace(batches)  # until here a signal finds nothing to save
         with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
             session.signals = received
-            if session.watching.stopped:
+            if session.callbacks.stopped:
                 total = start  # the run that is resumed was stopped early, and stays so
             reason = run.run(batches, step=start, steps=total, signals=received)
             if reason != "signal":
-                session.watching.end()
+                session.callbacks.end()
         if reason == "data ended" and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         reason = run_metadata.end_of(reason, start, session.step, steps)
@@ -290,10 +290,11 @@ def _synchronous(trainer: Any, session: Session, batches: Batches, writers: Writ
             after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
             amend=lambda *what: _amend(trainer, session, *what),
             small_values=session.state.small_values,
-            watch=session.watching.saw,
-            watchers=session.watching.state,
+            on_metrics=session.callbacks.on_metrics,
+            callback_state=session.callbacks.state,
             roll_back=resume.rolling_back(trainer, session, batches),
-            spiked=session.watching.spiked,
+            rolls_back_on_nonfinite=resume.rolls_back_on_nonfinite(trainer),
+            take_roll_back=session.callbacks.take_roll_back,
         ),
     )
     run.restore(session.step, session.loop_state, session.metrics)

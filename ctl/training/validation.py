@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from ctl.callbacks.best_value import BestValue
+from ctl.callbacks.protocol import Callback
+from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
+from ctl.callbacks.save_best import SaveBest
 from ctl.callbacks.schedule import Every
-from ctl.callbacks.watchers import Watcher
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
@@ -101,11 +104,10 @@ def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
         watched.of(means, "eval")
 
 
-def watched_metrics(trainer: Any) -> list[Any]:
-    """What the watchers of a trainer want to know of the evaluation."""
-    watchers = [getattr(trainer, n, None) for n in ("early_stopping", "plateau", "save_best", "spike")]
-    found = [getattr(w, "_best", None) for w in watchers]
-    return [best for best in found if getattr(best, "run", "") == "eval"]
+def watched_metrics(trainer: Any) -> list[BestValue]:
+    """What the callbacks of a trainer want to know of the evaluation."""
+    found = [getattr(callback, "best", None) for callback in trainer.callbacks]
+    return [best for best in found if isinstance(best, BestValue) and best.run == "eval"]
 
 
 def names_matter(trainer: Any, manager: Any) -> bool:
@@ -140,31 +142,34 @@ def mask(trainer: Any, recorder: Any) -> None:
         )
 
 
-def watchers(trainer: Any, given: Mapping[str, Any]) -> None:
-    """Raises UsageError for watchers that would never be told anything, or could not act."""
-    for name, watcher in given.items():
-        if not isinstance(watcher, Watcher):
+def callbacks(trainer: Any, given: Any) -> None:
+    """Raises UsageError for callbacks that would never be called, or could not act."""
+    if not isinstance(given, (list, tuple)):
+        raise UsageError(f"callbacks is {given!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
+    for i, callback in enumerate(given):
+        if not isinstance(callback, Callback):
             raise UsageError(
-                f"self.{name} is {watcher!r}; expected e.g. ctl.EarlyStopping('loss', patience=3)."
+                f"callbacks[{i}] is {callback!r}; expected an object with on_metrics(step, values, run), "
+                "e.g. ctl.EarlyStopping('loss', patience=3)."
             )
     evaluates = all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
-    told = evaluates and trainer.intervals.evaluate != Every()
-    waiting = [n for n, w in given.items() if getattr(getattr(w, "_best", None), "run", "") == "eval"]
-    if waiting and not told:
-        raise UsageError(
-            f"self.{waiting[0]} watches the evaluation, but nothing is evaluated. Write eval_data and "
-            "eval_step, and Intervals(evaluate=...); or watch the training with run='train'."
-        )
-    if "plateau" in given and not _has_a_number(trainer.optimizer):
-        raise UsageError(
-            "self.plateau lowers the learning rate, which self.optimizer has as a schedule or not at "
-            "all. Give the optimizer a number."
-        )
-    save_best = given.get("save_best")
-    if save_best is not None:
-        if save_best.directory is None and trainer.model_dir is None:
-            raise UsageError("self.save_best needs a place: SaveBest(directory=...), or a model_dir.")
-        export_lib.check(trainer.model, save_best.formats)
+    for callback in given:
+        who, best = type(callback).__name__, getattr(callback, "best", None)
+        of_evaluation = isinstance(best, BestValue) and best.run == "eval"
+        if of_evaluation and not (evaluates and trainer.intervals.evaluate != Every()):
+            raise UsageError(
+                f"{who} needs the evaluation, but nothing is evaluated. Write eval_data and eval_step, and "
+                "Intervals(evaluate=...); or use the training's numbers with run='train'."
+            )
+        if isinstance(callback, ReduceOnPlateau) and not _has_a_number(trainer.optimizer):
+            raise UsageError(
+                f"{who} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
+                "Give the optimizer a number."
+            )
+        if isinstance(callback, SaveBest):
+            if callback.directory is None and trainer.model_dir is None:
+                raise UsageError(f"{who} needs a place: SaveBest(directory=...), or a model_dir.")
+            export_lib.check(trainer.model, callback.formats)
 
 
 def _has_a_number(optimizer: Any) -> bool:

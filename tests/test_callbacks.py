@@ -1,5 +1,7 @@
 """Early stopping, plateaus and best models: as Keras decides, and as an unbroken run after a resume."""
 
+import json
+
 import ctl
 import keras
 import numpy as np
@@ -8,8 +10,9 @@ import tensorflow as tf
 from small_models import Small, every_step, weights
 
 
-def told(watcher, values, name="loss", run="eval"):
-    return [watcher.saw(step, {name: v}, run) for step, v in enumerate(values, 1)]
+def told(callback, values, name="loss", run="eval"):
+    decisions = [callback.on_metrics(step, {name: v}, run) for step, v in enumerate(values, 1)]
+    return [decision or ctl.Decision() for decision in decisions]
 
 
 def curves():
@@ -70,10 +73,10 @@ def test_a_plateau_lowers_the_learning_rate_where_that_of_keras_does(options):
             before = float(theirs.model.optimizer.learning_rate)
             theirs.on_epoch_end(epoch, {"loss": value})
             rates.append(float(theirs.model.optimizer.learning_rate) / before)
-        assert [v.factor for v in told(mine, values)] == pytest.approx(rates)
+        assert [v.learning_rate_factor for v in told(mine, values)] == pytest.approx(rates)
 
 
-def test_a_restored_watcher_decides_as_one_that_was_never_interrupted():
+def test_a_restored_callback_decides_as_one_that_was_never_interrupted():
     makes = (
         lambda: ctl.EarlyStopping("loss", patience=3),
         lambda: ctl.ReduceOnPlateau("loss", patience=2, cooldown=2),
@@ -89,10 +92,10 @@ def test_a_restored_watcher_decides_as_one_that_was_never_interrupted():
 
 
 def test_nan_never_is_the_best():
-    watcher = ctl.SaveBest("accuracy")
-    assert [v.export for v in told(watcher, [float("nan"), 0.5, float("nan"), 0.4, 0.6], "accuracy")] == [
-        False, True, False, False, True,
-    ]  # fmt: skip
+    callback = ctl.SaveBest("accuracy")
+    values = [float("nan"), 0.5, float("nan"), 0.4, 0.6]
+    exported = [bool(decision.export) for decision in told(callback, values, "accuracy")]
+    assert exported == [False, True, False, False, True]
 
 
 class Watched(Small):
@@ -105,8 +108,7 @@ class Watched(Small):
     def build(self):
         super().build()
         self.optimizer = keras.optimizers.SGD(self.rate)
-        for name, value in (self.part() if self.part else {}).items():
-            setattr(self, name, value)
+        self.callbacks += self.part() if self.part else []
 
 
 def run(part, steps=40, directory=None, rate=0.1, **more):
@@ -122,7 +124,7 @@ def run(part, steps=40, directory=None, rate=0.1, **more):
 
 def test_a_run_stops_early_stays_so_and_has_its_best_weights(tmp_path, two_replicas):
     def part():
-        return {"early_stopping": ctl.EarlyStopping("loss", patience=2, restore_best=True)}
+        return [ctl.EarlyStopping("loss", patience=2, restore_best=True)]
 
     for strategy in ("default", two_replicas):
         directory = tmp_path / str(strategy == "default")
@@ -142,7 +144,7 @@ def test_the_best_weights_of_a_resumed_run_keep_their_type(tmp_path):
             self.model.half = tf.Variable([1.5, -2.0], dtype=tf.bfloat16, trainable=False)
 
     def trainer():
-        part = {"early_stopping": ctl.EarlyStopping("loss", patience=40, restore_best=True)}
+        part = [ctl.EarlyStopping("loss", patience=40, restore_best=True)]
         return Half(lambda: part, 8.0, strategy="default", writers=[], model_dir=str(tmp_path),
                     intervals=every_step(evaluate=ctl.Every(steps=2)), framework="module")  # fmt: skip
 
@@ -154,8 +156,8 @@ def test_the_best_weights_of_a_resumed_run_keep_their_type(tmp_path):
 
 def test_an_interrupted_run_stops_where_the_unbroken_one_does(tmp_path):
     def part():
-        return {"early_stopping": ctl.EarlyStopping("loss", patience=4),
-                "plateau": ctl.ReduceOnPlateau("loss", patience=2, factor=0.5)}  # fmt: skip
+        return [ctl.EarlyStopping("loss", patience=4),
+                ctl.ReduceOnPlateau("loss", patience=2, factor=0.5)]  # fmt: skip
 
     whole, evals = run(part, rate=8.0)
     assert 14 < whole.step < 40
@@ -171,7 +173,7 @@ def test_an_interrupted_run_stops_where_the_unbroken_one_does(tmp_path):
 
 def test_numbers_of_training_are_watched_at_marks_only(tmp_path):
     def part():
-        return {"early_stopping": ctl.EarlyStopping("loss", patience=2, run="train")}
+        return [ctl.EarlyStopping("loss", patience=2, run="train")]
 
     whole, _ = run(part, rate=8.0, log=ctl.Every(steps=2))
     assert whole.step < 40
@@ -182,7 +184,7 @@ def test_numbers_of_training_are_watched_at_marks_only(tmp_path):
 
 def test_the_best_model_is_written_and_only_that(tmp_path):
     def part():
-        return {"save_best": ctl.SaveBest("val_loss", formats=["keras", "weights"])}
+        return [ctl.SaveBest("val_loss", formats=["keras", "weights"])]
 
     trainer, evals = run(part, directory=tmp_path, rate=8.0)
     assert sorted(p.name for p in (tmp_path / "best").iterdir()) == ["model.keras", "model.weights.h5"]
@@ -194,7 +196,7 @@ TWOS = every_step(evaluate=ctl.Every(steps=2))
 
 
 def scheduled():
-    return {"plateau": ctl.ReduceOnPlateau("loss")}
+    return [ctl.ReduceOnPlateau("loss")]
 
 
 class Scheduled(Watched):
@@ -206,9 +208,9 @@ class Scheduled(Watched):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: run(lambda: {"early_stopping": "loss"}), "expected e.g. ctl.EarlyStopping"),
-        (lambda: run(lambda: {"early_stopping": ctl.EarlyStopping("acc")}), "the eval numbers are loss"),
-        (lambda: run(lambda: {"save_best": ctl.SaveBest("loss")}), "needs a place"),
+        (lambda: run(lambda: ["loss"]), "expected an object with on_metrics"),
+        (lambda: run(lambda: [ctl.EarlyStopping("acc")]), "the eval numbers are loss"),
+        (lambda: run(lambda: [ctl.SaveBest("loss")]), "needs a place"),
         (lambda: Scheduled(scheduled, intervals=TWOS, writers=[]).train(2), "as a schedule"),
         (lambda: ctl.EarlyStopping("loss", patiance=3), "patiance"),
         (lambda: ctl.EarlyStopping("loss", patience=-1), "patience is -1"),
@@ -218,3 +220,105 @@ class Scheduled(Watched):
 def test_what_would_never_work_is_refused(make, words):
     with pytest.raises((ctl.UsageError, TypeError), match=words):
         make()
+
+
+class Decides:
+    """Decides at one step; counts what it saw in its state."""
+
+    def __init__(self, at, decision, run="eval"):
+        self.at, self.decision, self.of = at, decision, run
+        self.state = {"count": 0}
+
+    def on_metrics(self, step, values, run):
+        self.state = {"count": self.state["count"] + 1}
+        return self.decision if (run, step) == (self.of, self.at) else None
+
+
+@pytest.mark.parametrize("kind", [ctl.NullCallback, ctl.MemoryCallback, lambda: ctl.EarlyStopping("loss"),
+                                  lambda: ctl.ReduceOnPlateau("loss"), lambda: ctl.SaveBest("loss"),
+                                  ctl.LossSpike])  # fmt: skip
+def test_every_callback_fulfils_the_protocol_and_may_see_anything(kind):
+    callback = kind()
+    assert isinstance(callback, ctl.Callback)
+    for step, value in enumerate([1.0, float("nan"), float("inf"), 0.5]):
+        for run in ("train", "eval"):
+            made = callback.on_metrics(step, {"loss": value}, run)
+            assert made is None or isinstance(made, ctl.Decision)
+    if hasattr(callback, "state"):
+        other = kind()
+        other.state = json.loads(json.dumps(callback.state))
+        assert other.state == callback.state
+
+
+def test_decisions_of_a_callback_of_ones_own_are_carried_out(tmp_path, caplog):
+    mine = [
+        Decides(2, ctl.Decision(learning_rate_factor=0.5, message="too fast")),
+        Decides(4, ctl.Decision(export=["weights"], directory=str(tmp_path / "mine"), keep_weights=True)),
+        Decides(6, ctl.Decision(stop=True, message="enough")),
+    ]
+    trainer, evals = run(lambda: mine, directory=tmp_path / "run")
+    assert trainer.step == 6 and float(trainer.optimizer.learning_rate) == pytest.approx(0.05)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["model.weights.h5"]
+    assert trainer.evaluate()["loss"] == dict(evals)[4], "the model has the weights that were kept"
+    said = "\n".join(r.getMessage() for r in caplog.records)
+    assert "Step 2: too fast." in said and "Stopping at step 6: enough." in said
+
+
+def test_a_callback_of_ones_own_takes_the_run_back(tmp_path):
+    class Once(ctl.NullCallback):
+        wants = True
+
+        def on_metrics(self, step, values, run):
+            wants = self.wants and (run, step) == ("train", 5)
+            self.wants &= not wants
+            return ctl.Decision(roll_back=True) if wants else None
+
+    seen = ctl.MemoryCallback()
+    trainer, _ = run(lambda: [Once(), seen], steps=8, directory=tmp_path, save=ctl.Every(steps=2))
+    steps = [step for run, step, _ in seen.seen if run == "train"]
+    assert steps == [1, 2, 3, 4, 5, 5, 6, 7, 8] and trainer.step == 8
+
+
+def test_states_are_saved_by_name_and_two_of_a_kind_do_not_mix(tmp_path):
+    def part():
+        return [Decides(99, None), Decides(99, None, run="train"), ctl.EarlyStopping("loss", patience=50)]
+
+    run(part, steps=4, directory=tmp_path)
+    callbacks = part()
+    trainer, _ = run(lambda: callbacks, steps=6, directory=tmp_path)
+    assert [c.state["count"] for c in callbacks[:2]] == [9, 9], "6 logs and 3 evaluations in all"
+    assert callbacks[2].state["seen"] == 3
+    saved = trainer._session.manager.restore(trainer._session.state).state["watchers"]
+    assert sorted(saved) == ["Decides", "Decides_1", "early_stopping"]
+
+
+ALONE = """
+import json, os
+import ctl
+from small_models import Small, digest, every_step
+
+is_chief = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0
+
+class Alone:
+    "Each worker decides something else."
+    def on_metrics(self, step, values, run):
+        if is_chief:
+            return ctl.Decision(stop=step == 4, learning_rate_factor=0.5)
+        return ctl.Decision(stop=step == 2, learning_rate_factor=0.1)
+
+trainer = Small(strategy="multi_worker", writers=[], intervals=every_step(), callbacks=[Alone()])
+trainer.train(9)
+rate = float(trainer.optimizer.learning_rate.numpy())
+print(json.dumps({"step": trainer.step, "rate": round(rate, 6), "digest": digest(trainer)}), flush=True)
+"""
+
+
+@pytest.mark.workers
+def test_the_chief_s_decisions_are_carried_out_on_all_workers(run_program):
+    chief, worker = (result.json for result in run_program(2, ["-c", ALONE]))
+    assert chief == worker and chief["step"] == 4 and chief["rate"] == round(0.1 * 0.5**4, 6)
+
+
+def test_a_keras_callback_is_refused_with_what_is_expected():
+    with pytest.raises(ctl.UsageError, match=r"callbacks\[0\] is .*on_metrics\(step, values, run\)"):
+        run(lambda: [keras.callbacks.EarlyStopping()])

@@ -1,0 +1,71 @@
+"""Callbacks: they see the numbers of a run and decide, the same on every worker.
+
+    class StopAtAccuracy:
+        def on_metrics(self, step, values, run):            # run: "train" or "eval"
+            if run == "eval" and values["accuracy"] > 0.99:
+                return ctl.Decision(stop=True, message="accurate enough")
+
+    Mnist(callbacks=[ctl.EarlyStopping("loss"), StopAtAccuracy()]).train(1000)
+
+Every worker calls every callback with the same values; the chief's decisions are carried out on all of
+them. A callback with a JSON-able attribute `state` that can be assigned has it saved in checkpoints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the run is to do next; several can be combined.
+
+    Attributes:
+      stop: end the run after this step, as a success.
+      learning_rate_factor: multiplies the learning rate, which becomes `lowest_learning_rate` at least.
+      keep_weights: remember these weights; the model gets the newest remembered ones when the run ends.
+      roll_back: restore the newest checkpoint and go on with the data that come next.
+      export: formats ("keras", "saved_model", "weights") to write into `directory`, or `model_dir/best`.
+      message: a warning that the chief logs.
+    """
+
+    stop: bool = False
+    learning_rate_factor: float = 1.0
+    lowest_learning_rate: float = 0.0
+    keep_weights: bool = False
+    roll_back: bool = False
+    export: Sequence[str] = ()
+    directory: str | None = None
+    message: str = ""
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """Sees the numbers of a run at each log and each evaluation."""
+
+    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Takes note of the means of `run`, "train" or "eval", at `step` completed steps."""
+        ...
+
+
+class NullCallback:
+    """Decides nothing."""
+
+    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        return None
+
+
+class MemoryCallback:
+    """Keeps what it saw as (run, step, values), for tests and notebooks; decides nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, dict[str, float]]] = []
+
+    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        self.seen.append((run, step, dict(values)))
+        return None
+
+
+def name_in_checkpoints(callback: Any) -> str:
+    """What its state is called in a checkpoint: `name`, or the name of its class."""
+    return str(getattr(callback, "name", type(callback).__name__))
