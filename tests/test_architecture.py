@@ -161,13 +161,13 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
     modules = [
         "ctl",
         *(f"ctl.{m}" for m in PURE),
-        "ctl.launch.command",
-        "ctl.launch.horovodrun.command",
+        "ctl.launch.cli",
+        "ctl.launch.horovodrun_cli",
         "ctl.deploy.command",
         "ctl.deploy.docker.command",
         "ctl.deploy.vertex.command",
         "ctl.deploy.kubernetes.command",
-        "ctl.launch.horovodrun.function",
+        "ctl.launch.run_function",
         "ctl.checkpoints.commit",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"

@@ -1,24 +1,98 @@
-"""Who is in an elastic job: processes come and go, and form one group after the other.
+"""Membership of an elastic job: processes come and go, and form one group after the other.
 
-    roster = Roster(limits, machines)
-    for seat in roster.free_seats():
-        number = roster.started(seat)
-    roster.joined(number, port=40214, skips_sync=False)
-    roster.group()               -> a Group once all that belong to it are here, else None
-    roster.synced(number)
-    roster.unmet(number, group)
-    roster.ended(number, is_success=False)
+    membership = Membership(limits, hosts)
+    for slot in membership.free_slots():
+        number = membership.started(slot)
+    membership.joined(number, port=40214, skips_sync=False)
+    membership.group()               -> a Group once all that belong to it are here, else None
+    membership.synced(number)
+    membership.unmet(number, group)
+    membership.ended(number, is_success=False)
+
+    hosts = HostHealth(cooldown=None)
+    hosts.update([Host("host1", 2)])
+    hosts.failed("host1")
+    hosts.may_start("host1")         -> False, for a second
 
 A process is starting, then waiting for a group, then in one, and waits again when the group has broken.
-Nothing here starts, ends, waits or sends: that is `ctl.launch.horovodrun.elastic`'s.
+Nothing here starts, ends, waits or sends: `ctl.launch.elastic` does.
 """
 
-from collections.abc import Sequence
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ctl.launch.horovodrun.machines import Machines
+from ctl.launch.hosts import Host
 
 REMOVED, ADDED = 1, 2  # what has changed; both may have
+RETRY_SECS = (1.0, 2.0, 4.0)  # after a failure, before the next start on a host; then never more
+_FORGET_SECS = 3600.0  # a failure so long ago does not count
+
+
+class HostHealth:
+    """The hosts that were named last, oldest first, with the failures on each."""
+
+    def __init__(
+        self,
+        cooldown: tuple[float, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Keeps.
+
+        Args:
+          cooldown: seconds, least and most, before a host with a failure is used again; with them no
+            host is given up.
+        """
+        self.hosts: list[Host] = []
+        self.clock = clock
+        self._cooldown = cooldown
+        self._failures: dict[str, list[float]] = {}
+        self._not_before: dict[str, float] = {}
+
+    def update(self, found: Sequence[Host]) -> bool:
+        """Takes a new list, those that were there before first; True if anything is new.
+
+        A host that was away starts anew: it may be another machine with the same name.
+        """
+        before = {host.target: host.slots for host in self.hosts}
+        now = {host.target: host.slots for host in found}
+        if before == now:
+            return False
+        order = [t for t in before if t in now] + [t for t in now if t not in before]
+        self.hosts = [Host(target, now[target]) for target in order]
+        for target in set(before) - set(now):
+            self._failures.pop(target, None)
+            self._not_before.pop(target, None)
+        return True
+
+    def failed(self, target: str) -> str:
+        """A process failed there; returns a clause that says when the host is used again."""
+        now = self.clock()
+        recent = [t for t in self._failures.get(target, []) if now - t < _FORGET_SECS]
+        self._failures[target] = [*recent, now]
+        delay_secs = self._delay_secs(len(recent))
+        self._not_before[target] = now + delay_secs
+        if delay_secs == math.inf:
+            return f"{len(recent) + 1} failures; nothing more is started there"
+        return f"something is started there again in {delay_secs:.0f} s at the earliest"
+
+    def is_named(self, target: str) -> bool:
+        """True while the host is on the newest list."""
+        return any(host.target == target for host in self.hosts)
+
+    def may_start(self, target: str) -> bool:
+        """False for a while after a failure on the host."""
+        return self.clock() >= self._not_before.get(target, -math.inf)
+
+    def _delay_secs(self, failures: int) -> float:
+        """After the next failure of a host that has had so many."""
+        if self._cooldown is None:
+            return RETRY_SECS[failures] if failures < len(RETRY_SECS) else math.inf
+        least, most = self._cooldown
+        doubled = least * 2.0 ** min(failures + 1, 30) + random.random() * least
+        return max(least, min(most, doubled))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +112,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where one process goes: a host as ssh is given it, and the local rank there."""
+class Slot:
+    """The place of one process: a host as ssh is given it, and the local rank there."""
 
     host: str
-    slot: int
+    index: int
 
 
 @dataclass
@@ -56,7 +130,7 @@ class Worker:
     """
 
     number: int
-    seat: Seat
+    slot: Slot
     group: int = 0
     rank: int = 0
     has_state: bool = False
@@ -79,7 +153,7 @@ class Group:
 
 
 @dataclass
-class Roster:
+class Membership:
     """Everybody who has not ended, and what may happen next.
 
     Attributes:
@@ -88,7 +162,7 @@ class Roster:
     """
 
     limits: Limits
-    machines: Machines
+    hosts: HostHealth
     workers: dict[int, Worker] = field(default_factory=dict)
     number: int = 0
     is_finishing: bool = False
@@ -109,24 +183,28 @@ class Roster:
         """True while a group is to be formed: the first one, or one of a group that broke."""
         return not self.number or any(w.port for w in self.members)
 
-    def free_seats(self) -> list[Seat]:
-        """Seats in which a process is to be started; none before there are enough for the first group."""
-        taken = {w.seat for w in self.workers.values()}
-        wanted = self.wanted()
-        if (
-            self.is_finishing
-            or self.failure
-            or (not self.number and len(wanted) < self.limits.first)
-        ):
-            return []
-        if self.number and self._resets == self.limits.resets:
-            return []
-        return [s for s in wanted if s not in taken and self.machines.may_start(s.host)]
+    @property
+    def _least(self) -> int:
+        return self.limits.least if self.number else self.limits.first
 
-    def started(self, seat: Seat) -> int:
+    @property
+    def _is_at_limit(self) -> bool:
+        """True when the set of processes may not change again."""
+        return bool(self.number) and self._resets == self.limits.resets
+
+    def free_slots(self) -> list[Slot]:
+        """Slots in which a process is to be started; none before there are enough for the first group."""
+        taken = {w.slot for w in self.workers.values()}
+        wanted = self.wanted_slots()
+        is_waiting = not self.number and len(wanted) < self.limits.first
+        if self.is_finishing or self.failure or is_waiting or self._is_at_limit:
+            return []
+        return [s for s in wanted if s not in taken and self.hosts.may_start(s.host)]
+
+    def started(self, slot: Slot) -> int:
         """Notes a new process; returns its number."""
         number, self._started = self._started, self._started + 1
-        self.workers[number] = Worker(number, seat)
+        self.workers[number] = Worker(number, slot)
         return number
 
     def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
@@ -160,22 +238,22 @@ class Roster:
         return worker
 
     def change(self) -> int:
-        """What the members of a group at work are to be told: ADDED, REMOVED, both, or 0 for nothing."""
+        """The change for the members of a group at work: ADDED, REMOVED, both, or 0 for none."""
         if self.is_forming or self.is_finishing:
             return 0
         members, unwanted = self.members, self.unwanted()
         stay = [w for w in members if w not in unwanted]
-        new = [] if self._resets == self.limits.resets else self._newcomers()
+        new = [] if self._is_at_limit else self._newcomers()
         leave = len(stay) < len(members) and len(stay + new) >= self.limits.least
         return (ADDED if new else 0) | (REMOVED if leave else 0)
 
     def unwanted(self) -> list[Worker]:
-        """Those whose seats are no more, as when their host is not named any more.
+        """Those whose slots are no more, as when their host is not named any more.
 
         None of those with state while they are the only ones.
         """
-        wanted = set(self.wanted())
-        gone = [w for w in self.workers.values() if w.seat not in wanted]
+        wanted = set(self.wanted_slots())
+        gone = [w for w in self.workers.values() if w.slot not in wanted]
         stay = [w for w in self.members if w not in gone]
         if self._had_state and not any(w.has_state for w in stay):
             gone = [w for w in gone if not w.has_state]
@@ -186,22 +264,21 @@ class Roster:
         if not self.is_forming or self.failure:
             self._since = None
             return None
-        self._since = self.machines.clock() if self._since is None else self._since
+        self._since = self.hosts.clock() if self._since is None else self._since
         if not self._all_here():
             return None
         unwanted = self.unwanted()
         chosen = [w for w in self.members + self._newcomers() if w.port and w not in unwanted]
         if self.is_finishing:
             chosen = [w for w in chosen if w.group]
-        least = self.limits.least if self.number else self.limits.first
-        if len(chosen) < least:
+        if len(chosen) < self._least:
             if self.is_finishing and self.number:
                 self.failure = "others were done, and too few are left to go on"
             return None
         if self._had_state and not any(w.has_state for w in chosen):
             self.failure = "every process that had the state of the job is gone"
             return None
-        if self.number and self._resets == self.limits.resets:
+        if self._is_at_limit:
             self.failure = f"the set of processes changed {self._resets + 1} times (--reset-limit)"
             return None
         return self._formed(chosen)
@@ -210,7 +287,7 @@ class Roster:
         """Members that did not come in time, to be killed; without any, waiting in vain is a failure."""
         if not self.is_forming or self._since is None:
             return []
-        waited = self.machines.clock() - self._since
+        waited = self.hosts.clock() - self._since
         if waited < self.limits.timeout_secs:
             return []
         late = [w for w in self.members if not w.port]
@@ -218,10 +295,9 @@ class Roster:
             self._since = None
             return late
         waiting = sum(1 for w in self.workers.values() if w.port)
-        least = self.limits.least if self.number else self.limits.first
         self.failure = self.failure or (
-            f"{waiting} processes are there after {waited:.0f} s, fewer than the {least} that the job "
-            "needs (--elastic-timeout)"
+            f"{waiting} processes are there after {waited:.0f} s, fewer than the {self._least} that the "
+            "job needs (--elastic-timeout)"
         )
         return []
 
@@ -239,29 +315,29 @@ class Roster:
         """Whether nobody that belongs to the next group is still to come."""
         if self.number:
             return all(w.port for w in self.members)
-        waited = self.machines.clock() - (self._since or 0.0)
+        waited = self.hosts.clock() - (self._since or 0.0)
         return waited >= self.limits.timeout_secs or all(w.port for w in self.workers.values())
 
     def _newcomers(self) -> list[Worker]:
-        """Those that wait for their first group and have a seat to keep."""
-        wanted = set(self.wanted())
+        """Those that wait for their first group and have a slot to keep."""
+        wanted = set(self.wanted_slots())
         return [
             w
             for w in self.workers.values()
-            if w.port and w not in self.members and w.seat in wanted
+            if w.port and w not in self.members and w.slot in wanted
         ]
 
-    def wanted(self) -> list[Seat]:
-        """The seats to be filled: those that are taken first, then the hosts in their order."""
-        seats = [Seat(h.target, slot) for h in self.machines.hosts for slot in range(h.slots)]
-        taken = {w.seat for w in self.workers.values() if w.group or not self.number}
-        seats.sort(key=lambda s: (s not in taken, not self.machines.may_start(s.host)))  # stable
-        return seats[: self.limits.most]
+    def wanted_slots(self) -> list[Slot]:
+        """The slots to be filled: those that are taken first, then the hosts in their order."""
+        slots = [Slot(h.target, i) for h in self.hosts.hosts for i in range(h.slots)]
+        taken = {w.slot for w in self.workers.values() if w.group or not self.number}
+        slots.sort(key=lambda s: (s not in taken, not self.hosts.may_start(s.host)))  # stable
+        return slots[: self.limits.most]
 
 
 def _by_rank(workers: Sequence[Worker]) -> list[Worker]:
     """The oldest with state first, and those of a host together."""
-    age = {w.seat.host: (True, w.number) for w in workers}
+    age = {w.slot.host: (True, w.number) for w in workers}
     for worker in workers:
-        age[worker.seat.host] = min(age[worker.seat.host], (not worker.has_state, worker.number))
-    return sorted(workers, key=lambda w: (age[w.seat.host], not w.has_state, w.number))
+        age[worker.slot.host] = min(age[worker.slot.host], (not worker.has_state, worker.number))
+    return sorted(workers, key=lambda w: (age[w.slot.host], not w.has_state, w.number))
