@@ -18,11 +18,11 @@ from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import cli as launch_cli
 from ctl.launch import monitor, output, process_tree
-from ctl.launch.host_allocation import Roles, tasks_of
+from ctl.launch.host_allocation import RoleCounts, tasks_of
 from ctl.launch.monitor import Monitor, PassedOnSignals
 from ctl.launch.output import LogOutput
 from ctl.launch.ports import free_ports
-from ctl.launch.process import Exit
+from ctl.launch.process import ProcessExit
 from ctl.launch.terminal_text import TerminalText, tail
 from ctl.version import __version__
 
@@ -31,14 +31,14 @@ TIMEOUT_SECS = 60
 
 
 def places(count=2):
-    return tasks_of(Roles(workers=count), "127.0.0.1")
+    return tasks_of(RoleCounts(workers=count), "127.0.0.1")
 
 
 class ScriptedGroup:
     """Stands in for a process group: each poll notices the next round of (place, return code) pairs."""
 
     def __init__(self, *rounds, workers=2, **roles):
-        self.tasks = tasks_of(Roles(workers=workers, **roles), "127.0.0.1")
+        self.tasks = tasks_of(RoleCounts(workers=workers, **roles), "127.0.0.1")
         self.running = tuple(self.tasks)
         self.exits = []
         self.rounds = list(rounds)
@@ -47,7 +47,7 @@ class ScriptedGroup:
 
     def poll(self):
         for index, returncode in self.rounds.pop(0) if self.rounds else ():
-            self.exits.append(Exit(self.tasks[index], returncode, lived_secs=1.0))
+            self.exits.append(ProcessExit(self.tasks[index], returncode, lived_secs=1.0))
             self.running = tuple(t for t in self.running if t != self.tasks[index])
 
     def restart(self, end):
@@ -83,7 +83,7 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 
 
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
-    tasks = tasks_of(Roles(workers=2, chief=True), "127.0.0.1")
+    tasks = tasks_of(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2),
     ]
@@ -132,9 +132,9 @@ def test_a_parameter_server_seen_to_end_just_before_a_chief_that_is_done_is_no_f
 
 def test_an_exit_is_told_as_a_shell_would():
     task = places(1)[0]
-    assert (str(Exit(task, 3, 1.0)), Exit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
-    assert (str(Exit(task, -9, 1.0)), Exit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
-    assert str(Exit(task, -63, 1.0)) == "signal 63"
+    assert (str(ProcessExit(task, 3, 1.0)), ProcessExit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
+    assert (str(ProcessExit(task, -9, 1.0)), ProcessExit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
+    assert str(ProcessExit(task, -63, 1.0)) == "signal 63"
 
 
 def test_an_overwritten_line_keeps_its_last_state():

@@ -9,9 +9,9 @@ import pytest
 from ctl.errors import EXIT_RETRY
 from ctl.launch.attempt_log import AttemptRecord
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
-from ctl.launch.host_allocation import Roles, tasks_of
-from ctl.launch.log_files import LogSizeLimit, set_aside
-from ctl.launch.process import Exit
+from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.log_files import LogSizeLimit, set_aside_logs
+from ctl.launch.process import ProcessExit
 from ctl.launch.process_tree import process_state
 from ctl.launch.progress import local_model_dir, newest_step
 from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, RestartPolicy
@@ -117,7 +117,7 @@ class Hearts:
 
     def __init__(self, directory, **timeouts):
         self.now = 100.0
-        self.tasks = tasks_of(Roles(workers=2, evaluator=True), "127.0.0.1")
+        self.tasks = tasks_of(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
         self.monitor = HeartbeatMonitor(directory, Timeouts(**timeouts), clock=lambda: self.now)
         self.monitor.reset(self.tasks)
 
@@ -197,7 +197,7 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     assert hang.why == "gave no sign of life within 601 s of the start"
     hearts.monitor.reset(hearts.tasks)
     assert hearts.look(600.0) is None, "nobody beats any more"
-    hearts.tasks = tasks_of(Roles(workers=3), "127.0.0.1")
+    hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
     hearts.beat(1)
     why = hearts.look(1.0).why
     assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
@@ -288,10 +288,10 @@ def test_a_model_dir_is_local_or_none():
 
 
 def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
-    tasks = tasks_of(Roles(workers=3), "127.0.0.1")
+    tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
-    set_aside(tmp_path, tasks, 1)
+    set_aside_logs(tmp_path, tasks, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "job_0.attempt1.log",
         "job_1.attempt1.log",
@@ -315,9 +315,9 @@ def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines
 
 
 def test_an_end_is_told_in_words():
-    task = tasks_of(Roles(workers=2), "127.0.0.1")[1]
-    assert Exit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
-    hung = Exit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
+    task = tasks_of(RoleCounts(workers=2), "127.0.0.1")[1]
+    assert ProcessExit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
+    hung = ProcessExit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
     assert hung.reason == "worker 1 (job 1) gave no sign of life for 60 s"
     assert str(hung) == "it gave no sign of life for 60 s"
 

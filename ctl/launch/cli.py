@@ -1,10 +1,7 @@
 """The `ctl launch` command: reads the command line, checks it, and hands the job to the supervisor."""
 
 import argparse
-import math
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,51 +9,49 @@ from typing import Any, NamedTuple, NoReturn
 
 from ctl.errors import EXIT_DONE, UsageError
 from ctl.io.console import quoted, say
+from ctl.launch.discovery import find_script
 from ctl.launch.heartbeat_monitor import Timeouts
 from ctl.launch.host_allocation import (
     Allocation,
     DiscoveredAllocation,
     HostAllocation,
     LocalAllocation,
-    Roles,
+    RoleCounts,
 )
 from ctl.launch.hosts import LOOPBACK, MAX_WORKERS, parse_host, parse_hosts
 from ctl.launch.log_files import log_dir_lock
+from ctl.launch.option_values import number_in, whole_number
+from ctl.launch.process import check_program
 from ctl.launch.progress import flag_value, local_model_dir
 from ctl.launch.supervisor import JobSettings, run_job
 from ctl.supervision import lease
 
 EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
+_PROGRAM_CURE = (
+    "expected a program on PATH or the path of an executable file. A script runs with "
+    "`-- python script.py`"
+)
 _MAX_MESSAGE = 300  # characters of a message that repeats what came
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"{quoted(text)} came, expected a whole number from {least} to {most}"
-            )
-        return int(text)
+def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The same with argparse's error."""
 
-    return convert
-
-
-def _number(accepts: Callable[[float], bool], expected: str) -> Callable[[str], float]:
-    def convert(text: str) -> float:
+    def wrapped(text: str) -> Any:
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not accepts(value):
-            raise argparse.ArgumentTypeError(f"{quoted(text)} came, expected {expected}")
-        return value
+            return convert(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} came, {e}") from None
 
-    return convert
+    return wrapped
 
 
-_workers = _whole(1, MAX_WORKERS)
-_secs = _number(lambda secs: 0 <= secs <= 1e9, "seconds from 0, such as 30")
-_mib = _number(lambda mib: mib == 0 or 0.01 <= mib <= 1e6, "MiB, such as 256, or 0 for no bound")
+_workers = _converter(whole_number(1, MAX_WORKERS))
+_secs = _converter(number_in(lambda secs: 0 <= secs <= 1e9, "seconds from 0, such as 30"))
+_port = _converter(whole_number(1, 65535))
+_mib = _converter(
+    number_in(lambda mib: mib == 0 or 0.01 <= mib <= 1e6, "MiB, such as 256, or 0 for no bound")
+)
 
 
 class _Option(NamedTuple):
@@ -82,7 +77,7 @@ _OPTIONS: dict[str, list[_Option]] = {
     "several machines": [
         _Option("-H --hosts", str, None, "HOST:N,...", "machines and how many workers each takes, "
                 "reached with ssh (default: this one alone)"),
-        _Option("--port", _whole(1, 65535), 2222, "PORT", "of the first worker on another machine, "
+        _Option("--port", _port, 2222, "PORT", "of the first worker on another machine, "
                 "the next ones follow (default: 2222)"),
         _Option("--host_discovery", str, None, "SCRIPT", "a program that prints a line `host:N` for "
                 "each machine there is; it is asked before every attempt (default: none)"),
@@ -92,7 +87,7 @@ _OPTIONS: dict[str, list[_Option]] = {
                 "with --host_discovery, start so many at most (default: all there is room for)"),
     ],
     "restarts": [
-        _Option("--max_restarts", _whole(0, 1_000_000), 3, "N",
+        _Option("--max_restarts", _converter(whole_number(0, 1_000_000)), 3, "N",
                 "how often to start all again after a lost worker or a hang (default: 3)"),
         _Option("--backoff_secs", _secs, 1.0, "SECS", "seconds before the first restart, doubled "
                 "before each further one up to 60 (default: 1)"),
@@ -130,8 +125,8 @@ def main(argv: Sequence[str]) -> int:
         if options is None:
             return EXIT_DONE
         allocation = allocation_of(options)
-        _check_program(command)
-        _check_model_dir(command)
+        check_program(command[0], _PROGRAM_CURE)
+        _claim_model_dir(command)
         log_dir = log_dir_of(options.log_dir, command)
         if os.environ.get("TF_CONFIG"):
             say("TF_CONFIG was set already; each worker gets a new one instead")
@@ -149,7 +144,7 @@ def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]
     """The options and the command; no options after --help, which is printed."""
     split = argv.index("--") if "--" in argv else len(argv)
     options, command = argv[:split], argv[split + 1 :]
-    parser = _parser()
+    parser = _launch_parser()
     if "-h" in options or "--help" in options:
         print(parser.format_help())
         return None, []
@@ -170,7 +165,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{short}; see `ctl launch --help`")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _launch_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ctl launch",
         usage="ctl launch [options] -- command [its options]",
@@ -226,7 +221,7 @@ def allocation_of(options: argparse.Namespace) -> Allocation:
                     "is room for; without one the number is that of --workers or -H"
                 )
         if options.hosts is None:
-            roles = Roles(
+            roles = RoleCounts(
                 workers=1 if options.workers is None else options.workers,
                 chief=options.chief or options.ps > 0,
                 ps=options.ps,
@@ -257,14 +252,12 @@ def _discovered(options: argparse.Namespace) -> Allocation:
             f"--min_workers={least} is more than --max_workers={options.max_workers}; expected at most "
             "as many"
         )
-    script = shutil.which(options.host_discovery)
-    if script is None:
-        raise UsageError(
-            f"--host_discovery={quoted(options.host_discovery)} cannot be run; expected the path of an "
-            "executable file that prints a line `host:slots` for each host"
-        )
     return DiscoveredAllocation(
-        script, least=least, most=options.max_workers, port=options.port, own_address=options.host
+        find_script(options.host_discovery, "--host_discovery="),
+        least=least,
+        most=options.max_workers,
+        port=options.port,
+        own_address=options.host,
     )
 
 
@@ -280,22 +273,12 @@ def _check_host(host: str) -> None:
         )
 
 
-def _check_model_dir(command: list[str]) -> None:
+def _claim_model_dir(command: list[str]) -> None:
     """Raises UsageError while another job trains in the command's model_dir: its logs are there, too."""
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
         lease.claim(str(model_dir))
-
-
-def _check_program(command: list[str]) -> None:
-    program = command[0]
-    if shutil.which(program) is None:
-        where = "cannot be run" if os.path.exists(program) else "was not found"
-        raise UsageError(
-            f"the command {program!r} {where}; expected a program on PATH or the path of an "
-            "executable file. A script runs with `-- python script.py`"
-        )
 
 
 def log_dir_of(option: str | None, command: list[str]) -> Path:

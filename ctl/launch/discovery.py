@@ -11,6 +11,7 @@ The program runs without a shell and without arguments. One that fails, hangs or
 
 import contextlib
 import queue
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -20,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 from ctl.errors import UsageError
+from ctl.io.console import quoted
 from ctl.launch.hosts import Host, parse_host_lines
 from ctl.launch.process_tree import die_with_parent, kill_group
 
 TIMEOUT_SECS = 30.0
-_INTERVAL_SECS = 1.0  # between two runs of a poller
+_POLL_INTERVAL_SECS = 1.0  # between two runs of a poller
 _WAIT_SECS = 0.05
 _MAX_OUTPUT_BYTES = 65536
 
@@ -86,7 +88,7 @@ class HostPoller:
         while not self._stopped.is_set():
             found = run_discovery(self._script, interrupted=self._stopped.is_set, slots=self._slots)
             self._found.put(found)
-            self._stopped.wait(_INTERVAL_SECS)
+            self._stopped.wait(_POLL_INTERVAL_SECS)
 
 
 class FixedHosts:
@@ -103,6 +105,17 @@ class FixedHosts:
 
     def stop(self) -> None:
         """Nothing runs."""
+
+
+def find_script(script: str, option: str) -> str:
+    """The path of the program of an option; UsageError if it cannot be run."""
+    path = shutil.which(script)
+    if path is None:
+        raise UsageError(
+            f"{option}{quoted(script)} cannot be run; expected the path of an executable file that "
+            "prints a line `host:slots` for each host"
+        )
+    return path
 
 
 def run_discovery(
@@ -139,7 +152,7 @@ def run_discovery(
         if hung:
             problem = f"{script!r} did not end within {timeout_secs:g} s"
             return Discovery(problem=problem, is_broken=True)
-        return parse_discovery(script, popen.returncode, _text(out), _text(err), slots)
+        return parse_discovery(script, popen.returncode, _read_text(out), _read_text(err), slots)
 
 
 def parse_discovery(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Discovery:
@@ -156,7 +169,7 @@ def parse_discovery(script: str, returncode: int, out: str, err: str, slots: int
     return Discovery(hosts, "" if hosts else f"{script!r} printed no host")
 
 
-def _text(file: IO[bytes]) -> str:
+def _read_text(file: IO[bytes]) -> str:
     with contextlib.suppress(OSError):
         file.seek(0)
         return file.read(_MAX_OUTPUT_BYTES).decode(errors="replace")

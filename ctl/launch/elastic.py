@@ -22,7 +22,7 @@ from ctl.launch.horovodrun_options import report
 from ctl.launch.hosts import LOOPBACK, Host, format_hosts, reachable
 from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, Slot, Worker
 from ctl.launch.monitor import PassedOnSignals
-from ctl.launch.process import Exit
+from ctl.launch.process import ProcessExit
 from ctl.launch.rank_job import FAILURE_GRACE_SECS, SIGNAL_GRACE_SECS, RankJob, describe_end
 from ctl.launch.worker_channels import WorkerChannels
 
@@ -63,8 +63,8 @@ class ElasticJob:
         self._heartbeats = job.heartbeats()
         self._change_sent_secs = -math.inf
         self._leave_secs: dict[int, float] = {}  # worker -> when it has to be gone
-        self._first_cause: Exit | None = None
-        self._late_failure: Exit | None = None  # after another was done
+        self._first_cause: ProcessExit | None = None
+        self._late_failure: ProcessExit | None = None  # after another was done
         self._problem = ""
 
     def run(self) -> int:
@@ -190,7 +190,7 @@ class ElasticJob:
             report(f"process {number} is started on {host.address}, local rank {slot.index}")
         self._job.start(self._group, self._heartbeats, _task(number), environ, remote)
 
-    def _handle_exit(self, end: Exit) -> None:
+    def _handle_exit(self, end: ProcessExit) -> None:
         number, membership = end.task.task_index, self._membership
         worker = membership.ended(number, is_success=end.returncode == 0)
         self._leave_secs.pop(number, None)

@@ -2,19 +2,18 @@
 
 import importlib.metadata
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ctl.errors import EXIT_DONE, UsageError
 from ctl.io.console import quoted
 from ctl.launch.config_file import NO_MPI, add_config_file
-from ctl.launch.discovery import FixedHosts, HostPoller, HostSource
+from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
 from ctl.launch.elastic import ElasticJob
 from ctl.launch.horovodrun_options import (
     CTLRUN_EXAMPLE,
     Options,
-    help_text,
+    ctlrun_help,
     meaningless,
     parse_ctlrun,
     report,
@@ -23,7 +22,7 @@ from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile
 from ctl.launch.membership import HostHealth, Limits
 from ctl.launch.output import RankOutput
-from ctl.launch.process import NO_VARIABLES
+from ctl.launch.process import NO_VARIABLES, check_program
 from ctl.launch.rank_environment import option_environ, remote_job_environ
 from ctl.launch.rank_job import RankJob, run_ranks
 from ctl.launch.ssh import SshOptions
@@ -54,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options["config_file"]:
             add_config_file(options, options["config_file"])
         check_options(options, command)
-        if is_elastic(options):
+        if wants_elastic(options):
             return elastic_job(options, rank_job(options, command, 0)).run()
         places = allocate_ranks(hosts_of(options), options["num_proc"], options["nics"])
-        return run_ranks(rank_job(options, command, len(places)), places)
+        return run_ranks(rank_job(options, command, len(places.tasks)), places)
     except UsageError as e:
         report(str(e))
         return e.exit_code
@@ -101,14 +100,12 @@ def check_options(options: Options, command: Sequence[str]) -> None:
     if not command:
         raise UsageError(f"no command came; expected e.g. {CTLRUN_EXAMPLE}")
     program = command[0]
-    if shutil.which(program) is None:
-        cure = "expected a program on PATH or the path of an executable file"
-        if program.startswith("-"):
-            cure = f"a command starts with a program: `-- python {program} ...`"
-        elif program.endswith(".py"):
-            cure = f"a script runs with `python {program}`"
-        where = "cannot be run" if os.path.exists(program) else "was not found"
-        raise UsageError(f"the command {quoted(program)} {where}; {cure}")
+    cure = "expected a program on PATH or the path of an executable file"
+    if program.startswith("-"):
+        cure = f"a command starts with a program: `-- python {program} ...`"
+    elif program.endswith(".py"):
+        cure = f"a script runs with `python {program}`"
+    check_program(program, cure)
     unused = meaningless(options)
     if unused:
         verb = "means" if len(unused) == 1 else "mean"
@@ -126,7 +123,7 @@ def refuse_remote(hosts: Iterable[str]) -> None:
         )
 
 
-def is_elastic(options: Options) -> bool:
+def wants_elastic(options: Options) -> bool:
     """True for a job whose processes may come and go; UsageError for options that need it."""
     if options["host_discovery_script"] or options["min_num_proc"]:
         return True
@@ -215,19 +212,13 @@ def _host_source(options: Options, limits: Limits) -> HostSource:
             "-H or --hostfile came with --host-discovery-script; the script names the hosts, so leave "
             "them out"
         )
-    found = shutil.which(script)
-    if found is None:
-        raise UsageError(
-            f"--host-discovery-script {quoted(script)} cannot be run; expected the path of an executable "
-            "file that prints a line `host:slots` for each host"
-        )
-    return HostPoller(found, options["slots"] or 1)
+    return HostPoller(find_script(script, "--host-discovery-script "), options["slots"] or 1)
 
 
 def _information(options: Options) -> str:
     """What is printed instead of running anything; "" if nothing is."""
     if options["help"]:
-        return help_text()
+        return ctlrun_help()
     if options["version"]:
         return __version__
     return _build_table() if options["check_build"] else ""

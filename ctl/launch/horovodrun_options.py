@@ -9,20 +9,19 @@ accepted, so that a command line of horovodrun runs unchanged, and named once on
 
 import difflib
 import functools
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctl.errors import UsageError
 from ctl.io import console
 from ctl.io.console import quoted
+from ctl.launch.option_values import Convert, number_in, one_of, text, whole_number
 
 CTLRUN_EXAMPLE = "ctlrun -np 2 -H localhost:2 python train.py"
+_number = number_in(lambda value: 0 <= value < 1e9, "a number from 0")
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 Options = Mapping[str, Any]  # key -> value, None where none was given
-Convert = Callable[[str], object]  # raises ValueError
 _HELP = "see `ctlrun --help`"
 _TITLES = {
     "accepted": "accepted, nothing to do",
@@ -51,47 +50,6 @@ class Flag:
     adds: bool = False
 
 
-def whole(least: int, most: int = 10**9) -> Convert:
-    """A whole number, as text or, from YAML, as int."""
-
-    def convert(word: str) -> int:
-        if not re.fullmatch("[0-9]{1,10}", str(word)) or not least <= int(word) <= most:
-            to = f" to {most}" if most < 10**9 else ""
-            raise ValueError(f"expected a whole number from {least}{to}")
-        return int(word)
-
-    return convert
-
-
-def number(word: str) -> float:
-    """A number from 0, such as 0.5."""
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e9:
-        raise ValueError("expected a number from 0")
-    return value
-
-
-def text(value: str) -> str:
-    """Anything but nothing."""
-    if not str(value):
-        raise ValueError("expected something")
-    return str(value)
-
-
-def one_of(*known: str) -> Convert:
-    """One of these, in any case."""
-
-    def convert(word: str) -> str:
-        if str(word).upper() not in known:
-            raise ValueError(f"expected one of {', '.join(known)}")
-        return str(word).upper()
-
-    return convert
-
-
 def _ignored(names: str, takes: Convert) -> Flag:
     return Flag(names, names.strip("-").replace("-", "_"), "", takes, "X")
 
@@ -104,7 +62,7 @@ def _switch(name: str) -> tuple[Flag, Flag]:
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "the job": (
         Flag("-np --num-proc", "num_proc", "how many processes; elastic: how many before it begins",
-             whole(1, 1024), "N"),
+             whole_number(1, 1024), "N"),
         Flag("-H --hosts", "hosts", "machines and how many processes each takes (default: this one)",
              text, "HOST:N,..."),
         Flag("-hostfile --hostfile", "hostfile", "the same in a file, a line `HOST slots=N` for each",
@@ -113,12 +71,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--config-file", "config_file", "YAML with further options; those given here win",
              text, "FILE"),
         Flag("--heartbeat-timeout", "heartbeat_timeout_secs", "seconds without a sign of life until a "
-             "rank of this machine is killed; 0 is never (default: 60)", whole(0), "SECS"),
+             "rank of this machine is killed; 0 is never (default: 60)", whole_number(0), "SECS"),
         Flag("--start-timeout", "start_timeout", "seconds for all processes to find each other "
-             "(default: HOROVOD_START_TIMEOUT, or 300)", whole(1), "SECS"),
+             "(default: HOROVOD_START_TIMEOUT, or 300)", whole_number(1), "SECS"),
     ),
     "several machines": (
-        Flag("-p --ssh-port", "ssh_port", "the port of ssh", whole(1, 65535), "PORT"),
+        Flag("-p --ssh-port", "ssh_port", "the port of ssh", whole_number(1, 65535), "PORT"),
         Flag("-i --ssh-identity-file", "ssh_identity_file", "the private key of ssh", text, "FILE"),
         Flag("--network-interfaces --network-interface", "nics", "names, with commas, of the network "
              "interfaces to use; the first one's address is this machine's", text, "NAMES",
@@ -133,23 +91,23 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "elastic": (
         Flag("--min-np --min-num-proc", "min_num_proc", "go on with so many (default: that of -np)",
-             whole(1, 1024), "N"),
+             whole_number(1, 1024), "N"),
         Flag("--max-np --max-num-proc", "max_num_proc", "never more (default: all slots there are)",
-             whole(1, 1024), "N"),
+             whole_number(1, 1024), "N"),
         Flag("--host-discovery-script", "host_discovery_script",
              "a program that prints a line HOST:N, or HOST, for each machine there is", text, "FILE"),
         Flag("--slots-per-host", "slots", "of a machine named without a number (default: 1)",
-             whole(1, 1024), "N"),
+             whole_number(1, 1024), "N"),
         Flag("--elastic-timeout", "elastic_timeout", "seconds to wait for enough processes (default: "
-             "HOROVOD_ELASTIC_TIMEOUT, or 600)", whole(1), "SECS"),
+             "HOROVOD_ELASTIC_TIMEOUT, or 600)", whole_number(1), "SECS"),
         Flag("--reset-limit", "reset_limit", "how often the set of processes may change (default: any)",
-             whole(0), "N"),
+             whole_number(0), "N"),
         Flag("--blacklist-cooldown-range", "cooldown", "seconds, least and most, before a machine on "
-             "which a process failed is used again", whole(1), "SECS SECS"),
+             "which a process failed is used again", whole_number(1), "SECS SECS"),
     ),
     "collectives": (
         Flag("--fusion-threshold-mb", "fusion_threshold_mb", "tensors up to so many MiB travel together",
-             whole(0), "MIB"),
+             whole_number(0), "MIB"),
         Flag("--timeline-filename", "timeline_filename", "write what happened when, for "
              "chrome://tracing", text, "FILE"),
         Flag("--timeline-mark-cycles", "timeline_mark_cycles", "with a mark for each cycle"),
@@ -157,9 +115,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--no-stall-check", "no_stall_check", "no warning when a rank does not come"),
         Flag("--stall-check", "no_stall_check", "with it, the default", sets=False),
         Flag("--stall-check-warning-time-seconds", "stall_warning_secs",
-             "seconds before the warning (default: 60)", whole(0), "SECS"),
+             "seconds before the warning (default: 60)", whole_number(0), "SECS"),
         Flag("--stall-check-shutdown-time-seconds", "stall_shutdown_secs",
-             "seconds before an error; 0 is never (default: 0)", whole(0), "SECS"),
+             "seconds before an error; 0 is never (default: 0)", whole_number(0), "SECS"),
     ),
     "about": (
         Flag("-v --version", "version", "show the version"),
@@ -173,19 +131,19 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--jsrun", "use_jsrun", "refused: there is no MPI"),
     ),
     "meaningless": (
-        _ignored("--cycle-time-ms", number), _ignored("--cache-capacity", whole(0)),
+        _ignored("--cycle-time-ms", _number), _ignored("--cache-capacity", whole_number(0)),
         _ignored("--log-level", one_of(*LEVELS)),
         Flag("--log-with-timestamp --no-log-hide-timestamp", "log_with_timestamp"),
         Flag("--log-without-timestamp --log-hide-timestamp", "log_with_timestamp", sets=False),
         *_switch("hierarchical-allreduce"), *_switch("hierarchical-allgather"),
         *_switch("torus-allreduce"), *_switch("autotune"),
-        _ignored("--autotune-log-file", text), _ignored("--autotune-warmup-samples", whole(0)),
-        _ignored("--autotune-steps-per-sample", whole(0)),
-        _ignored("--autotune-bayes-opt-max-samples", whole(0)),
-        _ignored("--autotune-gaussian-process-noise", number),
+        _ignored("--autotune-log-file", text), _ignored("--autotune-warmup-samples", whole_number(0)),
+        _ignored("--autotune-steps-per-sample", whole_number(0)),
+        _ignored("--autotune-bayes-opt-max-samples", whole_number(0)),
+        _ignored("--autotune-gaussian-process-noise", _number),
         *_switch("mpi-threads-disable"), _ignored("--mpi-args", text), Flag("--tcp", "tcp_flag"),
-        _ignored("--binding-args", text), _ignored("--num-nccl-streams", whole(0)),
-        _ignored("--thread-affinity", whole(0)), _ignored("--gloo-timeout-seconds", whole(0)),
+        _ignored("--binding-args", text), _ignored("--num-nccl-streams", whole_number(0)),
+        _ignored("--thread-affinity", whole_number(0)), _ignored("--gloo-timeout-seconds", whole_number(0)),
     ),
 }  # fmt: skip
 FLAGS = {name: flag for group in GROUPS.values() for flag in group for name in flag.names.split()}
@@ -238,7 +196,7 @@ def meaningless(options: Options) -> list[str]:
     return [name for key, name in firsts.items() if options[key] is not None][::-1]
 
 
-def help_text() -> str:
+def ctlrun_help() -> str:
     """The text of --help."""
     lines = ["usage: ctlrun [options] command [its options]", ""]
     lines += ["Runs a command once per rank, for scripts with `import ctl.hvd as hvd`.", ""]

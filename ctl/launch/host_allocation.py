@@ -1,6 +1,6 @@
 """Host allocation: how many processes of each kind run, on which hosts and at which addresses.
 
-    allocation = LocalAllocation(Roles(workers=2), host="127.0.0.1")
+    allocation = LocalAllocation(RoleCounts(workers=2), host="127.0.0.1")
     allocation = HostAllocation([Host("host1", 2), Host("host2", 2)], port=2222)
     allocation = DiscoveredAllocation("./hosts.sh", least=1, most=4, port=2222)
     allocation.places()       -> Places(tasks, remote={"host2:2222": "host2", ...})
@@ -11,11 +11,9 @@ Hosts take workers in their order, each is filled before the next.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from ctl.collectives import placement
-from ctl.collectives.placement import Placement
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
 from ctl.launch.discovery import run_discovery
@@ -27,7 +25,7 @@ _REMOTE_PORTS = (20000, 30000)  # ctlrun's, below those that kernels give to con
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class RoleCounts:
     """How many processes of each kind; without a chief worker 0 is the chief."""
 
     workers: int
@@ -47,26 +45,16 @@ class Places:
 
     Attributes:
       remote: address in the cluster -> target of ssh, for those on other machines.
-      hosts: the host of each worker, or None where nobody named hosts.
+      hosts: target of the host of each worker, or None where nobody named hosts.
     """
 
     tasks: Sequence[Cluster]
     remote: Mapping[str, str] = field(default_factory=dict)
     hosts: Sequence[str] | None = None
 
-
-@dataclass(frozen=True)
-class RankPlace:
-    """The place of one rank of `ctlrun`.
-
-    Attributes:
-      task: its place in TF_CONFIG; host: its name; remote: target of ssh, None for this machine.
-    """
-
-    placement: Placement
-    task: Cluster
-    host: str
-    remote: str | None = None
+    def remote_host(self, task: Cluster) -> str | None:
+        """The target of ssh for a process; None for this machine."""
+        return self.remote.get(task.address or "")
 
 
 class Allocation(Protocol):
@@ -83,7 +71,7 @@ class Allocation(Protocol):
 class LocalAllocation:
     """All processes on this machine, the same number in each attempt."""
 
-    def __init__(self, roles: Roles, host: str = LOOPBACK):
+    def __init__(self, roles: RoleCounts, host: str = LOOPBACK):
         self._roles = roles
         self._host = host
 
@@ -118,15 +106,7 @@ class HostAllocation:
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
         """The same hosts; after a clash (`shift`) the next free ports, or other ones over there."""
         port = self._port + PORT_OFFSET * min(shift, 1)
-        addresses = _slot_addresses(self._hosts, self._addresses, self._bind, port)
-        hosts = [host for host in self._hosts for _ in range(host.slots)]
-        pairs = list(zip(addresses, hosts, strict=True))
-        cluster = {"worker": tuple(addresses)}
-        return Places(
-            [Cluster(cluster, "worker", i) for i in range(len(addresses))],
-            {address: host.target for address, host in pairs if not host.is_local},
-            [host.target for host in hosts],
-        )
+        return _places_on(self._hosts, self._addresses, self._bind, port)
 
 
 class DiscoveredAllocation:
@@ -163,7 +143,7 @@ class DiscoveredAllocation:
         return allocation.places(shift=shift)
 
 
-def tasks_of(roles: Roles, host: str) -> list[Cluster]:
+def tasks_of(roles: RoleCounts, host: str) -> list[Cluster]:
     """The tasks of a cluster, one per process and the chief's first, on free ports of `host`."""
     counts = {
         "chief": int(roles.chief),
@@ -178,8 +158,8 @@ def tasks_of(roles: Roles, host: str) -> list[Cluster]:
 
 def allocate_ranks(
     hosts: Sequence[Host] | None, count: int | None, nics: str | None = None
-) -> list[RankPlace]:
-    """A place for each of `count` ranks of `ctlrun`, by default for every slot.
+) -> Places:
+    """Places for `count` ranks of `ctlrun`, by default for every slot.
 
     Args:
       hosts: None for this machine, which takes any number; nics: interfaces, names with commas.
@@ -197,28 +177,20 @@ def allocate_ranks(
         )
     hosts = first_slots(hosts, count)
     bind = LOOPBACK if all(h.is_local for h in hosts) else "0.0.0.0"
-    listed = _slot_addresses(hosts, reachable(hosts, nics), bind, random.randint(*_REMOTE_PORTS))
-    # Two names of one machine are two hosts, so hosts are told apart by number.
-    owners = [(i, host) for i, host in enumerate(hosts) for _ in range(host.slots)]
-    numbers = [f"{i}:" for i, _ in owners]
-    return [
-        RankPlace(
-            replace(placement.among(numbers, rank), addresses=tuple(listed)),
-            Cluster({"worker": tuple(listed)}, "worker", rank),
-            host.address,
-            None if host.is_local else host.target,
-        )
-        for rank, (_, host) in enumerate(owners)
-    ]
+    return _places_on(hosts, reachable(hosts, nics), bind, random.randint(*_REMOTE_PORTS))
 
 
-def _slot_addresses(
+def _places_on(
     hosts: Sequence[Host], addresses: Sequence[str], bind: str, remote_port: int
-) -> list[str]:
-    """ "address:port" of each slot: free ports of `bind` here, `remote_port` and the next over there."""
+) -> Places:
+    """A worker for each slot: on free ports of `bind` here, on `remote_port` and the next over there."""
     free = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind))
-    return [
-        f"{address}:{next(free) if host.is_local else remote_port + slot}"
-        for host, address in zip(hosts, addresses, strict=True)
-        for slot in range(host.slots)
-    ]
+    listed, names, remote = [], [], {}
+    for host, address in zip(hosts, addresses, strict=True):
+        for slot in range(host.slots):
+            listed.append(f"{address}:{next(free) if host.is_local else remote_port + slot}")
+            names.append(host.target)
+            if not host.is_local:
+                remote[listed[-1]] = host.target
+    cluster = {"worker": tuple(listed)}
+    return Places([Cluster(cluster, "worker", i) for i in range(len(listed))], remote, names)

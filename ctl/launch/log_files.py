@@ -1,6 +1,6 @@
 """Log files over the attempts of a job: earlier ones are kept, and none grows without limit.
 
-    set_aside(log_dir, tasks, attempt=1)       # job_0.log -> job_0.attempt1.log
+    set_aside_logs(log_dir, tasks, attempt=1)       # job_0.log -> job_0.attempt1.log
     limit = LogSizeLimit(max_bytes=256 * 2**20)
     limit.cut(log_dir / "job_1.log")           # does nothing below that size
 
@@ -62,7 +62,7 @@ def earlier_log_name(task: Cluster, attempt: int) -> str:
     return log_name(task).replace(".log", f".attempt{attempt}.log")
 
 
-def set_aside(log_dir: Path, tasks: Iterable[Cluster], attempt: int) -> None:
+def set_aside_logs(log_dir: Path, tasks: Iterable[Cluster], attempt: int) -> None:
     """Keeps the logs of an attempt that has ended, and deletes those of the sixth before the next."""
     with contextlib.suppress(OSError):
         for path in log_dir.glob(f"*.attempt{attempt - KEPT_ATTEMPTS}.log"):

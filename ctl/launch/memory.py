@@ -50,16 +50,16 @@ class Memory:
             return ""
         limit = "the machine's memory"
         if self._limit_bytes < _UNLIMITED_BYTES:
-            limit = f"a limit of {_size(self._limit_bytes)}"
-        return f"was killed by the kernel, out of memory (peak {_size(self.peak_bytes)}, {limit})"
+            limit = f"a limit of {_format_bytes(self._limit_bytes)}"
+        return f"was killed by the kernel, out of memory (peak {_format_bytes(self.peak_bytes)}, {limit})"
 
     @property
     def peak(self) -> str:
         """The peak as text."""
-        return _size(self.peak_bytes) if self.peak_bytes else "unknown"
+        return _format_bytes(self.peak_bytes) if self.peak_bytes else "unknown"
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

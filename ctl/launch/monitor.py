@@ -19,7 +19,7 @@ from ctl.distribute.cluster import Cluster
 from ctl.errors import EXIT_RETRY
 from ctl.io.console import say
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor
-from ctl.launch.process import Exit
+from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
 
@@ -59,12 +59,12 @@ class PassedOnSignals:
 class Outcome:
     """Why monitoring ended: a failure, a signal to us, processes that outlived the chief, or none."""
 
-    cause: Exit | None = None
+    cause: ProcessExit | None = None
     signum: int | None = None
     stragglers: tuple[Cluster, ...] = ()
 
 
-def job_failures(group: ProcessGroup, chief: Cluster) -> list[Exit]:
+def job_failures(group: ProcessGroup, chief: Cluster) -> list[ProcessExit]:
     """The exits that make the job a failure, first noticed first.
 
     An evaluator's never does, nor that of a worker that only serves. Once the chief is done the job is
@@ -74,17 +74,17 @@ def job_failures(group: ProcessGroup, chief: Cluster) -> list[Exit]:
     return [e for e in group.failures if not is_expendable(e.task) and not (done and _is_late(e))]
 
 
-def late_failures(group: ProcessGroup, chief: Cluster) -> list[Exit]:
+def late_failures(group: ProcessGroup, chief: Cluster) -> list[ProcessExit]:
     """The exits that only deserve a warning: of processes that were lost after the chief was done."""
     counted = job_failures(group, chief)
     return [e for e in group.failures if trains(e.task) and e not in counted]
 
 
-def _is_late(end: Exit) -> bool:
+def _is_late(end: ProcessExit) -> bool:
     return serves(end.task) or end.exit_code >= 128
 
 
-def is_port_clash(log_dir: Path, end: Exit) -> bool:
+def is_port_clash(log_dir: Path, end: ProcessExit) -> bool:
     """True for a process that failed early and whose log says that its port was taken."""
     with contextlib.suppress(OSError):
         early = end.returncode != 0 and end.lived_secs <= _PORT_CLASH_SECS
@@ -92,7 +92,7 @@ def is_port_clash(log_dir: Path, end: Exit) -> bool:
     return False
 
 
-def lost_a_peer(end: Exit) -> bool:
+def lost_a_peer(end: ProcessExit) -> bool:
     """True for an exit code of a process that may have lost a peer: EXIT_RETRY is SIGABRT's, too."""
     return end.exit_code == EXIT_RETRY
 
@@ -109,7 +109,7 @@ class Monitor:
         *,
         chief: Cluster | None = None,
         log_dir: Path = Path(),
-        is_consequence: Callable[[Exit], bool] = lost_a_peer,
+        is_consequence: Callable[[ProcessExit], bool] = lost_a_peer,
     ):
         """Keeps.
 
@@ -126,7 +126,9 @@ class Monitor:
         self._is_consequence = is_consequence
         self._num_seen = 0  # so many exits of the group
         self._num_starts: dict[int, int] = {}  # worker -> how often it was started again
-        self._due: dict[int, tuple[float, Exit]] = {}  # worker -> when it will be, after which end
+        self._due: dict[
+            int, tuple[float, ProcessExit]
+        ] = {}  # worker -> when it will be, after which end
         self._chief_done_secs: float | None = None  # time.monotonic
         self._waits_for_evaluators = False
 
@@ -152,7 +154,7 @@ class Monitor:
                 self._report_evaluators()
             time.sleep(_POLL_SECS)
 
-    def _failures(self) -> list[Exit]:
+    def _failures(self) -> list[ProcessExit]:
         return job_failures(self._group, self._chief) if self._chief else self._group.failures
 
     def _has_chief(self) -> bool:
@@ -170,7 +172,7 @@ class Monitor:
             names = ", ".join(map(task_name, self._group.running))
             say(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
 
-    def _first_cause(self) -> Exit | None:
+    def _first_cause(self) -> ProcessExit | None:
         """The failure that the others followed from; None if it was none after all.
 
         A worker that lost a peer often ends before that peer does, with EXIT_RETRY, or with SIGABRT
@@ -193,16 +195,18 @@ class Monitor:
             self._group.poll()
         return None
 
-    def _stopped_peer(self) -> Exit | None:
+    def _stopped_peer(self) -> ProcessExit | None:
         """A process that the kernel has stopped, killed at once, when others have lost a peer."""
         task = next((t for t in self._group.stopped if not is_expendable(t)), None)
         if task is None or self._chief is None:
             return None
         say(f"{task_name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
         self._group.kill(task)
-        return Exit(task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers")
+        return ProcessExit(
+            task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers"
+        )
 
-    def _hung(self) -> Exit | None:
+    def _hung(self) -> ProcessExit | None:
         """The end of the attempt if a process is hung; one that is expendable is only killed."""
         group, heartbeats = self._group, self._heartbeats
         if heartbeats is None or not heartbeats.is_due:
@@ -215,9 +219,9 @@ class Monitor:
         group.kill(hang.task)
         if is_expendable(hang.task):
             return None
-        return Exit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
+        return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
 
-    def _handle_expendable(self) -> Exit | None:
+    def _handle_expendable(self) -> ProcessExit | None:
         """Restarts or reports expendable ones; returns an end after which the job cannot go on."""
         news = self._group.exits[self._num_seen :]
         self._num_seen = len(self._group.exits)
@@ -238,10 +242,10 @@ class Monitor:
         self._start_again()
         return self._last_worker(news)
 
-    def _log(self, end: Exit) -> Path:
+    def _log(self, end: ProcessExit) -> Path:
         return self._log_dir / log_name(end.task)
 
-    def _plan(self, end: Exit) -> None:
+    def _plan(self, end: ProcessExit) -> None:
         index = end.task.task_index
         count = self._num_starts.get(index, 0)
         if count == len(RESTART_SECS):
@@ -265,7 +269,7 @@ class Monitor:
                     self._heartbeats.forget(end.task)
                 self._group.restart(end)
 
-    def _last_worker(self, news: list[Exit]) -> Exit | None:
+    def _last_worker(self, news: list[ProcessExit]) -> ProcessExit | None:
         """The newest end, if the chief has no worker any more and will get none."""
         there = [t for t in self._group.running if serves(t) and t.task_type == "worker"]
         if there or self._due or not self._has_chief():

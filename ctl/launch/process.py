@@ -2,7 +2,7 @@
 
     process = start_process(command, task, output=file.fileno(), environ={"CTL_ATTEMPT": "1"})
     process.send(signal.SIGTERM)
-    process.poll()                -> an Exit once it has ended
+    process.poll()                -> an ProcessExit once it has ended
 
 A process of another machine takes signals as lines on the standard input of ssh.
 """
@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,8 @@ from types import MappingProxyType
 
 from ctl.distribute import cluster
 from ctl.distribute.cluster import Cluster
+from ctl.errors import UsageError
+from ctl.io.console import quoted
 from ctl.launch import ssh
 from ctl.launch.memory import Memory
 from ctl.launch.process_tree import die_with_parent, kill_group, process_state
@@ -45,7 +48,7 @@ _SIGNALS_OF_CODES = {
 
 
 @dataclass(frozen=True)
-class Exit:
+class ProcessExit:
     """How one process ended; `returncode` is negative for a signal, as in `subprocess`.
 
     `why` continues a sentence that begins with the process's name, e.g. for one that was hung, and
@@ -117,7 +120,7 @@ class Process:
         self._is_killed = True
         kill_group(self.pid)
 
-    def poll(self) -> Exit | None:
+    def poll(self) -> ProcessExit | None:
         """How it ended, and then nothing of its group is left; None while it runs."""
         returncode = self._popen.poll()
         if returncode is not None:
@@ -129,8 +132,8 @@ class Process:
             self._memory.read()
         return None
 
-    def _exit(self, returncode: int) -> Exit:
-        end = Exit(self.task, returncode, time.monotonic() - self._started_secs)
+    def _exit(self, returncode: int) -> ProcessExit:
+        end = ProcessExit(self.task, returncode, time.monotonic() - self._started_secs)
         if returncode != -signal.SIGKILL or self._is_killed:
             return end
         if self._memory is None:
@@ -179,7 +182,7 @@ class RemoteProcess(Process):
             self._kill_secs = time.monotonic() + _REMOTE_KILL_SECS
             self._write(_ORDERS[signal.SIGKILL])
 
-    def poll(self) -> Exit | None:
+    def poll(self) -> ProcessExit | None:
         now = time.monotonic()
         if self._kill_secs is not None and now >= self._kill_secs:
             kill_group(self.pid)
@@ -193,7 +196,7 @@ class RemoteProcess(Process):
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._popen.stdin.fileno(), order)
 
-    def _exit(self, returncode: int) -> Exit:
+    def _exit(self, returncode: int) -> ProcessExit:
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
@@ -202,6 +205,13 @@ class RemoteProcess(Process):
             return end
         why = f"lost its machine: cannot reach host {self.host} (ssh ended with {returncode})"
         return replace(end, why=why, loss=OUTSIDE)
+
+
+def check_program(program: str, cure: str) -> None:
+    """Raises UsageError for a program that is not there or cannot be run."""
+    if shutil.which(program) is None:
+        where = "cannot be run" if os.path.exists(program) else "was not found"
+        raise UsageError(f"the command {quoted(program)} {where}; {cure}")
 
 
 def start_process(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
 from ctl.launch.output import Output
-from ctl.launch.process import NO_VARIABLES, Exit, Process, start_process
+from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
 from ctl.launch.process_tree import Guard, group_cpu_ticks
 from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
@@ -41,7 +41,7 @@ class ProcessGroup:
     def __init__(
         self, command: Sequence[str], output: Output, *, ssh_options: SshOptions | None = None
     ):
-        self.exits: list[Exit] = []
+        self.exits: list[ProcessExit] = []
         self._command = list(command)
         self._output = output
         self._ssh_options = ssh_options
@@ -85,7 +85,7 @@ class ProcessGroup:
         self._guard.add(process.pid)
         self._starts[log_name(task)] = lambda: self.start(task, environ, private=private, host=host)
 
-    def restart(self, end: Exit) -> None:
+    def restart(self, end: ProcessExit) -> None:
         """Starts a process that has ended once more, in its place.
 
         Unlike at the first start there are threads by now. They hold no lock that the child's few
@@ -95,7 +95,7 @@ class ProcessGroup:
         with contextlib.suppress(UsageError):
             self._starts[log_name(end.task)]()
 
-    def poll(self) -> list[Exit]:
+    def poll(self) -> list[ProcessExit]:
         """Notes and returns the processes that have ended since the last call; does not wait."""
         ends = [end for process in self._processes if (end := process.poll())]
         for process in self._processes:
@@ -157,7 +157,7 @@ class ProcessGroup:
         return tuple(process.task for process in self._processes if process.host)
 
     @property
-    def failures(self) -> list[Exit]:
+    def failures(self) -> list[ProcessExit]:
         """The exits that were not 0, first noticed first."""
         return [end for end in self.exits if end.returncode != 0]
 

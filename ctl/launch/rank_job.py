@@ -9,15 +9,17 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ctl.collectives import placement
 from ctl.collectives.placement import Placement
 from ctl.distribute.cluster import Cluster
 from ctl.errors import EXIT_DONE
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
 from ctl.launch.horovodrun_options import report
-from ctl.launch.host_allocation import RankPlace
+from ctl.launch.host_allocation import Places
+from ctl.launch.hosts import Host
 from ctl.launch.monitor import Monitor, Outcome, PassedOnSignals
 from ctl.launch.output import RankOutput
-from ctl.launch.process import Exit
+from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.rank_environment import rank_environ, visible_gpu
 from ctl.launch.ssh import SshOptions
@@ -82,7 +84,7 @@ class RankJob:
         group.start(task, environ, private=private, host=remote)
 
 
-def describe_end(end: Exit) -> str:
+def describe_end(end: ProcessExit) -> str:
     """How a process ended, in words that follow its name."""
     return end.why or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
 
@@ -92,23 +94,27 @@ def names_lost_peer(last_line: str) -> bool:
     return any(name in last_line for name in ("HorovodInternalError", "LostRankError"))
 
 
-def run_ranks(job: RankJob, places: Sequence[RankPlace]) -> int:
+def run_ranks(job: RankJob, places: Places) -> int:
     """Starts a process per place and waits; the exit code is the first failing one's, or 0.
 
     That is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to us.
     """
 
-    def is_consequence(end: Exit) -> bool:
+    def is_consequence(end: ProcessExit) -> bool:
         return not end.signal_name and names_lost_peer(job.output.last_error(end.task))
 
-    environs = [job.environ_of(p.placement, p.host, is_here=p.remote is None) for p in places]
+    hosts = [Host(target).address for target in places.hosts or ()]
+    environs = [
+        job.environ_of(rank_placement(places, task), host, is_here=not places.remote_host(task))
+        for task, host in zip(places.tasks, hosts, strict=True)
+    ]
     with contextlib.closing(job.heartbeats()) as heartbeats, PassedOnSignals() as signals:
         group = job.process_group()
         try:
-            for place, environ in zip(places, environs, strict=True):
+            for task, host, environ in zip(places.tasks, hosts, environs, strict=True):
                 if job.is_verbose:
-                    report(f"rank {place.placement.rank} on {place.host}: {' '.join(job.command)}")
-                job.start(group, heartbeats, place.task, environ, place.remote)
+                    report(f"rank {task.task_index} on {host}: {' '.join(job.command)}")
+                job.start(group, heartbeats, task, environ, places.remote_host(task))
             job.output.start()
             monitored = heartbeats if job.heartbeat_timeout_secs else None
             outcome = Monitor(group, 0.0, signals, monitored, is_consequence=is_consequence).wait()
@@ -117,6 +123,11 @@ def run_ranks(job: RankJob, places: Sequence[RankPlace]) -> int:
             group.end(0.0)
             raise
     return _exit_code(group, outcome, signals)
+
+
+def rank_placement(places: Places, task: Cluster) -> Placement:
+    """The place of a rank; two names of one machine are two hosts."""
+    return placement.among([f"{target}:" for target in places.hosts or ()], task.task_index)
 
 
 def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ctl.errors import EXIT_DONE, EXIT_FAILED, CtlError, UsageError
 from ctl.launch.config_file import NO_MPI
-from ctl.launch.horovodrun_cli import elastic_job, hosts_of, is_elastic, rank_job, refuse_remote
+from ctl.launch.horovodrun_cli import elastic_job, hosts_of, rank_job, refuse_remote, wants_elastic
 from ctl.launch.horovodrun_options import Options, no_options
 from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.rank_job import names_lost_peer, run_ranks
@@ -63,7 +63,7 @@ def run(
     Call it in the main thread. Raises RankError, with the rank and its traceback, if one fails; and
     UsageError for what cannot be used, such as hosts other than this one.
     """
-    checked = _checked({**options, "num_proc": np if num_proc is None else num_proc})
+    checked = _check_arguments({**options, "num_proc": np if num_proc is None else num_proc})
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("run() was called in a thread; call it in the main thread.")
     directory = Path(tempfile.mkdtemp(prefix="ctl-run-"))  # mode 0700
@@ -75,7 +75,7 @@ def run(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The same options of ctlrun; UsageError for names and values that cannot be."""
     options = no_options()
     if arguments.get("use_mpi"):
@@ -129,14 +129,14 @@ def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int
     """Runs the job: the numbers of its processes by rank, and its exit code."""
     own, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
     environ = {"PYTHONPATH": os.pathsep.join([own, *([path] if path else [])])}  # to find `ctl`
-    if is_elastic(options):
+    if wants_elastic(options):
         job = elastic_job(options, rank_job(options, command, 0, environ), local_only=True)
         exit_code = job.run()
         return [number for _, number in sorted(job.done)], exit_code
     places = allocate_ranks(hosts_of(options), options["num_proc"])
-    refuse_remote(place.host for place in places if place.remote)
-    exit_code = run_ranks(rank_job(options, command, len(places), environ), places)
-    return list(range(len(places))), exit_code
+    refuse_remote(places.remote.values())
+    exit_code = run_ranks(rank_job(options, command, len(places.tasks), environ), places)
+    return list(range(len(places.tasks))), exit_code
 
 
 def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 EXIT_UNREACHABLE = 255  # ssh's own: the host cannot be reached, or not any more
 
-_OPTIONS = {
+_SSH_SETTINGS = {
     "BatchMode": "yes",  # nobody is there to type a password
     "StrictHostKeyChecking": "yes",
     "ConnectTimeout": "15",
@@ -54,7 +54,7 @@ def ssh_command(
       directory: to work in, the same path over there, as is that of this interpreter.
       reads_environ: the first line of the input will be JSON with more variables.
     """
-    settings = [word for key, value in _OPTIONS.items() for word in ("-o", f"{key}={value}")]
+    settings = [word for key, value in _SSH_SETTINGS.items() for word in ("-o", f"{key}={value}")]
     variables = [f"{key}={value}" for key, value in environ.items()]
     more = ["--environ"] if reads_environ else []
     remote = [sys.executable, "-m", "ctl.launch.remote", *more, "--", *command]

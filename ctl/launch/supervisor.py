@@ -1,6 +1,6 @@
 """Supervises one job: starts its processes, monitors them, and restarts them when that may help.
 
-    exit_code = run_job(["python", "train.py"], allocation=LocalAllocation(Roles(workers=2)),
+    exit_code = run_job(["python", "train.py"], allocation=LocalAllocation(RoleCounts(workers=2)),
                         log_dir=Path("logs"), settings=JobSettings(max_restarts=3))
 
 The allocation says where processes go, `ProcessGroup` starts and ends them, `Monitor` decides when to end
@@ -23,7 +23,7 @@ from ctl.io.console import say
 from ctl.launch.attempt_log import AttemptRecord
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
 from ctl.launch.host_allocation import Allocation, DiscoveredAllocation, Places
-from ctl.launch.log_files import delete_earlier_logs, earlier_log_name, set_aside
+from ctl.launch.log_files import delete_earlier_logs, earlier_log_name, set_aside_logs
 from ctl.launch.monitor import (
     Monitor,
     Outcome,
@@ -33,7 +33,7 @@ from ctl.launch.monitor import (
     late_failures,
 )
 from ctl.launch.output import LogOutput
-from ctl.launch.process import Exit
+from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.progress import newest_step
 from ctl.launch.restart_policy import RestartDecision, RestartPolicy
@@ -128,7 +128,7 @@ class _Supervisor:
                 if not self._rest(decision.delay_secs):
                     say("a signal came while waiting; not started again")
                     return 128 + self._signals.received[0]
-                set_aside(self._log_dir, places.tasks, number)
+                set_aside_logs(self._log_dir, places.tasks, number)
         raise AssertionError("attempts do not run out")
 
     def _places(self, shift: int = 0) -> Places | int:
@@ -179,7 +179,7 @@ class _Supervisor:
                     task,
                     {**environ, **self._heartbeats.environ(task)},
                     private=self._private,
-                    host=places.remote.get(task.address or ""),
+                    host=places.remote_host(task),
                 )
         finally:
             output.start()
@@ -338,7 +338,7 @@ class _Supervisor:
         return not self._signals.received
 
 
-def _lost_peers(cause: Exit) -> bool:
+def _lost_peers(cause: ProcessExit) -> bool:
     """True when what remains of the job has lost a peer, and so has nothing that it could save."""
     return cause.exit_code >= 128 and cause.exit_code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED)
 

@@ -33,7 +33,7 @@ class WorkerChannels:
         server = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port = server.getsockname()[1]
         endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
-        self._listener = Listener(server, endpoint, _refuse)
+        self._listener = Listener(server, endpoint, _refuse_claim)
         self._events: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._lines: dict[int, JsonLines] = {}
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class WorkerChannels:
             self._events.put((worker, {"gone": True}))
 
 
-def _refuse(claim: dict[str, Any]) -> RefusedError | None:
+def _refuse_claim(claim: dict[str, Any]) -> RefusedError | None:
     worker = claim.get("worker")
     if isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0:
         return None

@@ -11,6 +11,7 @@ from ctl.launch.horovodrun_options import FLAGS, parse_ctlrun
 from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.hosts import Host
 from ctl.launch.rank_environment import option_environ
+from ctl.launch.rank_job import rank_placement
 
 # What horovodrun 0.28.1 knows, one name of each option and its long names.
 HOROVODRUN = re.findall(
@@ -43,7 +44,7 @@ def refusal(*words):
     """What `ctlrun` says to a line that it does not run."""
     with pytest.raises(UsageError) as caught:
         asked, rest = parse_ctlrun(list(words))
-        if horovodrun_cli.is_elastic(asked):
+        if horovodrun_cli.wants_elastic(asked):
             horovodrun_cli.elastic_limits(asked)
         allocate_ranks(horovodrun_cli.hosts_of(asked), asked["num_proc"], asked["nics"])
         horovodrun_cli.check_options(asked, rest)
@@ -144,19 +145,19 @@ def test_a_refusal_is_one_line_and_exit_code_2(words, capsys):
 def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
     monkeypatch.setattr(hosts, "_address_towards", lambda far: "10.0.0.9")
     found = allocate_ranks([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
-    assert [(s.host, s.remote) for s in found] == [
-        ("127.0.0.1", None), ("127.0.0.1", None), ("far1", "far1"),
-    ]  # fmt: skip
-    assert [s.placement.cross_size for s in found] == [2, 1, 2]
-    assert found[2].placement.addresses == found[0].task.tasks["worker"]
-    names = [address.rpartition(":")[0] for address in found[0].placement.addresses]
+    assert list(found.hosts) == ["127.0.0.1", "127.0.0.1", "far1"]
+    assert [found.remote_host(task) for task in found.tasks] == [None, None, "far1"]
+    assert [rank_placement(found, task).cross_size for task in found.tasks] == [2, 1, 2]
+    addresses = found.tasks[2].tasks["worker"]
+    assert addresses == found.tasks[0].tasks["worker"]
+    names = [address.rpartition(":")[0] for address in addresses]
     assert names == ["10.0.0.9", "10.0.0.9", "far1"]
-    ports = [int(address.rpartition(":")[2]) for address in found[0].placement.addresses]
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
     assert len(set(ports)) == 3 and 20000 <= ports[2] <= 30000
 
 
 def test_without_np_every_slot_is_taken():
-    assert len(allocate_ranks([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None)) == 3
+    assert len(allocate_ranks([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None).tasks) == 3
 
 
 def test_a_config_file_says_the_same_as_options_and_the_line_wins():
