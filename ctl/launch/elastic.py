@@ -109,7 +109,10 @@ class ElasticJob:
             self._receive(number, message)
         for end in self._group.poll():
             self._handle_exit(end)
-        self._kill_hung()
+        hang = self._heartbeats.find_hang(self._group)
+        if hang:
+            report(f"process {hang.task.task_index} {hang.why}; it is killed")
+            self._kill(hang.task.task_index)
         group = self._membership.group()
         if group:
             self._place(group)
@@ -120,14 +123,6 @@ class ElasticJob:
         self._send_change()
         for slot in self._membership.free_slots():
             self._start(slot)
-
-    def _kill_hung(self) -> None:
-        group, heartbeats = self._group, self._heartbeats
-        if self._job.heartbeat_timeout_secs and heartbeats.is_due:
-            hang = heartbeats.check(group.running, group.stopped, group.remote, group.cpu_ticks)
-            if hang:
-                report(f"process {hang.task.task_index} {hang.why}; it is killed")
-                self._kill(hang.task.task_index)
 
     def _kill(self, number: int) -> None:
         self._group.send(_task(number), signal.SIGKILL)

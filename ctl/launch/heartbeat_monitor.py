@@ -4,7 +4,7 @@
     heartbeats.reset(tasks)                      # before an attempt: deletes old files
     environ |= heartbeats.environ(task)
     ...
-    hang = heartbeats.check(running)             # None, or which process is hung and why
+    hang = heartbeats.find_hang(group)           # None, or which process is hung and why
 
 The file is one JSON object: pid, step, phase, and the Unix seconds `beat` and `progressed`, when the
 step last changed. Only a change counts, by our own clock, so the clocks of two machines may differ.
@@ -22,18 +22,13 @@ from pathlib import Path
 
 from ctl.distribute.cluster import Cluster
 from ctl.io import paths
+from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
 from ctl.supervision.heartbeat import VARIABLE
 
 _INTERVAL_SECS = 0.5  # between two checks: many files take time
 _SAVING_SECS = 5.0  # without a change, after which a save counts as dead
-_TRAINED_PHASES = (
-    "compiling",
-    "training",
-    "evaluating",
-    "saving",
-    "ended",
-)  # from the first step on
+_TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
 _ENDED_SECS = 300.0  # for a process in phase "ended", to end
 
 
@@ -117,7 +112,8 @@ class HeartbeatMonitor:
 
     def environ(self, task: Cluster) -> dict[str, str]:
         """The variable that names the file of one process."""
-        return {VARIABLE: str(self.path(task))}
+        is_off = self._ranks_only and not self._timeouts.heartbeat
+        return {} if is_off else {VARIABLE: str(self.path(task))}
 
     def close(self) -> None:
         """Deletes the files if they are temporary."""
@@ -145,10 +141,11 @@ class HeartbeatMonitor:
         with contextlib.suppress(OSError):
             self.path(task).unlink(missing_ok=True)
 
-    @property
-    def is_due(self) -> bool:
-        """True twice a second."""
-        return self._clock() - self._checked_secs >= _INTERVAL_SECS
+    def find_hang(self, group: ProcessGroup) -> Hang | None:
+        """The same as `check` for a group, twice a second at most."""
+        if self._clock() - self._checked_secs < _INTERVAL_SECS:
+            return None
+        return self.check(group.running, group.stopped, group.remote, group.cpu_ticks)
 
     def check(
         self,
@@ -186,9 +183,8 @@ class HeartbeatMonitor:
         except OSError:
             return
         now = self._clock()
-        seen = self._seen.setdefault(
-            log_name(task), _LastBeat(changed_secs=now, progressed_secs=now)
-        )
+        new = _LastBeat(changed_secs=now, progressed_secs=now)
+        seen = self._seen.setdefault(log_name(task), new)
         if content == seen.content:
             return
         seen.content, seen.changed_secs = content, now

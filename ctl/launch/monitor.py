@@ -208,15 +208,12 @@ class Monitor:
 
     def _hung(self) -> ProcessExit | None:
         """The end of the attempt if a process is hung; one that is expendable is only killed."""
-        group, heartbeats = self._group, self._heartbeats
-        if heartbeats is None or not heartbeats.is_due:
-            return None
-        hang = heartbeats.check(group.running, group.stopped, group.remote, group.cpu_ticks)
+        hang = self._heartbeats.find_hang(self._group) if self._heartbeats else None
         if hang is None:
             return None
         if self._chief:
             say(f"{task_name(hang.task)} {hang.why}; it is killed")
-        group.kill(hang.task)
+        self._group.kill(hang.task)
         if is_expendable(hang.task):
             return None
         return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)

@@ -79,9 +79,8 @@ class RankJob:
     ) -> None:
         """Starts a rank; `remote` is the target of ssh, None for this machine."""
         private = {**(self.remote_environ if remote else {}), **self.private}
-        if self.heartbeat_timeout_secs and not remote:
-            environ = {**environ, **heartbeats.environ(task)}
-        group.start(task, environ, private=private, host=remote)
+        beat = {} if remote else heartbeats.environ(task)
+        group.start(task, {**environ, **beat}, private=private, host=remote)
 
 
 def describe_end(end: ProcessExit) -> str:
@@ -116,8 +115,7 @@ def run_ranks(job: RankJob, places: Places) -> int:
                     report(f"rank {task.task_index} on {host}: {' '.join(job.command)}")
                 job.start(group, heartbeats, task, environ, places.remote_host(task))
             job.output.start()
-            monitored = heartbeats if job.heartbeat_timeout_secs else None
-            outcome = Monitor(group, 0.0, signals, monitored, is_consequence=is_consequence).wait()
+            outcome = Monitor(group, 0.0, signals, heartbeats, is_consequence=is_consequence).wait()
             _end_ranks(group, outcome, signals)
         except BaseException:
             group.end(0.0)
