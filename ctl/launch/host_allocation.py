@@ -68,16 +68,16 @@ class Allocation(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class LocalAllocation:
     """All processes on this machine, the same number in each attempt."""
 
-    def __init__(self, roles: RoleCounts, host: str = LOOPBACK):
-        self._roles = roles
-        self._host = host
+    roles: RoleCounts
+    host: str = LOOPBACK
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
         """On new free ports."""
-        return Places(tasks_of(self._roles, self._host))
+        return Places(tasks_of(self.roles, self.host))
 
 
 class HostAllocation:
@@ -109,35 +109,27 @@ class HostAllocation:
         return _places_on(self._hosts, self._addresses, self._bind, port)
 
 
+@dataclass(frozen=True)
 class DiscoveredAllocation:
     """As many workers as the hosts of a discovery script have slots now, between `least` and `most`."""
 
-    def __init__(
-        self,
-        script: str,
-        *,
-        least: int = 1,
-        most: int | None = None,
-        port: int = 2222,
-        own_address: str | None = None,
-    ):
-        self._script = script
-        self._least = least
-        self._most = most
-        self._port = port
-        self._own_address = own_address
+    script: str
+    least: int = 1
+    most: int | None = None
+    port: int = 2222
+    own_address: str | None = None
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places | str:
         """Runs the script; a sentence when there are fewer slots than `least`."""
-        found = run_discovery(self._script, interrupted=interrupted)
+        found = run_discovery(self.script, interrupted=interrupted)
         if found.problem:
             return found.problem
-        if found.slots < self._least:
+        if found.slots < self.least:
             slots = f"{found.slots} slot{'s' if found.slots > 1 else ''}"
-            return f"{slots} on {format_hosts(found.hosts)}, fewer than --min_workers={self._least}"
+            return f"{slots} on {format_hosts(found.hosts)}, fewer than --min_workers={self.least}"
         try:
-            chosen = first_slots(found.hosts, self._most)
-            allocation = HostAllocation(chosen, port=self._port, own_address=self._own_address)
+            chosen = first_slots(found.hosts, self.most)
+            allocation = HostAllocation(chosen, port=self.port, own_address=self.own_address)
         except UsageError as e:
             return str(e)
         return allocation.places(shift=shift)

@@ -1,8 +1,7 @@
 """Log files over the attempts of a job: earlier ones are kept, and none grows without limit.
 
-    set_aside_logs(log_dir, tasks, attempt=1)       # job_0.log -> job_0.attempt1.log
-    limit = LogSizeLimit(max_bytes=256 * 2**20)
-    limit.cut(log_dir / "job_1.log")           # does nothing below that size
+    set_aside_logs(log_dir, tasks, attempt=1)            # job_0.log -> job_0.attempt1.log
+    LogSizeLimit(2**28).cut(log_dir / "job_1.log")       # does nothing below that size
 
 A log that is too long keeps its beginning and its end. Workers append to their files, so a file can be
 cut while one writes; what it writes in that very moment may be lost.

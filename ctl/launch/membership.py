@@ -1,18 +1,9 @@
 """Membership of an elastic job: processes come and go, and form one group after the other.
 
-    membership = Membership(limits, hosts)
-    for slot in membership.free_slots():
-        number = membership.started(slot)
+    membership = Membership(limits, HostHealth())
+    number = membership.started(membership.free_slots()[0])
     membership.joined(number, port=40214, skips_sync=False)
     membership.group()               -> a Group once all that belong to it are here, else None
-    membership.synced(number)
-    membership.unmet(number, group)
-    membership.ended(number, is_success=False)
-
-    hosts = HostHealth(cooldown=None)
-    hosts.update([Host("host1", 2)])
-    hosts.failed("host1")
-    hosts.may_start("host1")         -> False, for a second
 
 A process is starting, then waiting for a group, then in one, and waits again when the group has broken.
 Nothing here starts, ends, waits or sends: `ctl.launch.elastic` does.
@@ -25,31 +16,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ctl.launch.hosts import Host
+from ctl.launch.restart_policy import RETRY_SECS, doubled_secs
 
 REMOVED, ADDED = 1, 2  # what has changed; both may have
-RETRY_SECS = (1.0, 2.0, 4.0)  # after a failure, before the next start on a host; then never more
 _FORGET_SECS = 3600.0  # a failure so long ago does not count
 
 
+@dataclass
 class HostHealth:
-    """The hosts that were named last, oldest first, with the failures on each."""
+    """The hosts that were named last, oldest first, with the failures on each.
 
-    def __init__(
-        self,
-        cooldown: tuple[float, float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Keeps.
+    Attributes:
+      cooldown: seconds, least and most, before a host with a failure is used again; with them no host
+        is given up.
+    """
 
-        Args:
-          cooldown: seconds, least and most, before a host with a failure is used again; with them no
-            host is given up.
-        """
-        self.hosts: list[Host] = []
-        self.clock = clock
-        self._cooldown = cooldown
-        self._failures: dict[str, list[float]] = {}
-        self._not_before: dict[str, float] = {}
+    cooldown: tuple[float, float] | None = None
+    clock: Callable[[], float] = time.monotonic
+    hosts: list[Host] = field(default_factory=list)
+    _failures: dict[str, list[float]] = field(default_factory=dict)
+    _not_before: dict[str, float] = field(default_factory=dict)
 
     def update(self, found: Sequence[Host]) -> bool:
         """Takes a new list, those that were there before first; True if anything is new.
@@ -88,11 +74,10 @@ class HostHealth:
 
     def _delay_secs(self, failures: int) -> float:
         """After the next failure of a host that has had so many."""
-        if self._cooldown is None:
+        if self.cooldown is None:
             return RETRY_SECS[failures] if failures < len(RETRY_SECS) else math.inf
-        least, most = self._cooldown
-        doubled = least * 2.0 ** min(failures + 1, 30) + random.random() * least
-        return max(least, min(most, doubled))
+        least, most = self.cooldown
+        return min(most, doubled_secs(least, failures + 1, most) + random.random() * least)
 
 
 @dataclass(frozen=True, kw_only=True)

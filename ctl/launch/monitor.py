@@ -11,7 +11,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from ctl.io.console import say
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
+from ctl.launch.restart_policy import RETRY_SECS
 from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
 _PORT_CLASH = b"Could not start gRPC server"
 _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
-RESTART_SECS = (1.0, 2.0, 4.0)  # before each new start of one worker; as many starts as these
 
 
 class PassedOnSignals:
@@ -97,40 +97,28 @@ def lost_a_peer(end: ProcessExit) -> bool:
     return end.exit_code == EXIT_RETRY
 
 
+@dataclass
 class Monitor:
-    """Monitors one group from its start to its end; `wait` may be called again to go on."""
+    """Monitors one group from its start to its end; `wait` may be called again to go on.
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        grace_secs: float,
-        signals: PassedOnSignals,
-        heartbeats: HeartbeatMonitor | None = None,
-        *,
-        chief: Cluster | None = None,
-        log_dir: Path = Path(),
-        is_consequence: Callable[[ProcessExit], bool] = lost_a_peer,
-    ):
-        """Keeps.
+    Attributes:
+      chief: whose end completes the job; None for the equal ranks of `ctlrun`.
+      is_consequence: True for the end of a process that may only have lost a peer.
+    """
 
-        Args:
-          chief: whose end completes the job; None for the equal ranks of `ctlrun`.
-          is_consequence: True for the end of a process that may only have lost a peer.
-        """
-        self._group = group
-        self._heartbeats = heartbeats
-        self._chief = chief
-        self._log_dir = log_dir
-        self._grace_secs = grace_secs
-        self._signals = signals
-        self._is_consequence = is_consequence
-        self._num_seen = 0  # so many exits of the group
-        self._num_starts: dict[int, int] = {}  # worker -> how often it was started again
-        self._due: dict[
-            int, tuple[float, ProcessExit]
-        ] = {}  # worker -> when it will be, after which end
-        self._chief_done_secs: float | None = None  # time.monotonic
-        self._waits_for_evaluators = False
+    group: ProcessGroup
+    grace_secs: float
+    signals: PassedOnSignals
+    heartbeats: HeartbeatMonitor | None = None
+    chief: Cluster | None = None
+    log_dir: Path = Path()
+    is_consequence: Callable[[ProcessExit], bool] = lost_a_peer
+    _num_seen: int = 0  # so many exits of the group
+    _num_starts: dict[int, int] = field(default_factory=dict)  # worker -> how often started again
+    # Worker -> when it will be started again, and after which end.
+    _due: dict[int, tuple[float, ProcessExit]] = field(default_factory=dict)
+    _chief_done_secs: float | None = None  # time.monotonic
+    _waits_for_evaluators: bool = False
 
     def wait(self) -> Outcome:
         """Waits until the group has ended or has to be ended.
@@ -138,38 +126,38 @@ class Monitor:
         Processes may outlive a chief that is done by the grace period, and evaluators by any time.
         """
         while True:
-            self._group.poll()
-            if self._signals.received:
-                return Outcome(signum=self._signals.received[0])
+            self.group.poll()
+            if self.signals.received:
+                return Outcome(signum=self.signals.received[0])
             cause = self._first_cause() if self._failures() else self._handle_expendable()
             cause = cause or self._hung()
             if cause is not None:
                 return Outcome(cause=cause)
-            if not self._group.running and not self._due:
+            if not self.group.running and not self._due:
                 return Outcome()
-            if self._chief and not self._has_chief() and self._is_overdue():
-                others = tuple(t for t in self._group.running if t.task_type != "evaluator")
+            if self.chief and not self._has_chief() and self._is_overdue():
+                others = tuple(t for t in self.group.running if t.task_type != "evaluator")
                 if others:
                     return Outcome(stragglers=others)
                 self._report_evaluators()
             time.sleep(_POLL_SECS)
 
     def _failures(self) -> list[ProcessExit]:
-        return job_failures(self._group, self._chief) if self._chief else self._group.failures
+        return job_failures(self.group, self.chief) if self.chief else self.group.failures
 
     def _has_chief(self) -> bool:
-        return self._chief in self._group.running
+        return self.chief in self.group.running
 
     def _is_overdue(self) -> bool:
         now_secs = time.monotonic()
         self._chief_done_secs = self._chief_done_secs or now_secs
         self._due.clear()
-        return now_secs - self._chief_done_secs >= self._grace_secs
+        return now_secs - self._chief_done_secs >= self.grace_secs
 
     def _report_evaluators(self) -> None:
-        if not self._waits_for_evaluators and self._group.running:
+        if not self._waits_for_evaluators and self.group.running:
             self._waits_for_evaluators = True
-            names = ", ".join(map(task_name, self._group.running))
+            names = ", ".join(map(task_name, self.group.running))
             say(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
 
     def _first_cause(self) -> ProcessExit | None:
@@ -183,55 +171,55 @@ class Monitor:
         while failed := self._failures():
             for failure in failed:
                 served = serves(failure.task) and self._has_chief()
-                if not self._is_consequence(failure) and not served:
+                if not self.is_consequence(failure) and not served:
                     return failure
             stopped = self._stopped_peer()
             if stopped is not None:
                 return stopped
             is_late = time.monotonic() >= until_secs
-            if not self._group.running or self._signals.received or is_late:
+            if not self.group.running or self.signals.received or is_late:
                 return failed[0]
             time.sleep(_POLL_SECS)
-            self._group.poll()
+            self.group.poll()
         return None
 
     def _stopped_peer(self) -> ProcessExit | None:
         """A process that the kernel has stopped, killed at once, when others have lost a peer."""
-        task = next((t for t in self._group.stopped if not is_expendable(t)), None)
-        if task is None or self._chief is None:
+        task = next((t for t in self.group.stopped if not is_expendable(t)), None)
+        if task is None or self.chief is None:
             return None
         say(f"{task_name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
-        self._group.kill(task)
+        self.group.kill(task)
         return ProcessExit(
             task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers"
         )
 
     def _hung(self) -> ProcessExit | None:
         """The end of the attempt if a process is hung; one that is expendable is only killed."""
-        hang = self._heartbeats.find_hang(self._group) if self._heartbeats else None
+        hang = self.heartbeats.find_hang(self.group) if self.heartbeats else None
         if hang is None:
             return None
-        if self._chief:
+        if self.chief:
             say(f"{task_name(hang.task)} {hang.why}; it is killed")
-        self._group.kill(hang.task)
+        self.group.kill(hang.task)
         if is_expendable(hang.task):
             return None
         return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
 
     def _handle_expendable(self) -> ProcessExit | None:
         """Restarts or reports expendable ones; returns an end after which the job cannot go on."""
-        news = self._group.exits[self._num_seen :]
-        self._num_seen = len(self._group.exits)
+        news = self.group.exits[self._num_seen :]
+        self._num_seen = len(self.group.exits)
         for end in news:
             if not is_expendable(end.task) or end.returncode == 0:
                 continue
             if end.task.task_type == "evaluator":
                 say(
                     f"{task_name(end.task)} failed: {end}; the training does not depend on it; "
-                    f"its log is {self._log(end)}"
+                    f"its log is {self.log_dir / log_name(end.task)}"
                 )
             elif self._has_chief():
-                if is_port_clash(self._log_dir, end) and not self._num_starts.get(
+                if is_port_clash(self.log_dir, end) and not self._num_starts.get(
                     end.task.task_index
                 ):
                     return end
@@ -239,36 +227,33 @@ class Monitor:
         self._start_again()
         return self._last_worker(news)
 
-    def _log(self, end: ProcessExit) -> Path:
-        return self._log_dir / log_name(end.task)
-
     def _plan(self, end: ProcessExit) -> None:
         index = end.task.task_index
         count = self._num_starts.get(index, 0)
-        if count == len(RESTART_SECS):
+        if count == len(RETRY_SECS):
             say(
                 f"{task_name(end.task)} ended with {end} after {count} new starts; the job goes on "
-                f"without it; its log is {self._log(end)}"
+                f"without it; its log is {self.log_dir / log_name(end.task)}"
             )
             return
         self._num_starts[index] = count + 1
-        self._due[index] = (time.monotonic() + RESTART_SECS[count], end)
+        self._due[index] = (time.monotonic() + RETRY_SECS[count], end)
         say(
             f"{task_name(end.task)} ended with {end}; the job goes on, and it is started again in "
-            f"{RESTART_SECS[count]:g} s ({count + 1} of {len(RESTART_SECS)})"
+            f"{RETRY_SECS[count]:g} s ({count + 1} of {len(RETRY_SECS)})"
         )
 
     def _start_again(self) -> None:
         for index, (at_secs, end) in list(self._due.items()):
             if time.monotonic() >= at_secs and self._has_chief():
                 del self._due[index]
-                if self._heartbeats:
-                    self._heartbeats.forget(end.task)
-                self._group.restart(end)
+                if self.heartbeats:
+                    self.heartbeats.forget(end.task)
+                self.group.restart(end)
 
     def _last_worker(self, news: list[ProcessExit]) -> ProcessExit | None:
         """The newest end, if the chief has no worker any more and will get none."""
-        there = [t for t in self._group.running if serves(t) and t.task_type == "worker"]
+        there = [t for t in self.group.running if serves(t) and t.task_type == "worker"]
         if there or self._due or not self._has_chief():
             return None
         dead = [e for e in news if e.returncode != 0 and is_expendable(e.task) and serves(e.task)]

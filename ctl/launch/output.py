@@ -3,11 +3,6 @@
     output = LogOutput(log_dir, tasks, max_bytes=2**28)     # ctl launch: a log for each, the chief's shown
     output = RankOutput(directory=None, count=2)            # ctlrun: each line with its rank in front
     out, err = output.writers(task)                         # file descriptors for the process
-    output.close_writers(task)                              # it has them
-    output.start()
-    output.finish()
-
-    [0]<stdout>:epoch 1
 
 A console that goes away (`| head`) or a disk that is full ends that copy only, never the process.
 """

@@ -2,8 +2,7 @@
 
     free_ports(2)        -> [40213, 38119]
 
-A port is free when it is picked and could be taken before the worker binds it; whoever starts the
-workers has to be ready for that (`ctl.launch.supervisor` starts again once).
+Another program can take a port before the worker binds it: `ctl.launch.supervisor` then starts again.
 """
 
 import contextlib

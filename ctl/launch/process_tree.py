@@ -1,11 +1,8 @@
 """Process groups of this machine: ended with whoever started them, and read from /proc.
 
     popen = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
-    guard = Guard()
-    guard.add(popen.pid)             # a `kill -9` of this process now ends the whole group
-    process_state(popen.pid)         # "S", "R", "T" (stopped), ... or "" when it is gone
+    Guard().add(popen.pid)           # a `kill -9` of this process now ends the whole group
     kill_group(popen.pid)
-    guard.remove(popen.pid)
 
 This file is also the guard's program, which finds no package: it imports nothing of ours.
 """

@@ -8,19 +8,29 @@ Progress (a newer checkpoint) resets the count of restarts. Failures from outsid
 failure again and again without progress ends the job early. The policy neither waits nor starts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ctl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USAGE
 
 LONGEST_DELAY_SECS = 60.0
 STUCK_ATTEMPTS = 3  # that failed alike and without progress: no more
 OUT_OF_MEMORY_ATTEMPTS = 2
+RETRY_SECS = (
+    1.0,
+    2.0,
+    4.0,
+)  # before each new start of one process, where others go on; then no more
 
 # Why an attempt failed.
 ERROR = "error"  # the process's own: a crash, a hang, a lost peer
 KILLED = "killed"  # SIGKILL from an unknown sender
 OUT_OF_MEMORY = "out of memory"  # SIGKILL from the kernel
 OUTSIDE = "outside"  # its machine was lost or taken away
+
+
+def doubled_secs(first_secs: float, times: int, most_secs: float) -> float:
+    """A delay that doubles each time, up to a limit."""
+    return min(most_secs, first_secs * 2.0 ** min(times, 60))
 
 
 @dataclass(frozen=True)
@@ -35,41 +45,28 @@ class RestartDecision:
     is_news: bool = False
 
 
+@dataclass(kw_only=True)
 class RestartPolicy:
     """Decides after every attempt of a job.
 
     Attributes:
+      backoff_secs: before the first restart; doubled for each further one, 60 at most.
+      restart_on_error: also after exit codes from 1 to 127, other than 2.
+      saves: steps are those of checkpoints.
+      hosts_change: hosts come and go, so a worker that was preempted does not end the job.
       restarts: granted since the newest progress, without those for OUTSIDE.
     """
 
-    def __init__(
-        self,
-        *,
-        max_restarts: int = 3,
-        backoff_secs: float = 1.0,
-        restart_on_error: bool = False,
-        saves: bool = True,
-        hosts_change: bool = False,
-    ):
-        """Keeps.
-
-        Args:
-          backoff_secs: before the first restart; doubled for each further one, 60 at most.
-          restart_on_error: also after exit codes from 1 to 127, other than 2.
-          saves: steps are those of checkpoints.
-          hosts_change: hosts come and go, so a worker that was preempted does not end the job.
-        """
-        self.max_restarts = max_restarts
-        self.restarts = 0
-        self._backoff_secs = backoff_secs
-        self._restart_on_error = restart_on_error
-        self._saves = saves
-        self._hosts_change = hosts_change
-        self._newest_step: int | None = None  # the newest step that any attempt reached
-        self._delays = 0  # since the newest progress
-        self._alike: list[
-            tuple[int, int | None, str, str]
-        ] = []  # the newest failures, from the first that is like the last
+    max_restarts: int = 3
+    backoff_secs: float = 1.0
+    restart_on_error: bool = False
+    saves: bool = True
+    hosts_change: bool = False
+    restarts: int = field(default=0, init=False)
+    _newest_step: int | None = field(default=None, init=False)  # that any attempt reached
+    _delays: int = field(default=0, init=False)  # since the newest progress
+    # The newest failures, from the first that is like the last.
+    _alike: list[tuple[int, int | None, str, str]] = field(default_factory=list, init=False)
 
     def after(
         self,
@@ -89,7 +86,7 @@ class RestartPolicy:
           trained: it had begun to train. A SIGKILL before that may be a preemption, and a machine
             that is lost before that counts as a restart.
         """
-        if exit_code == EXIT_PREEMPTED and self._hosts_change:
+        if exit_code == EXIT_PREEMPTED and self.hosts_change:
             loss = OUTSIDE
         progressed = step is not None and self._newest_step is not None and step > self._newest_step
         free = loss == OUTSIDE and (
@@ -111,15 +108,15 @@ class RestartPolicy:
             return RestartDecision(why_not=why_not, is_news=not permanent and self.max_restarts > 0)
         self.restarts += not free
         self._delays += 1
-        doubled = self._backoff_secs * 2.0 ** min(self._delays - 1, 60)
-        return RestartDecision(delay_secs=min(LONGEST_DELAY_SECS, doubled))
+        delay_secs = doubled_secs(self.backoff_secs, self._delays - 1, LONGEST_DELAY_SECS)
+        return RestartDecision(delay_secs=delay_secs)
 
     def _permanent(self, code: int) -> str:
         if code == EXIT_USAGE:
             return f"exit code {code} is a usage error"
         if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
             return f"exit code {code} says that somebody asked for the end"
-        if code < 128 and not self._restart_on_error:
+        if code < 128 and not self.restart_on_error:
             return f"exit code {code} is permanent (--restart_on_error restarts all the same)"
         return ""
 
@@ -138,7 +135,7 @@ class RestartPolicy:
         if step is None:
             return f"{STUCK_ATTEMPTS} attempts in a row failed alike, before the first sign of life"
         where = f"with the newest checkpoint at step {step}" if step else "without a checkpoint"
-        where = where if self._saves else f"at step {step}"
+        where = where if self.saves else f"at step {step}"
         return f"no progress: {STUCK_ATTEMPTS} attempts in a row ended {where}"
 
     def _used_up(self, free: bool) -> str:

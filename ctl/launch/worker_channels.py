@@ -1,10 +1,7 @@
 """Connections of the launcher to the processes of an elastic job: their messages become events, in order.
 
-    channels = WorkerChannels(secret, host="127.0.0.1")
-    channels.port
     for worker, message in channels.events():
         channels.send(worker, {"place": ...})
-    channels.close()
 
 A connection belongs to the worker that it was authenticated for; its end is the event `{"gone": True}`.
 """
