@@ -23,6 +23,7 @@ from ctl.launch.log_files import log_dir_lock
 from ctl.launch.option_values import number_in, whole_number
 from ctl.launch.process import check_program
 from ctl.launch.progress import flag_value, local_model_dir
+from ctl.launch.restart_policy import RestartPolicy
 from ctl.launch.supervisor import JobSettings, run_job
 from ctl.supervision import lease
 
@@ -194,17 +195,22 @@ def _launch_parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
+    model_dir = local_model_dir(command)
     return JobSettings(
         grace_secs=options.grace_secs,
-        max_restarts=options.max_restarts,
-        backoff_secs=options.backoff_secs,
-        restart_on_error=options.restart_on_error,
+        policy=RestartPolicy(
+            max_restarts=options.max_restarts,
+            backoff_secs=options.backoff_secs,
+            restart_on_error=options.restart_on_error,
+            saves=model_dir is not None,
+            hosts_change=options.host_discovery is not None,
+        ),
         timeouts=Timeouts(
             heartbeat=options.heartbeat_timeout_secs,
             hang=options.hang_timeout_secs,
             startup=options.startup_timeout_secs,
         ),
-        model_dir=local_model_dir(command),
+        model_dir=model_dir,
         max_log_bytes=int(options.max_log_mib * 2**20),
     )
 

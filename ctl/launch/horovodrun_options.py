@@ -203,10 +203,11 @@ def ctlrun_help() -> str:
     for title, group in GROUPS.items():
         lines.append(f"{_TITLES.get(title, title)}:")
         if title == "meaningless":
-            lines += [f"  {flag.names}" for flag in group]
-        for flag in group if title != "meaningless" else ():
-            lines += [f"  {', '.join(flag.names.split())} {flag.metavar}".rstrip()]
-            lines += [f"      {flag.about}"]
+            lines += [*(f"  {flag.names}" for flag in group), ""]
+            continue
+        for flag in group:
+            lines.append(f"  {', '.join(flag.names.split())} {flag.metavar}".rstrip())
+            lines.append(f"      {flag.about}")
         lines.append("")
     return "\n".join([*lines, f"example:\n  {CTLRUN_EXAMPLE}"])
 

@@ -5,7 +5,8 @@
     decision.delay_secs      -> 1.0, or None and `decision.why_not` says why
 
 Progress (a newer checkpoint) resets the count of restarts. Failures from outside count as none. The same
-failure again and again without progress ends the job early. The policy neither waits nor starts.
+failure again and again without progress ends the job early. `RETRY_SECS` is for one process, or one host
+of an elastic job, while the others go on. Nothing here waits or starts.
 """
 
 from dataclasses import dataclass, field
@@ -15,11 +16,7 @@ from ctl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USAGE
 LONGEST_DELAY_SECS = 60.0
 STUCK_ATTEMPTS = 3  # that failed alike and without progress: no more
 OUT_OF_MEMORY_ATTEMPTS = 2
-RETRY_SECS = (
-    1.0,
-    2.0,
-    4.0,
-)  # before each new start of one process, where others go on; then no more
+RETRY_SECS = (1.0, 2.0, 4.0)  # before a single process or host is tried again; then no more
 
 # Why an attempt failed.
 ERROR = "error"  # the process's own: a crash, a hang, a lost peer

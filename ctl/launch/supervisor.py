@@ -1,7 +1,7 @@
 """Supervises one job: starts its processes, monitors them, and restarts them when that may help.
 
     exit_code = run_job(["python", "train.py"], allocation=LocalAllocation(RoleCounts(workers=2)),
-                        log_dir=Path("logs"), settings=JobSettings(max_restarts=3))
+                        log_dir=Path("logs"), settings=JobSettings(grace_secs=30.0))
 
 The allocation says where processes go, `ProcessGroup` starts and ends them, `Monitor` decides when to end
 them, `RestartPolicy` whether to try again. Call it from the main thread: signals are delivered there.
@@ -22,7 +22,7 @@ from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
 from ctl.io.console import say
 from ctl.launch.attempt_log import AttemptRecord
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
-from ctl.launch.host_allocation import Allocation, DiscoveredAllocation, Places
+from ctl.launch.host_allocation import Allocation, Places
 from ctl.launch.log_files import delete_earlier_logs, earlier_log_name, set_aside_logs
 from ctl.launch.monitor import (
     Monitor,
@@ -50,18 +50,15 @@ _REST_INTERVAL_SECS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """How long to wait and how often to try.
+    """How long to wait and when to try again.
 
     Attributes:
-      grace_secs: from SIGTERM to SIGKILL; backoff_secs: before the first restart, then doubled.
+      grace_secs: from SIGTERM to SIGKILL; max_log_bytes: of one log file, 0 is without limit.
       model_dir: of the checkpoints from which progress is read, if known.
-      max_log_bytes: of one log file; 0 is without limit.
     """
 
     grace_secs: float = 30.0
-    max_restarts: int = 3
-    backoff_secs: float = 1.0
-    restart_on_error: bool = False
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
     timeouts: Timeouts = field(default_factory=Timeouts)
     model_dir: Path | None = None
     max_log_bytes: int = 256 * 2**20
@@ -98,13 +95,7 @@ class _Supervisor:
         self._settings = settings
         self._signals = signals
         self._heartbeats = HeartbeatMonitor(heartbeat_dir(log_dir), settings.timeouts)
-        self._policy = RestartPolicy(
-            max_restarts=settings.max_restarts,
-            backoff_secs=settings.backoff_secs,
-            restart_on_error=settings.restart_on_error,
-            saves=settings.model_dir is not None,
-            hosts_change=isinstance(allocation, DiscoveredAllocation),
-        )
+        self._policy = settings.policy
         self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # what its sockets ask for
         self._reason = ""  # of the newest restart
         self._num_processes = 0  # of the attempt before
@@ -221,9 +212,9 @@ class _Supervisor:
             grace_secs = min(self._settings.grace_secs, _SAVE_GRACE_SECS)
 
             def hurry() -> bool:
-                is_saving = self._heartbeats.is_saving(group.running)
-                is_late = time.monotonic() >= until_secs and not is_saving
-                return is_late or self._signals.impatient()
+                if self._signals.impatient() or time.monotonic() < until_secs:
+                    return self._signals.impatient()
+                return not self._heartbeats.is_saving(group.running)
 
         if any(map(serves, group.running)):
             first = [t for t in group.running if not serves(t)]
