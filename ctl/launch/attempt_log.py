@@ -36,7 +36,7 @@ class AttemptRecord:
     next: str = "done"
 
     def append_to(self, log_dir: Path) -> None:
-        """Appends the line; a disk that refuses is one line on stderr."""
+        """Appends the line; a write error is reported and ignored."""
         try:
             with open(log_dir / ATTEMPT_LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self)) + "\n")

@@ -36,7 +36,7 @@ _MAX_MESSAGE = 300  # characters of a message that repeats what came
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same with argparse's error."""
+    """The converter with argparse's error."""
 
     def wrapped(text: str) -> Any:
         try:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Protocol
+from typing import IO
 
 from ctl.errors import UsageError
 from ctl.io.console import quoted
@@ -48,23 +48,11 @@ class Discovery:
         return sum(host.slots for host in self.hosts)
 
 
-class HostSource(Protocol):
-    """Hosts that may change while a job runs; `hosts` are those that are known in advance."""
-
-    hosts: Sequence[Host]
-
-    def newest(self) -> Discovery | None:
-        """What is new since the last call."""
-
-    def stop(self) -> None:
-        """Nobody asks any more."""
-
-
 class HostPoller:
     """Runs the program in a thread; the kernel ends the program with that thread."""
 
     def __init__(self, script: str, slots: int = 1):
-        self.hosts: Sequence[Host] = ()
+        self.hosts: Sequence[Host] = ()  # known in advance
         self._script = script
         self._slots = slots
         self._found: queue.SimpleQueue[Discovery] = queue.SimpleQueue()
@@ -92,7 +80,7 @@ class HostPoller:
 
 
 class FixedHosts:
-    """A `HostSource` for hosts that never change."""
+    """The same methods for hosts that never change."""
 
     def __init__(self, hosts: Sequence[Host]):
         self.hosts = hosts
@@ -104,7 +92,10 @@ class FixedHosts:
         return found
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Nothing to end."""
+
+
+HostSource = HostPoller | FixedHosts
 
 
 def find_script(script: str, option: str) -> str:

@@ -28,7 +28,7 @@ from ctl.launch.worker_channels import WorkerChannels
 
 _STEP_SECS = 0.05
 _REPEAT_SECS = 1.0  # between two messages about the same change
-_LEAVE_SECS = 60.0  # for those that are not wanted any more, to leave by themselves
+_LEAVE_SECS = 60.0  # for members without a slot, to leave by themselves
 
 
 class ElasticJob:
@@ -48,7 +48,7 @@ class ElasticJob:
         nics: str | None = None,
         listens_at: str = "0.0.0.0",
     ):
-        """Keeps, and begins to listen.
+        """Begins to listen.
 
         Args:
           nics: network interfaces, names with commas; listens_at: an address of this machine.
@@ -68,7 +68,7 @@ class ElasticJob:
         self._problem = ""
 
     def run(self) -> int:
-        """Until the job is done or cannot go on; returns its exit code."""
+        """Runs until the job is done or cannot continue; returns its exit code."""
         with PassedOnSignals() as signals:
             self._group = self._job.process_group()
             self._job.output.start()
@@ -156,7 +156,7 @@ class ElasticJob:
             self._membership.joined(number, None)
 
     def _form_again(self, number: int, group: int, why: str) -> None:
-        """The others of a group that a process cannot meet do not wait for it, and form the next one."""
+        """Dissolves a group in which a process cannot reach the others; they form the next one."""
         worker = self._membership.unmet(number, group)
         if worker is None:
             return
@@ -240,7 +240,7 @@ class ElasticJob:
         report(f"group {group.number}: {len(listed)} ranks, by rank the processes {numbers}")
 
     def _dismiss(self) -> None:
-        """Those without a slot leave; members of a group at work may take a while."""
+        """Asks workers without a slot to leave, and kills those that do not in time."""
         now = time.monotonic()
         unwanted = self._membership.unwanted()
         for worker in unwanted:
@@ -262,7 +262,7 @@ class ElasticJob:
                 self._kill(number)
 
     def _send_change(self) -> None:
-        """Tells the group at work that others wait or some are to leave, until it has come together."""
+        """Repeats to the working group that workers wait or have to leave, until the next group forms."""
         now = time.monotonic()
         change = self._membership.change() if now >= self._change_sent_secs + _REPEAT_SECS else 0
         if change:

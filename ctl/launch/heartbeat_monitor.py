@@ -93,7 +93,7 @@ class HeartbeatMonitor:
         ranks_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Keeps.
+        """Creates the directory if it is temporary.
 
         Args:
           directory: of the files; None for a new one on this machine, until `close`.
@@ -125,7 +125,7 @@ class HeartbeatMonitor:
         return self._dir / log_name(task).replace(".log", ".json")
 
     def reset(self, tasks: Iterable[Cluster]) -> None:
-        """A new attempt: deletes old files; a disk that refuses is ignored."""
+        """A new attempt: deletes old files; a write error is ignored."""
         self._seen.clear()
         self._busy.clear()
         self._started_secs = self._checked_secs = self._clock()

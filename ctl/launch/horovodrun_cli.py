@@ -93,7 +93,7 @@ def hosts_of(options: Options) -> list[Host] | None:
 
 
 def check_options(options: Options, command: Sequence[str]) -> None:
-    """Raises UsageError for what there is not; names what is ignored."""
+    """Raises UsageError for what is not supported; reports options that are ignored."""
     for key, name in (("use_mpi", "--mpi"), ("use_jsrun", "--jsrun")):
         if options[key]:
             raise UsageError(f"{name} came; {NO_MPI}")
@@ -115,7 +115,7 @@ def check_options(options: Options, command: Sequence[str]) -> None:
 
 
 def refuse_remote(hosts: Iterable[str]) -> None:
-    """Raises UsageError if there is any: files of this machine are not over there."""
+    """Raises UsageError for hosts of a function's job: another machine does not see its files."""
     for name in hosts:
         raise UsageError(
             f"{name} is another machine; a function runs on this one only. Write a script, and start it "

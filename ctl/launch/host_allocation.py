@@ -6,13 +6,13 @@
     allocation.places()       -> Places(tasks, remote={"host2:2222": "host2", ...})
     allocate_ranks([Host("host1", 2), Host("host2", 2)], 3)      # ctlrun: host1, host1, host2
 
-Hosts take workers in their order, each is filled before the next.
+Hosts take workers in their order, each is filled before the next. `places(shift=1)` is for a second try,
+after another program took a port.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
@@ -45,7 +45,7 @@ class Places:
 
     Attributes:
       remote: address in the cluster -> target of ssh, for those on other machines.
-      hosts: target of the host of each worker, or None where nobody named hosts.
+      hosts: target of the host of each worker, or None if no hosts were given.
     """
 
     tasks: Sequence[Cluster]
@@ -55,17 +55,6 @@ class Places:
     def remote_host(self, task: Cluster) -> str | None:
         """The target of ssh for a process; None for this machine."""
         return self.remote.get(task.address or "")
-
-
-class Allocation(Protocol):
-    """Where the processes of the next attempt go."""
-
-    def places(self, *, shift: int = 0, interrupted: Callable[[], bool]) -> Places | str:
-        """New places, or a sentence that says why there are not enough.
-
-        Args:
-          shift: how often a port was taken by another program; interrupted: True ends the waiting.
-        """
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class HostAllocation:
         """Raises UsageError when other machines could not reach this one.
 
         Args:
-          port: of the first worker of another machine, the next ones follow; here ports are free ones.
+          port: of the first worker of another machine, the next ones follow; here free ports are taken.
           own_address: of this machine, for the others.
         """
         self._hosts = hosts
@@ -104,7 +93,7 @@ class HostAllocation:
             )
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
-        """The same hosts; after a clash (`shift`) the next free ports, or other ones over there."""
+        """The same hosts; after a clash (`shift`) other ports."""
         port = self._port + PORT_OFFSET * min(shift, 1)
         return _places_on(self._hosts, self._addresses, self._bind, port)
 
@@ -120,7 +109,7 @@ class DiscoveredAllocation:
     own_address: str | None = None
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places | str:
-        """Runs the script; a sentence when there are fewer slots than `least`."""
+        """Runs the script until it ends or `interrupted()`; a sentence says why there is no place."""
         found = run_discovery(self.script, interrupted=interrupted)
         if found.problem:
             return found.problem
@@ -133,6 +122,9 @@ class DiscoveredAllocation:
         except UsageError as e:
             return str(e)
         return allocation.places(shift=shift)
+
+
+Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
 
 
 def tasks_of(roles: RoleCounts, host: str) -> list[Cluster]:
@@ -175,7 +167,7 @@ def allocate_ranks(
 def _places_on(
     hosts: Sequence[Host], addresses: Sequence[str], bind: str, remote_port: int
 ) -> Places:
-    """A worker for each slot: on free ports of `bind` here, on `remote_port` and the next over there."""
+    """A worker for each slot: on free ports of `bind` here, on `remote_port` and the next elsewhere."""
     free = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind))
     listed, names, remote = [], [], {}
     for host, address in zip(hosts, addresses, strict=True):

@@ -117,7 +117,7 @@ def parse_host(text: str, slots: int = 1) -> Host:
 
 
 def check_hosts(hosts: Sequence[Host]) -> list[Host]:
-    """The same, if no host comes twice and there are not too many slots."""
+    """Returns the hosts; UsageError if one comes twice or there are too many slots."""
     seen: dict[str, Host] = {}
     for host in hosts:
         key = host.address.lower()
@@ -159,7 +159,7 @@ def addresses_of(hosts: Sequence[Host], own: str | None, option: str) -> list[st
 
 
 def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
-    """The same for `ctlrun`; this machine's address is that of the first of `nics`, or towards a host."""
+    """The same for `ctlrun`: our address is that of the first of `nics`, or of the route to a host."""
     other = next((h for h in hosts if not h.is_local), None)
     own = interface_address(nics.split(",")[0]) if nics else None
     if other is not None and own is None:

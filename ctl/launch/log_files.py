@@ -57,7 +57,7 @@ def log_dir_lock(log_dir: Path) -> Iterator[None]:
 
 
 def earlier_log_name(task: Cluster, attempt: int) -> str:
-    """What the log of an earlier attempt is called."""
+    """The name of the log of an earlier attempt."""
     return log_name(task).replace(".log", f".attempt{attempt}.log")
 
 
@@ -97,7 +97,7 @@ class LogSizeLimit:
                 self.cut(path)
 
     def cut(self, path: Path) -> None:
-        """Cuts one file if it is too long; a disk that refuses is ignored."""
+        """Cuts one file if it is too long; a write error is ignored."""
         with contextlib.suppress(OSError):
             size = path.stat().st_size
             if not self._max_bytes or size <= self._max_bytes:

@@ -139,11 +139,11 @@ class Group:
 
 @dataclass
 class Membership:
-    """Everybody who has not ended, and what may happen next.
+    """The processes that have not ended, and the next change.
 
     Attributes:
       number: of the newest group, 0 before the first; is_finishing: a process was done.
-      failure: why the job cannot go on, in words; "" while it can.
+      failure: why the job cannot continue; "" while it can.
     """
 
     limits: Limits
@@ -154,7 +154,7 @@ class Membership:
     failure: str = ""
     _started: int = 0
     _resets: int = 0
-    _unmet: int = 0  # the newest group that was none
+    _unmet: int = 0  # the newest group that does not count
     _had_state: bool = False
     _since: float | None = None  # when we began to wait for a group
 
@@ -178,7 +178,7 @@ class Membership:
         return bool(self.number) and self._resets == self.limits.resets
 
     def free_slots(self) -> list[Slot]:
-        """Slots in which a process is to be started; none before there are enough for the first group."""
+        """Slots to start processes in; none before there are enough for the first group."""
         taken = {w.slot for w in self.workers.values()}
         wanted = self.wanted_slots()
         is_waiting = not self.number and len(wanted) < self.limits.first
@@ -193,7 +193,7 @@ class Membership:
         return number
 
     def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
-        """A process waits for the next group; with None it does not any more, and will end."""
+        """A process waits for the next group; with `port=None` it lost its connection and will end."""
         worker = self.workers.get(number)
         if worker is not None:
             worker.port, worker.skips_sync = port, skips_sync
@@ -204,7 +204,7 @@ class Membership:
             self.workers[number].has_state = self._had_state = True
 
     def unmet(self, number: int, group: int) -> Worker | None:
-        """A member of a group could not meet the others, so that it was none, and no reset.
+        """A member could not reach the others: the group does not count, nor does its reset.
 
         Returns it, or None when there is a newer group.
         """
@@ -233,9 +233,9 @@ class Membership:
         return (ADDED if new else 0) | (REMOVED if leave else 0)
 
     def unwanted(self) -> list[Worker]:
-        """Those whose slots are no more, as when their host is not named any more.
+        """The workers without a slot, for example when their host is not named any more.
 
-        None of those with state while they are the only ones.
+        Workers with state stay while no others have it.
         """
         wanted = set(self.wanted_slots())
         gone = [w for w in self.workers.values() if w.slot not in wanted]
@@ -245,7 +245,7 @@ class Membership:
         return gone
 
     def group(self) -> Group | None:
-        """The next group, if all that belong to it wait for it; its workers are in it from now on."""
+        """Forms the next group if all its workers wait for it; else None."""
         if not self.is_forming or self.failure:
             self._since = None
             return None
@@ -269,7 +269,7 @@ class Membership:
         return self._formed(chosen)
 
     def late(self) -> list[Worker]:
-        """Members that did not come in time, to be killed; without any, waiting in vain is a failure."""
+        """Members that missed the timeout, to be killed; if none did, the timeout is a failure."""
         if not self.is_forming or self._since is None:
             return []
         waited = self.hosts.clock() - self._since
@@ -297,14 +297,14 @@ class Membership:
         return Group(self.number, ordered, ports, must_sync)
 
     def _all_here(self) -> bool:
-        """Whether nobody that belongs to the next group is still to come."""
+        """Whether all workers of the next group wait for it."""
         if self.number:
             return all(w.port for w in self.members)
         waited = self.hosts.clock() - (self._since or 0.0)
         return waited >= self.limits.timeout_secs or all(w.port for w in self.workers.values())
 
     def _newcomers(self) -> list[Worker]:
-        """Those that wait for their first group and have a slot to keep."""
+        """Workers with a slot that wait for their first group."""
         wanted = set(self.wanted_slots())
         return [
             w

@@ -1,4 +1,4 @@
-"""Why a process was killed: did the kernel run out of memory for it, and how much had it used?
+"""Detects that the kernel killed a process for memory, and how much it had used.
 
     memory = Memory(pid)
     memory.read()              # now and then, while it runs
@@ -18,7 +18,7 @@ _MACHINE = Path("/proc/vmstat")  # where no control group can be read
 
 
 class Memory:
-    """What is known of one process's memory, as of the newest `read`.
+    """The memory use of one process, as of the newest `read`.
 
     Attributes:
       peak_bytes: the most that it had in memory; 0 if unknown.

@@ -161,7 +161,7 @@ class Monitor:
             say(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
 
     def _first_cause(self) -> ProcessExit | None:
-        """The failure that the others followed from; None if it was none after all.
+        """The failure that caused the others; None if the chief was done after all.
 
         A worker that lost a peer often ends before that peer does, with EXIT_RETRY, or with SIGABRT
         from TensorFlow, which is the same number. So the first other code wins, if one comes in time.
@@ -252,7 +252,7 @@ class Monitor:
                 self.group.restart(end)
 
     def _last_worker(self, news: list[ProcessExit]) -> ProcessExit | None:
-        """The newest end, if the chief has no worker any more and will get none."""
+        """The newest failure, if the chief has no worker left and none will be started."""
         there = [t for t in self.group.running if serves(t) and t.task_type == "worker"]
         if there or self._due or not self._has_chief():
             return None

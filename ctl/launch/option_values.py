@@ -39,7 +39,7 @@ def number_in(accepts: Callable[[float], bool], expected: str) -> Convert:
 
 
 def text(value: str) -> str:
-    """Anything but nothing."""
+    """Text that is not empty."""
     if not str(value):
         raise ValueError("expected something")
     return str(value)

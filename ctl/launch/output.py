@@ -73,10 +73,12 @@ class _Stream:
         while self._has_console and data and console is not None:
             try:
                 console.flush()
-                if not hasattr(console, "buffer"):  # a notebook's
+                descriptor = _descriptor(console)
+                if descriptor is None:
                     console.write(data.decode(errors="replace"))
+                    console.flush()
                     return
-                data = data[os.write(console.fileno(), data) :]
+                data = data[os.write(descriptor, data) :]
             except BlockingIOError:
                 _ready([console.fileno()], select.POLLOUT)
             except (OSError, ValueError):
@@ -200,7 +202,7 @@ class LogOutput(Output):
         return self._log_dir / log_name(task)
 
     def note(self, task: Cluster, text: str) -> None:
-        """Adds a line; a disk that refuses is ignored."""
+        """Adds a line; a write error is ignored."""
         with contextlib.suppress(OSError), open(self.path(task), "ab") as file:
             file.write(f"ctl launch: {text}\n".encode())
 
@@ -252,7 +254,7 @@ class RankOutput(Output):
 
 
 class _LineStream(_Stream):
-    """Whole lines; on the console with the rank in front."""
+    """Copies whole lines; on the console with the rank in front."""
 
     def __init__(self, kind: str, file: IO[bytes] | None, rank: int, with_time: bool):
         super().__init__(kind, file, "ctlrun")
@@ -277,7 +279,7 @@ class _LineStream(_Stream):
 
 
 class _ShownStream(_Stream):
-    """Bytes as they are on the console, and text in a log; a terminal if we have one."""
+    """Copies bytes to the console and text to a log; through a terminal if we have one."""
 
     def __init__(self, file: IO[bytes]):
         super().__init__("stdout", file, "ctl launch")
@@ -308,7 +310,7 @@ class _ShownStream(_Stream):
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A new terminal's two ends that passes bytes on as they are; OSError when we are on none."""
+    """A new terminal's two ends that passes bytes on as they are; OSError when stdout is no terminal."""
     if not os.isatty(_STDOUT):
         raise OSError("stdout is not a terminal")
     reader, writer = os.openpty()
@@ -316,6 +318,13 @@ def _open_terminal() -> tuple[int, int]:
     mode[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n, once
     termios.tcsetattr(writer, termios.TCSANOW, mode)
     return reader, writer
+
+
+def _descriptor(console: IO[str]) -> int | None:
+    """The file descriptor of a stream; None for a notebook's, and for one in memory."""
+    with contextlib.suppress(OSError, ValueError):
+        return console.fileno() if hasattr(console, "buffer") else None
+    return None
 
 
 def _ready(descriptors: Iterable[int], event: int = select.POLLIN) -> list[int]:

@@ -12,7 +12,7 @@ from ctl.errors import UsageError
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Picks `count` different ports that nobody listens on at `host` (an IPv4 address or a name).
+    """Picks `count` different ports that are free at `host` (an IPv4 address or a name).
 
     All are held at once while picking, so no port comes twice, and all are free on return.
     Raises UsageError when `host` is not an address of this machine.

@@ -22,7 +22,7 @@ _VARIABLES = {
     "log_level": "HOROVOD_LOG_LEVEL", "start_timeout": "HOROVOD_START_TIMEOUT",
     "elastic_timeout": "HOROVOD_ELASTIC_TIMEOUT", "nics": "NCCL_SOCKET_IFNAME",
 }  # fmt: skip
-# Of this machine and this login; and functions of bash, whose names another shell may not take.
+# Of this machine and login; and functions of bash, whose names other shells may refuse.
 _LOCAL_VARIABLES = re.compile(
     r"BASH_FUNC_.*|OLDPWD|PWD|HOME|USER|LOGNAME|MAIL|SHELL|SHLVL|_|HOSTNAME|TMPDIR|DISPLAY|XAUTHORITY"
     r"|TERM|SSH_.*|XDG_.*|DBUS_.*|.*CUDA_VISIBLE_DEVICES|LD_PRELOAD"

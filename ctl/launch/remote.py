@@ -28,7 +28,7 @@ _SIGNALS = {b"TERM": signal.SIGTERM, b"INT": signal.SIGINT}
 
 
 def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SECS) -> int:
-    """Runs the words after "--" until they end or have to; returns the exit code.
+    """Runs the command after "--" until it ends or is ended; returns the exit code.
 
     Args:
       orders: file descriptor of the lines; silence_secs: without any for so long, the end.

@@ -86,9 +86,7 @@ class RestartPolicy:
         if exit_code == EXIT_PREEMPTED and self.hosts_change:
             loss = OUTSIDE
         progressed = step is not None and self._newest_step is not None and step > self._newest_step
-        free = loss == OUTSIDE and (
-            trained or progressed
-        )  # not for a machine that was never reached
+        free = loss == OUTSIDE and (trained or progressed)  # a host that was never reached counts
         if progressed:
             self.restarts = self._delays = 0
             self._alike.clear()

@@ -76,7 +76,7 @@ def run(
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options of ctlrun; UsageError for names and values that cannot be."""
+    """The options of ctlrun for these arguments; UsageError for unknown names and values."""
     options = no_options()
     if arguments.get("use_mpi"):
         raise UsageError(f"use_mpi=True came; {NO_MPI}")

@@ -43,7 +43,7 @@ from ctl.supervision import lease
 
 _SERVER_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for what has no state to save
 _LOST_PEER_GRACE_SECS = 8.0  # the same for those that lost a peer, unless they are saving
-_SAVE_GRACE_SECS = 25.0  # and then
+_SAVE_GRACE_SECS = 25.0  # the same for those that are saving
 _DISCOVERY_SECS = 2.0  # between two questions for hosts, while there are too few
 _REST_INTERVAL_SECS = 0.05
 
@@ -96,7 +96,7 @@ class _Supervisor:
         self._signals = signals
         self._heartbeats = HeartbeatMonitor(heartbeat_dir(log_dir), settings.timeouts)
         self._policy = settings.policy
-        self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # what its sockets ask for
+        self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # authenticates its connections
         self._reason = ""  # of the newest restart
         self._num_processes = 0  # of the attempt before
 
@@ -204,7 +204,7 @@ class _Supervisor:
         return group, outcome
 
     def _end(self, group: ProcessGroup, outcome: Outcome, grace_secs: float) -> None:
-        """Ends what runs; those that serve come last, because the chief saves what they hold."""
+        """Ends all processes; servers come last, because the chief saves what they hold."""
         signum = outcome.signum or signal.SIGTERM
         hurry = self._signals.impatient
         if outcome.cause and _lost_peers(outcome.cause) and grace_secs:
@@ -232,7 +232,7 @@ class _Supervisor:
         )
 
     def _step(self) -> int | None:
-        """How far the job is; None if neither checkpoints nor heartbeats say it."""
+        """The newest step; None if neither checkpoints nor heartbeats have one."""
         step, highest = newest_step(self._settings.model_dir), self._heartbeats.highest_step
         if step is None and highest is not None:
             return 0 if self._settings.model_dir else highest
@@ -330,7 +330,7 @@ class _Supervisor:
 
 
 def _lost_peers(cause: ProcessExit) -> bool:
-    """True when what remains of the job has lost a peer, and so has nothing that it could save."""
+    """True when the others have lost a peer, and so cannot save."""
     return cause.exit_code >= 128 and cause.exit_code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED)
 
 

@@ -21,7 +21,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]")
 
 
 class TerminalText:
-    """Turns the bytes a terminal is sent into the lines a reader would have seen in the end."""
+    """Turns the bytes a terminal is sent into the lines a reader would see in the end."""
 
     def __init__(self) -> None:
         self._line = b""  # the bytes since the last line end

@@ -39,7 +39,7 @@ class WorkerChannels:
         self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What has come by now: (worker, message)."""
+        """The messages that have arrived: (worker, message)."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
