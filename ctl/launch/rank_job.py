@@ -100,7 +100,8 @@ def run_ranks(job: RankJob, places: Places) -> int:
     """
 
     def is_consequence(end: ProcessExit) -> bool:
-        return not end.signal_name and names_lost_peer(job.output.last_error(end.task))
+        is_own = bool(end.signal_name or end.why)
+        return not is_own and names_lost_peer(job.output.last_error(end.task))
 
     hosts = [Host(target).address for target in places.hosts or ()]
     environs = [
