@@ -184,7 +184,7 @@ def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
     shown.close_writers(task)
     shown.start()
     until = time.monotonic() + TIMEOUT_SECS
-    while shown.is_copying:
+    while shown._streams:
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.02)
     shown.finish()

@@ -211,11 +211,6 @@ class HeartbeatMonitor:
         seen = self._seen.get(log_name(task))
         return seen is not None and seen.phase in _TRAINED_PHASES
 
-    def step(self, task: Cluster) -> int | None:
-        """The step of a process's newest heartbeat."""
-        seen = self._seen.get(log_name(task))
-        return seen.step if seen else None
-
     @property
     def any(self) -> bool:
         """True once a process of this attempt has a heartbeat."""

@@ -63,19 +63,16 @@ def earlier_log_name(task: Cluster, attempt: int) -> str:
 
 def set_aside_logs(log_dir: Path, tasks: Iterable[Cluster], attempt: int) -> None:
     """Keeps the logs of an attempt that has ended, and deletes those of the sixth before the next."""
-    with contextlib.suppress(OSError):
-        for path in log_dir.glob(f"*.attempt{attempt - KEPT_ATTEMPTS}.log"):
-            if _EARLIER_LOG.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+    delete_earlier_logs(log_dir, str(attempt - KEPT_ATTEMPTS))
     for task in tasks:
         with contextlib.suppress(OSError):
             os.replace(log_dir / log_name(task), log_dir / earlier_log_name(task, attempt))
 
 
-def delete_earlier_logs(log_dir: Path) -> None:
-    """Deletes the logs of earlier attempts that an earlier start of the launcher kept."""
+def delete_earlier_logs(log_dir: Path, attempt: str = "*") -> None:
+    """Deletes the logs of an earlier attempt, or of all that an earlier start of the launcher kept."""
     with contextlib.suppress(OSError):
-        for path in log_dir.glob("*.attempt*.log"):
+        for path in log_dir.glob(f"*.attempt{attempt}.log"):
             if _EARLIER_LOG.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 

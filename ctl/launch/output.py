@@ -114,11 +114,6 @@ class Output:
         """Begins to copy; better after the first forks than before: threads and forks do not mix."""
         self._thread.start()
 
-    @property
-    def is_copying(self) -> bool:
-        """True while a process may still write."""
-        return bool(self._streams)
-
     def finish(self) -> None:
         """Copies what is under way, for ten seconds at most."""
         for writers in self._writers.values():
