@@ -108,6 +108,8 @@ class LogSizeLimit:
                 kept = head[0] + head[1] or head[2], tail[2] or tail[0]
                 self._cut[path] = self._cut.get(path, 0) + size - sum(map(len, kept))
                 note = f"\nctl launch: {self._cut[path]} bytes were cut here (--max_log_mib)\n"
-                with open(path, "ab", buffering=0) as end:  # after what a worker writes meanwhile
-                    file.truncate(0)
-                    end.write(kept[0] + note.encode() + kept[1])
+                file.truncate(
+                    len(kept[0])
+                )  # the beginning stays in place, whatever a worker writes
+                with open(path, "ab", buffering=0) as end:
+                    end.write(note.encode() + kept[1])
