@@ -16,7 +16,7 @@ _SUBCOMMANDS = {
     "deploy": ("ctl.deploy.command", "write what a platform needs to run a job"),
     "doctor": ("ctl.tools.doctor", "print what this process understands of its cluster"),
     "inspect": ("ctl.tools.inspect", "show the checkpoints of a run"),
-    "launch": ("ctl.launch.command", "start the workers of one job, and look after them"),
+    "launch": ("ctl.launch.cli", "start the workers of one job, and look after them"),
 }
 
 

@@ -128,6 +128,18 @@ def test_no_module_is_called_after_what_did_not_fit_elsewhere():
     assert not bad & {p.stem for p in files} | bad & {p.parent.name for p in files}
 
 
+def test_no_name_of_the_launcher_means_two_things():
+    places = {}
+    for path in (ROOT / "ctl" / "launch").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            targets = getattr(node, "targets", [getattr(node, "target", node)])
+            for name in (getattr(t, "name", getattr(t, "id", None)) for t in targets):
+                places.setdefault(name, set()).add(path.name)
+    assert "ProcessGroup" in places and "_SELECT_SECS" in places
+    twice = {name: files for name, files in places.items() if name and len(files) > 1}
+    assert set(twice) <= {"main"}, twice
+
+
 def test_models_use_only_the_public_names():
     for path in MODELS:
         for name in imported(path):
@@ -161,13 +173,13 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
     modules = [
         "ctl",
         *(f"ctl.{m}" for m in PURE),
-        "ctl.launch.command",
-        "ctl.launch.horovodrun.command",
+        "ctl.launch.cli",
+        "ctl.launch.horovodrun_cli",
         "ctl.deploy.command",
         "ctl.deploy.docker.command",
         "ctl.deploy.vertex.command",
         "ctl.deploy.kubernetes.command",
-        "ctl.launch.horovodrun.function",
+        "ctl.launch.run_function",
         "ctl.checkpoints.commit",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"

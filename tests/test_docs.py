@@ -24,8 +24,8 @@ from ctl.deploy.docker import command as docker_command
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.vertex import options as vertex_options
 from ctl.distribute import cluster
-from ctl.launch import options as launch_options
-from ctl.launch.horovodrun import options as runner_options
+from ctl.launch.cli import parse_launch
+from ctl.launch.horovodrun_options import parse_ctlrun
 
 pytestmark = pytest.mark.workers  # a process with TensorFlow per page
 
@@ -103,7 +103,7 @@ def flags_of(model: str) -> flags.FlagValues:
 def check_command(words: list[str]) -> None:
     """Fails for a flag that the program does not have, or a value it does not take."""
     if words[:2] == ["ctl", "launch"] or words[:3] == ["python", "-m", "ctl.launch"]:
-        options, inner = launch_options.read(words[2:] if words[0] == "ctl" else words[3:])
+        options, inner = parse_launch(words[2:] if words[0] == "ctl" else words[3:])
         if options is not None:
             check_command(inner)
     elif words[:2] == ["ctl", "deploy"]:
@@ -111,7 +111,7 @@ def check_command(words: list[str]) -> None:
         assert asked is not None
         check_command(list(asked.program))
     elif words[:1] == ["ctlrun"]:
-        check_command(runner_options.read(words[1:])[1])
+        check_command(parse_ctlrun(words[1:])[1])
     elif words[:2] == ["python", "-m"] and words[2] in ("models.mnist", "models.flowers"):
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
         assert flags_of(words[2])([words[2], *rest]) == [words[2]]

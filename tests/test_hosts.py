@@ -11,12 +11,11 @@ import sys
 import pytest
 from ctl.errors import UsageError
 from ctl.launch import discovery, hosts, ssh
-from ctl.launch.command import _layout
-from ctl.launch.discovery import ask, understand
-from ctl.launch.hosts import Host
-from ctl.launch.layout import OTHER_PORTS, Discovered, Fixed, OnHosts, first_slots
-from ctl.launch.options import read as read_options
-from ctl.launch.remote import main as run_far
+from ctl.launch.cli import allocation_of, parse_launch
+from ctl.launch.discovery import parse_discovery, run_discovery
+from ctl.launch.host_allocation import PORT_OFFSET, DiscoveredAllocation, HostAllocation, LocalAllocation
+from ctl.launch.hosts import Host, first_slots
+from ctl.launch.remote import main as run_remote
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import is_alive, wait_for
@@ -40,24 +39,24 @@ def sentence(error):
 @given(TEXTS)
 def test_any_list_of_hosts_is_hosts_or_a_sentence(text):
     try:
-        found = hosts.read(text)
+        found = hosts.parse_hosts(text)
     except UsageError as e:
         assert "expected" in sentence(e) or "write it once" in sentence(e)
         return
-    assert found and all(1 <= h.slots <= hosts.MOST_WORKERS for h in found)
+    assert found and all(1 <= h.slots <= hosts.MAX_WORKERS for h in found)
     for host in found:
         assert host.target.isascii() and not host.target.startswith("-")
         assert set(host.target) <= set(
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@"
         )
         assert "_" not in host.address and shlex.quote(host.address) == host.address
-    assert hosts.read(hosts.tell(found)) == found
+    assert hosts.parse_hosts(hosts.format_hosts(found)) == found
 
 
 @FUZZ
 @given(st.lists(TEXTS, max_size=5).map("\n".join), st.integers(-20, 3), TEXTS)
 def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncode, err):
-    found = understand("./hosts.sh", returncode, out, err)
+    found = parse_discovery("./hosts.sh", returncode, out, err)
     assert bool(found.hosts) != bool(found.problem)
     if found.problem:
         assert "./hosts.sh" in sentence(found.problem)
@@ -68,10 +67,10 @@ def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncod
     st.lists(
         st.one_of(
             st.sampled_from(
-                [f"--{name}" for name in vars(read_options(["--", "true"])[0])] + ["-H"]
+                [f"--{name}" for name in vars(parse_launch(["--", "true"])[0])] + ["-H"]
             ),
             st.tuples(
-                st.sampled_from([f"--{n}=" for n in vars(read_options(["--", "true"])[0])]),
+                st.sampled_from([f"--{n}=" for n in vars(parse_launch(["--", "true"])[0])]),
                 st.one_of(
                     st.sampled_from(
                         ["0", "-1", "1", "nan", "inf", "1e999", "1e5", "٣", "9" * 5000, "true",
@@ -85,15 +84,16 @@ def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncod
         max_size=5,
     )
 )  # fmt: skip
-def test_any_options_are_a_layout_or_a_sentence(words):
+def test_any_options_are_an_allocation_or_a_sentence(words):
     words = [w for w in words if w not in ("--help", "-h", "--")]
     try:
-        asked, command = read_options([*words, "--", "true"])
-        layout = _layout(asked)
+        asked, command = parse_launch([*words, "--", "true"])
+        allocation = allocation_of(asked)
     except UsageError as e:
         sentence(e)
         return
-    assert command == ["true"] and isinstance(layout, (Fixed, OnHosts, Discovered))
+    kinds = (LocalAllocation, HostAllocation, DiscoveredAllocation)
+    assert command == ["true"] and isinstance(allocation, kinds)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,15 @@ def test_any_options_are_a_layout_or_a_sentence(words):
 )
 def test_a_wrong_host_is_one_sentence(text, says):
     with pytest.raises(UsageError) as caught:
-        hosts.read(text)
+        hosts.parse_hosts(text)
     assert says in str(caught.value)
 
 
 def test_hosts_are_read_as_they_are_written():
-    assert hosts.read("host1:2, me@a-b.example.org,10.0.0.7:3") == [
+    assert hosts.parse_hosts("host1:2, me@a-b.example.org,10.0.0.7:3") == [
         Host("host1", 2), Host("me@a-b.example.org", 1), Host("10.0.0.7", 3),
     ]  # fmt: skip
-    assert hosts.read_lines(["# today", "", "host1:2  ", "host2"]) == [
+    assert hosts.parse_host_lines(["# today", "", "host1:2  ", "host2"]) == [
         Host("host1", 2),
         Host("host2"),
     ]
@@ -170,15 +170,15 @@ def test_this_machine_is_known_by_its_names_and_addresses():
 )
 def test_options_that_cannot_be_used_are_one_sentence(line, says):
     with pytest.raises(UsageError) as caught:
-        _layout(read_options([*line.split(), "--", "true"])[0])
+        allocation_of(parse_launch([*line.split(), "--", "true"])[0])
     assert says in sentence(caught.value)
 
 
 def test_the_line_for_ssh_quotes_every_word_and_passes_on_little(monkeypatch):
     monkeypatch.setenv("A_SECRET", "of mine")
     monkeypatch.setenv("PYTHONPATH", "/my code")
-    environ = ssh.passed_on({"TF_CONFIG": '{"a": 1}'})
-    words = ssh.line(["run", "it's", "$x"], host="h1", environ=environ, directory="/a b")
+    environ = ssh.remote_environ({"TF_CONFIG": '{"a": 1}'})
+    words = ssh.ssh_command(["run", "it's", "$x"], host="h1", environ=environ, directory="/a b")
     assert words[0] == "ssh" and words[-3:-1] == ["--", "h1"]
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
     assert shlex.split(words[-1]) == [
@@ -190,7 +190,7 @@ def test_the_line_for_ssh_quotes_every_word_and_passes_on_little(monkeypatch):
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
 def test_the_real_ssh_understands_its_options():
     """-G prints what it would do and connects to nobody."""
-    words = ssh.line(["true"], host="me@h1", environ={}, directory="/")
+    words = ssh.ssh_command(["true"], host="me@h1", environ={}, directory="/")
     told = subprocess.run(
         [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
         capture_output=True, text=True, timeout=60, check=True,
@@ -204,15 +204,15 @@ def test_the_real_ssh_understands_its_options():
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
-    places = OnHosts([Host("localhost", 2)]).places()
-    assert not places.far and len(set(places.tasks[0].tasks["worker"])) == 2
+    places = HostAllocation([Host("localhost", 2)]).places()
+    assert not places.remote and len(set(places.tasks[0].tasks["worker"])) == 2
     assert all(a.startswith("127.0.0.1:") for a in places.tasks[0].tasks["worker"])
 
 
 def test_after_a_clash_far_workers_get_other_ports():
-    layout = OnHosts([Host("h1", 2)], port=2222)
-    assert list(layout.places().far) == ["h1:2222", "h1:2223"]
-    assert list(layout.places(shift=1).far) == [f"h1:{2222 + OTHER_PORTS + i}" for i in range(2)]
+    allocation = HostAllocation([Host("h1", 2)], port=2222)
+    assert list(allocation.places().remote) == ["h1:2222", "h1:2223"]
+    assert list(allocation.places(shift=1).remote) == [f"h1:{2222 + PORT_OFFSET + i}" for i in range(2)]
 
 
 def test_the_first_slots_are_taken():
@@ -240,19 +240,20 @@ def script(tmp_path, text):
     ],
 )
 def test_a_discovery_script_that_fails_is_told_in_words(tmp_path, text, says):
-    assert says in sentence(ask(script(tmp_path, text)).problem)
+    assert says in sentence(run_discovery(script(tmp_path, text)).problem)
 
 
 def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
-    found = ask(script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait"), timeout_secs=0.5)
+    hanging = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    found = run_discovery(hanging, timeout_secs=0.5)
     assert "did not end within 0.5 s" in found.problem
     wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
     assert discovery.TIMEOUT_SECS == 30
 
 
 def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):
-    assert ask(script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
-    assert "cannot be run" in ask("/bin/echo h1").problem
+    assert run_discovery(script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
+    assert "cannot be run" in run_discovery("/bin/echo h1").problem
 
 
 @pytest.fixture
@@ -267,9 +268,9 @@ def handlers():
 def test_the_far_end_without_a_sign_of_the_launcher_ends_its_process(handlers):
     reader, writer = os.pipe()
     os.write(writer, b"ALIVE\n")
-    assert run_far(["--", "sleep", "30"], orders=reader, silence_secs=0.3) == 128 + 9
-    assert run_far(["--", "/nowhere/x"], orders=reader) == 2
-    assert run_far(["--", "sh", "-c", "exit 255"], orders=reader) == 254, "255 is ssh's own"
+    assert run_remote(["--", "sleep", "30"], orders=reader, silence_secs=0.3) == 128 + 9
+    assert run_remote(["--", "/nowhere/x"], orders=reader) == 2
+    assert run_remote(["--", "sh", "-c", "exit 255"], orders=reader) == 254, "255 is ssh's own"
     os.close(writer)
-    assert run_far(["--", "sleep", "30"], orders=reader) == 128 + 9
+    assert run_remote(["--", "sleep", "30"], orders=reader) == 128 + 9
     os.close(reader)

@@ -9,21 +9,21 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 import types
 from pathlib import Path
 
 import pytest
 from ctl import cli
 from ctl.errors import UsageError
-from ctl.launch import command as launch_command
-from ctl.launch import groups, logs, monitor
-from ctl.launch import options as launch_options
-from ctl.launch.layout import Roles, plan
-from ctl.launch.logs import ConsoleCopy, TerminalText, tail
-from ctl.launch.monitor import PassedOnSignals, Watch
+from ctl.launch import cli as launch_cli
+from ctl.launch import monitor, output, process_tree
+from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.monitor import Monitor, PassedOnSignals
+from ctl.launch.output import LogOutput
 from ctl.launch.ports import free_ports
-from ctl.launch.processes import Exit
-from ctl.launch.roles import log_name
+from ctl.launch.process import ProcessExit
+from ctl.launch.terminal_text import TerminalText, tail
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -31,43 +31,40 @@ TIMEOUT_SECS = 60
 
 
 def places(count=2):
-    return plan(Roles(workers=count), "127.0.0.1")
+    return tasks_of(RoleCounts(workers=count), "127.0.0.1")
 
 
-class ScriptedGang:
-    """Stands in for a gang: each poll notices the next round of (place, return code) pairs."""
+class ScriptedGroup:
+    """Stands in for a process group: each poll notices the next round of (place, return code) pairs."""
 
     def __init__(self, *rounds, workers=2, **roles):
-        self.tasks = plan(Roles(workers=workers, **roles), "127.0.0.1")
+        self.tasks = tasks_of(RoleCounts(workers=workers, **roles), "127.0.0.1")
         self.running = tuple(self.tasks)
         self.exits = []
         self.rounds = list(rounds)
         self.started = []
-        self.stopped = self.far = ()
+        self.stopped = self.remote = ()
 
     def poll(self):
         for index, returncode in self.rounds.pop(0) if self.rounds else ():
-            self.exits.append(Exit(self.tasks[index], returncode, lived_secs=1.0))
+            self.exits.append(ProcessExit(self.tasks[index], returncode, lived_secs=1.0))
             self.running = tuple(t for t in self.running if t != self.tasks[index])
 
     def restart(self, end):
         self.started.append(end.task.task_index)
         self.running = (*self.running, end.task)
 
-    def log(self, task):
-        return Path("/nowhere") / log_name(task)
-
     @property
     def failures(self):
         return [e for e in self.exits if e.returncode != 0]
 
 
-def watched(gang):
-    return Watch(gang, 30.0, PassedOnSignals()).wait()
+def watched(group):
+    return Monitor(group, 30.0, PassedOnSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
 
 
 def cause_of(*rounds, workers=2):
-    cause = watched(ScriptedGang(*rounds, workers=workers)).cause
+    cause = watched(ScriptedGroup(*rounds, workers=workers)).cause
     assert cause is not None
     return cause.task.task_index, cause.exit_code
 
@@ -86,7 +83,7 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 
 
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
-    tasks = plan(Roles(workers=2, chief=True), "127.0.0.1")
+    tasks = tasks_of(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2),
     ]
@@ -110,34 +107,34 @@ def test_when_all_have_lost_a_peer_the_first_is_named():
 
 
 def test_an_early_exit_with_0_is_no_failure():
-    assert watched(ScriptedGang([(1, 0)], [(0, 0)])).cause is None
+    assert watched(ScriptedGroup([(1, 0)], [(0, 0)])).cause is None
 
 
 def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, capsys):
-    monkeypatch.setattr(monitor, "RESTART_SECS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(monitor, "RETRY_SECS", (0.0, 0.0, 0.0))
     dies = [(1, 3)]  # places: chief, worker 0, worker 1, ps
-    gang = ScriptedGang(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
-    assert watched(gang).cause is None and gang.started == [0, 0, 0]
+    group = ScriptedGroup(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
+    assert watched(group).cause is None and group.started == [0, 0, 0]
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "(3 of 3)" in line] == said[2:3] and len(said) == 4
     assert "worker 0 (job 1) ended with exit code 3 after 3 new starts; the job goes on" in said[3]
 
 
 def test_a_worker_that_ends_as_the_chief_does_is_not_started_again():
-    gang = ScriptedGang([(1, 134)], [(0, 0)], [(2, 134), (3, 134)], chief=True, ps=1)
-    assert watched(gang).cause is None and gang.started == []
+    group = ScriptedGroup([(1, 134)], [(0, 0)], [(2, 134), (3, 134)], chief=True, ps=1)
+    assert watched(group).cause is None and group.started == []
 
 
 def test_a_parameter_server_seen_to_end_just_before_a_chief_that_is_done_is_no_failure():
-    gang = ScriptedGang([(3, 1)], [(0, 0)], [(1, 0), (2, 0)], chief=True, ps=1)
-    assert watched(gang).cause is None
+    group = ScriptedGroup([(3, 1)], [(0, 0)], [(1, 0), (2, 0)], chief=True, ps=1)
+    assert watched(group).cause is None
 
 
 def test_an_exit_is_told_as_a_shell_would():
     task = places(1)[0]
-    assert (str(Exit(task, 3, 1.0)), Exit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
-    assert (str(Exit(task, -9, 1.0)), Exit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
-    assert str(Exit(task, -63, 1.0)) == "signal 63"
+    assert (str(ProcessExit(task, 3, 1.0)), ProcessExit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
+    assert (str(ProcessExit(task, -9, 1.0)), ProcessExit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
+    assert str(ProcessExit(task, -63, 1.0)) == "signal 63"
 
 
 def test_an_overwritten_line_keeps_its_last_state():
@@ -175,34 +172,47 @@ def test_the_tail_is_the_last_lines_without_escapes(tmp_path):
     assert tail(tmp_path / "none.log") == ""
 
 
+def log_output(directory):
+    """The output of one process, whose log is shown on the console; and its descriptor."""
+    task = places(1)[0]
+    shown = LogOutput(directory, [task])
+    return shown, task, shown.writers(task)[0]
+
+
 def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
-    copy = ConsoleCopy(tmp_path / "job_0.log")
-    copy.start()
-    copy._thread.join(TIMEOUT_SECS)
-    assert not copy._thread.is_alive()
+    shown, task, _ = log_output(tmp_path)
+    shown.close_writers(task)
+    shown.start()
+    until = time.monotonic() + TIMEOUT_SECS
+    while shown._streams:
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+    shown.finish()
+    assert not shown._thread.is_alive()
 
 
 def test_a_process_finds_its_terminal_in_the_size_of_ours(tmp_path, monkeypatch):
     ours, console = os.openpty()
-    monkeypatch.setattr(logs, "_CONSOLE", console)
+    monkeypatch.setattr(output, "_STDOUT", console)
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-    copy = ConsoleCopy(tmp_path / "job_0.log")
-    assert tuple(os.get_terminal_size(copy.writer)) == (101, 33)
-    copy.start()
-    copy.finish()
+    shown, _, writer = log_output(tmp_path)
+    assert tuple(os.get_terminal_size(writer)) == (101, 33)
+    shown.start()
+    shown.finish()
     os.close(ours)
     os.close(console)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_ends_the_log_with_a_word_but_not_the_console(capfd):
-    copy = ConsoleCopy(Path("/dev/full"))
-    os.write(copy.writer, b"still shown")
-    copy.start()
-    copy.finish()
+def test_a_full_disk_ends_the_log_with_a_word_but_not_the_console(tmp_path, capfd):
+    (tmp_path / "job_0.log").symlink_to("/dev/full")
+    shown, _, writer = log_output(tmp_path)
+    os.write(writer, b"still shown")
+    shown.start()
+    shown.finish()
     out, err = capfd.readouterr()
     assert out == "still shown"
-    assert err == "ctl launch: /dev/full ends here: No space left on device\n"
+    assert err == f"ctl launch: {tmp_path}/job_0.log ends here: No space left on device\n"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +235,7 @@ def test_a_full_disk_ends_the_log_with_a_word_but_not_the_console(capfd):
     ],
 )
 def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(line, says, capsys, monkeypatch):
-    monkeypatch.setattr("ctl.launch.command.tempfile.mkdtemp", lambda prefix: "unused")
+    monkeypatch.setattr("ctl.launch.cli.tempfile.mkdtemp", lambda prefix: "unused")
     assert cli.main(["launch", *line.split()]) == 2
     out, err = capsys.readouterr()
     said = [text for text in err.splitlines() if "starting" not in text]
@@ -251,21 +261,21 @@ def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
 )
 def test_logs_go_into_the_model_dir_of_the_command(command, log_dir, tmp_path):
     words = [word.format(tmp_path) for word in command]
-    assert launch_command._log_dir(None, words) == tmp_path / log_dir
+    assert launch_cli.log_dir_of(None, words) == tmp_path / log_dir
     assert (tmp_path / log_dir).is_dir()
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--model_dir=gs://bucket/run"]])
 def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    log_dir = launch_command._log_dir(None, command)
+    log_dir = launch_cli.log_dir_of(None, command)
     assert log_dir.parent == tmp_path and log_dir.name.startswith("ctl-launch-")
 
 
 def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
     assert cli.main(["launch", "--help"]) == 0
     out = capsys.readouterr().out
-    names = [name for name in vars(launch_options.read(["--", "true"])[0]) if name != "help"]
+    names = [name for name in vars(launch_cli.parse_launch(["--", "true"])[0]) if name != "help"]
     for word in (*(f"--{name}" for name in names), "example:"):
         assert word in out
     assert out.count("default:") == len(names) == 19 and "seconds" in out
@@ -275,7 +285,7 @@ def test_the_table_of_the_page_has_every_option_and_its_default():
     page = (ROOT / "docs/launch.md").read_text(encoding="utf-8").split("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `-")]
     named = [name for row in rows for name in re.findall(r"--(\w+)", row[0])]
-    defaults = vars(launch_options.read(["--", "true"])[0])
+    defaults = vars(launch_cli.parse_launch(["--", "true"])[0])
     assert sorted(named) == sorted(name for name in defaults if name != "help")
     for first, _, default in rows:
         value = defaults[re.findall(r"--(\w+)", first)[0]]
@@ -284,7 +294,7 @@ def test_the_table_of_the_page_has_every_option_and_its_default():
 
 def test_help_after_the_two_dashes_belongs_to_the_command(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(launch_command, "launch", lambda command, **_: seen.append(command) or 0)
+    monkeypatch.setattr(launch_cli, "run_job", lambda command, **_: seen.append(command) or 0)
     line = ["launch", f"--log_dir={tmp_path}", "--", "true", "--help", "--", "-x"]
     assert cli.main(line) == 0
     assert seen == [["true", "--help", "--", "-x"]]
@@ -331,4 +341,4 @@ def test_signals_are_only_kept_inside_the_block():
 def test_a_system_without_prctl_starts_workers_without_it(monkeypatch):
     ctypes = types.SimpleNamespace(CDLL=lambda _: types.SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ctypes", ctypes)
-    assert groups.die_with_parent() is None
+    assert process_tree.die_with_parent() is None

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from ctl.errors import EXIT_RETRY
-from ctl.launch.attempts import Attempt
-from ctl.launch.groups import state
-from ctl.launch.heartbeats import Pulse, Timeouts
-from ctl.launch.layout import Roles, plan
-from ctl.launch.log_files import Bounds, set_aside
-from ctl.launch.processes import Exit
+from ctl.launch.attempt_log import AttemptRecord
+from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
+from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.log_files import LogSizeLimit, set_aside_logs
+from ctl.launch.process import ProcessExit
+from ctl.launch.process_tree import process_state
 from ctl.launch.progress import local_model_dir, newest_step
-from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, Policy
+from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, RestartPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,16 +39,16 @@ JSON = st.recursive(
     ],
 )  # fmt: skip
 def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
-    assert (Policy().after(code, None).delay_secs is not None) == again
-    asked = Policy(restart_on_error=True).after(code, None)
+    assert (RestartPolicy().after(code, None).delay_secs is not None) == again
+    asked = RestartPolicy(restart_on_error=True).after(code, None)
     assert (asked.delay_secs is not None) == on_error
 
 
 def test_the_waiting_doubles_up_to_a_minute():
-    policy = Policy(max_restarts=9)
+    policy = RestartPolicy(max_restarts=9)
     waits = [policy.after(134 + i, 5).delay_secs for i in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
-    assert Policy(max_restarts=2000).after(134, 1).delay_secs == 1
+    assert RestartPolicy(max_restarts=2000).after(134, 1).delay_secs == 1
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_waiting_doubles_up_to_a_minute():
     ],
 )
 def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after):
-    policy = Policy(max_restarts=99)
+    policy = RestartPolicy(max_restarts=99)
     verdicts = [policy.after(134, step) for step in steps]
     stopped = [i + 1 for i, v in enumerate(verdicts) if v.delay_secs is None]
     assert stopped == ([stops_after] if stops_after else [])
@@ -74,39 +74,39 @@ def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after
 
 
 def test_progress_gives_all_restarts_back():
-    policy = Policy(max_restarts=2)
+    policy = RestartPolicy(max_restarts=2)
     delays = [policy.after(134, step).delay_secs for step in (0, 0, 5, 5, 7, 7)]
     assert delays == [1, 2, 1, 2, 1, 2]
     assert policy.after(134, 7).why_not.startswith("2 restarts are used up")
 
 
 def test_losses_from_outside_use_up_nothing_and_are_no_crash_loop():
-    policy = Policy(max_restarts=2)
+    policy = RestartPolicy(max_restarts=2)
     lost = {"loss": OUTSIDE, "trained": True}
     assert [policy.after(255, 5, **lost).delay_secs for _ in range(9)][-1] == 60
     assert policy.restarts == 0
     never = [policy.after(255, 5, loss=OUTSIDE).delay_secs for _ in range(3)]
     assert never == [60, 60, None]  # a machine that nobody reaches
-    assert Policy(hosts_change=True).after(143, 5).delay_secs == 1
-    assert Policy(max_restarts=0).after(255, 5, loss=OUTSIDE).delay_secs is None
+    assert RestartPolicy(hosts_change=True).after(143, 5).delay_secs == 1
+    assert RestartPolicy(max_restarts=0).after(255, 5, loss=OUTSIDE).delay_secs is None
 
 
 def test_kills_at_the_start_are_somebody_s_and_kills_of_a_step_are_a_crash_loop():
-    start, step = Policy(max_restarts=1000), Policy(max_restarts=1000)
+    start, step = RestartPolicy(max_restarts=1000), RestartPolicy(max_restarts=1000)
     assert all(start.after(137, 5, loss=KILLED).delay_secs for _ in range(20))
     verdicts = [step.after(137, 5, loss=KILLED, trained=True) for _ in range(3)]
     assert "no progress" in verdicts[2].why_not and not verdicts[1].why_not
 
 
 def test_out_of_memory_twice_is_enough_and_the_cure_is_named():
-    policy = Policy(max_restarts=9)
+    policy = RestartPolicy(max_restarts=9)
     first, second = (policy.after(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
     assert first.delay_secs == 1
     assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.why_not
 
 
 def test_whichever_of_several_processes_is_noticed_first_the_failures_are_alike():
-    policy = Policy(max_restarts=9)
+    policy = RestartPolicy(max_restarts=9)
     ends = [policy.after(137, step, loss=OUT_OF_MEMORY) for step in (None, 0)]
     assert "out of memory 2 times in a row" in ends[1].why_not
     names = list(inspect.signature(policy.after).parameters)
@@ -116,7 +116,7 @@ def test_whichever_of_several_processes_is_noticed_first_the_failures_are_alike(
 def test_what_stands_still_is_told_as_what_it_is():
     for saves, step, words in [(True, 5, "with the newest checkpoint at step 5"),
                                (True, 0, "without a checkpoint"), (False, 5, "at step 5")]:  # fmt: skip
-        policy = Policy(saves=saves)
+        policy = RestartPolicy(saves=saves)
         why = [policy.after(134, step).why_not for _ in range(3)][-1]
         assert why == f"no progress: 3 attempts in a row ended {words}"
 
@@ -126,17 +126,17 @@ class Hearts:
 
     def __init__(self, directory, **timeouts):
         self.now = 100.0
-        self.tasks = plan(Roles(workers=2, evaluator=True), "127.0.0.1")
-        self.pulse = Pulse(directory, Timeouts(**timeouts), clock=lambda: self.now)
-        self.pulse.begin(self.tasks)
+        self.tasks = tasks_of(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
+        self.monitor = HeartbeatMonitor(directory, Timeouts(**timeouts), clock=lambda: self.now)
+        self.monitor.reset(self.tasks)
 
     def beat(self, index, text=None, **facts):
         text = json.dumps({"step": 7, "phase": "training", **facts}) if text is None else text
-        self.pulse.path(self.tasks[index]).write_text(text, encoding="utf-8", errors="replace")
+        self.monitor.path(self.tasks[index]).write_text(text, encoding="utf-8", errors="replace")
 
     def look(self, after_secs, **kinds):
         self.now += after_secs
-        return self.pulse.look(self.tasks, **kinds)
+        return self.monitor.check(self.tasks, **kinds)
 
 
 def test_silence_is_counted_from_the_last_change(tmp_path):
@@ -220,17 +220,17 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     hang = hearts.look(2.0)
     assert hang.task == hearts.tasks[1]
     assert hang.why == "gave no sign of life within 601 s of the start"
-    hearts.pulse.begin(hearts.tasks)
+    hearts.monitor.reset(hearts.tasks)
     assert hearts.look(600.0) is None, "nobody beats any more"
-    hearts.tasks = plan(Roles(workers=3), "127.0.0.1")
+    hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
     hearts.beat(1)
     why = hearts.look(1.0).why
     assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
     hearts.tasks = hearts.tasks[:2]
     hearts.beat(0, beat=2)
     hearts.beat(1, beat=2)
-    hearts.pulse.forget(hearts.tasks[1])
-    assert hearts.look(1.0, far=[hearts.tasks[1]]) is None, "its file may be out of sight"
+    hearts.monitor.forget(hearts.tasks[1])
+    assert hearts.look(1.0, remote=[hearts.tasks[1]]) is None, "its file may be out of sight"
 
 
 def test_no_step_is_a_hang_while_training_only(tmp_path):
@@ -246,11 +246,11 @@ def test_no_step_is_a_hang_while_training_only(tmp_path):
 
 def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
     hearts = Hearts(tmp_path)
-    assert not hearts.pulse.is_saving(hearts.tasks)
+    assert not hearts.monitor.is_saving(hearts.tasks)
     hearts.beat(1, phase="saving")
-    assert hearts.pulse.is_saving(hearts.tasks)
+    assert hearts.monitor.is_saving(hearts.tasks)
     hearts.now += 6.0
-    assert not hearts.pulse.is_saving(hearts.tasks)
+    assert not hearts.monitor.is_saving(hearts.tasks)
 
 
 @FUZZ
@@ -258,11 +258,11 @@ def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
 def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
     hearts = HEARTS
     hearts.now += 1.0
-    hearts.pulse.begin(hearts.tasks)
+    hearts.monitor.reset(hearts.tasks)
     hearts.beat(0, text)
     assert hearts.look(1.0) is None
-    assert isinstance(hearts.pulse.step(hearts.tasks[0]), (int, type(None)))
-    assert hearts.pulse.any and hearts.look(3.0).task == hearts.tasks[0]
+    assert isinstance(hearts.monitor.highest_step, (int, type(None)))
+    assert hearts.monitor.any and hearts.look(3.0).task == hearts.tasks[0]
 
 
 @pytest.fixture(autouse=True)
@@ -293,7 +293,7 @@ def test_progress_is_the_newest_step_with_a_manifest_of_its_number(tmp_path):
 @FUZZ
 @given(st.one_of(JSON.map(json.dumps), st.text(max_size=40)))
 def test_whatever_stands_in_a_manifest_is_no_traceback(text):
-    directory = HEARTS.pulse.path(HEARTS.tasks[0]).parent
+    directory = HEARTS.monitor.path(HEARTS.tasks[0]).parent
     save(directory, "ckpt-3", "")
     path = directory / "checkpoints/ckpt-3/manifest.json"
     path.write_text(text, encoding="utf-8", errors="replace")
@@ -313,10 +313,10 @@ def test_a_model_dir_is_local_or_none():
 
 
 def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
-    tasks = plan(Roles(workers=3), "127.0.0.1")
+    tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
-    set_aside(tmp_path, tasks, 1)
+    set_aside_logs(tmp_path, tasks, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "job_0.attempt1.log",
         "job_1.attempt1.log",
@@ -325,7 +325,7 @@ def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
 
 @pytest.mark.parametrize("lines", [1, 2000])
 def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines):
-    log, bounds = tmp_path / "job_1.log", Bounds(10_000)
+    log, bounds = tmp_path / "job_1.log", LogSizeLimit(10_000)
     log.write_bytes(b"first\n")
     with open(log, "ab", buffering=0) as worker:  # as a worker's own, open all the time
         for round in range(5):
@@ -335,21 +335,21 @@ def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines
             text = log.read_bytes()
             assert len(text) <= 5_200 and text.endswith(b"last of %d\n" % round)
             assert text.startswith(b"first\n") and b" bytes were cut here" in text
-    Bounds(0).cut(log)
-    Bounds(10_000).cut(tmp_path / "none.log")
+    LogSizeLimit(0).cut(log)
+    LogSizeLimit(10_000).cut(tmp_path / "none.log")
 
 
 def test_an_end_is_told_in_words():
-    task = plan(Roles(workers=2), "127.0.0.1")[1]
-    assert Exit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
-    hung = Exit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
+    task = tasks_of(RoleCounts(workers=2), "127.0.0.1")[1]
+    assert ProcessExit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
+    hung = ProcessExit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
     assert hung.reason == "worker 1 (job 1) gave no sign of life for 60 s"
     assert str(hung) == "it gave no sign of life for 60 s"
 
 
 def test_an_attempt_is_one_line_of_json(tmp_path):
     for number in (1, 2):
-        Attempt(attempt=number, started=1.0, workers=2).add_to(tmp_path)
+        AttemptRecord(attempt=number, started=1.0, workers=2).append_to(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
     assert [line["attempt"] for line in lines] == [1, 2]
     assert set(lines[0]) == {
@@ -360,4 +360,4 @@ def test_an_attempt_is_one_line_of_json(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc")
 def test_the_state_of_a_process_is_a_letter():
-    assert state(os.getpid()) in "RSD" and state(2**30) == ""
+    assert process_state(os.getpid()) in "RSD" and process_state(2**30) == ""

@@ -103,7 +103,7 @@ def __getattr__(name: str):
     from importlib import import_module
 
     if name == "run":
-        return import_module("ctl.launch.horovodrun.function").run
+        return import_module("ctl.launch.run_function").run
     if name == "mpi_ops":  # where Horovod keeps what is here
         return import_module(__name__)
     if name in _LATER:

@@ -34,7 +34,7 @@ _MODULES = {
     "common.exceptions": "ctl.hvd.errors",
     "common.util": "ctl.hvd.util",
     "common.process_sets": "ctl.hvd.process_sets",
-    "runner": "ctl.launch.horovodrun.function",
+    "runner": "ctl.launch.run_function",
 }
 
 
@@ -57,7 +57,7 @@ def _install() -> None:
         found = sys.modules[f"horovod.{name}"] = importlib.import_module(module)
         if "." not in name:
             setattr(root, name, found)
-    root.__dict__["run"] = importlib.import_module("ctl.launch.horovodrun.function").run
+    root.__dict__["run"] = importlib.import_module("ctl.launch.run_function").run
     for name, ours in _VENDORS.items():
         _install_vendor(name, ours)
     keras2_spellings.install()

@@ -4,7 +4,7 @@
     add_listener(state)                  # state.on_hosts_updated(timestamp, result)
 
 The launcher names itself in CTL_HVD_RENDEZVOUS; without that, a job is not elastic and nothing here is
-used. `ctl.launch.horovodrun.elastic` is the other end.
+used. `ctl.launch.elastic` is the other end.
 """
 
 import os
@@ -20,9 +20,9 @@ from ctl.collectives.placement import Placement
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.json_lines import JsonLines
-from ctl.launch.horovodrun import service
-from ctl.launch.horovodrun.environment import of_place
+from ctl.launch import worker_channels
 from ctl.launch.ports import free_ports
+from ctl.launch.rank_environment import rank_environ
 
 VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both
@@ -73,7 +73,7 @@ class _Client:
         place = answer["place"]
         self.must_sync = answer["must_sync"]
         found = Placement(**{**place, "addresses": tuple(place["addresses"])})
-        os.environ.update(of_place(found, os.environ.get("HOROVOD_HOSTNAME", "")))
+        os.environ.update(rank_environ(found, os.environ.get("HOROVOD_HOSTNAME", "")))
         return found
 
     def give_up(self, group: int, why: str) -> None:
@@ -222,7 +222,7 @@ def _call() -> JsonLines:
             f"{VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the launcher is; "
             "they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 python ...`."
         )
-    endpoint = authenticated_channel.Endpoint(secret, service.PURPOSE, service.IDENTITY)
+    endpoint = authenticated_channel.Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
     until_secs = time.monotonic() + _REACH_SECS
     while True:
         try:

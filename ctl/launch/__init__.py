@@ -1,1 +1,7 @@
-"""Starts the workers of one job, watches them and ends them together; pure Python."""
+"""The launcher: starts the processes of one job, monitors them and ends them together; pure Python.
+
+Two command lines, `ctl launch` (`cli`: roles, restarts) and `ctlrun` (`horovodrun_cli`: horovodrun's
+options, elastic jobs), over one set of parts: hosts → host_allocation → process_group (process, ssh,
+output) → monitor (heartbeat_monitor) → supervisor (restart_policy) or rank_job, elastic (membership).
+What runs in a process of the job does not belong here.
+"""

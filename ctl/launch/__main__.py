@@ -2,7 +2,7 @@
 
 import sys
 
-from ctl.launch.command import main
+from ctl.launch.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

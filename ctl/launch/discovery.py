@@ -1,31 +1,39 @@
-"""Which hosts are there now: asks a program that prints a line for each.
+"""Host discovery: runs a program that prints a line for each host there is now.
 
-    found = ask("./hosts.sh")
+    found = run_discovery("./hosts.sh")
     found.hosts        -> [Host("host1", 2)], or [] and `found.problem` says why
+    poller = HostPoller("./hosts.sh")           # the same again and again, in a thread
+    poller.newest()    -> a Discovery that was not returned before, or None
 
-The program is run by itself, without a shell and without words. One that fails, hangs or prints
-nonsense is a problem in words, never an exception: the next time it may know better.
+The program runs without a shell and without arguments. One that fails, hangs or prints nonsense is a
+`problem`, never an exception: the next run may succeed.
 """
 
 import contextlib
+import queue
+import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
 from ctl.errors import UsageError
-from ctl.launch.groups import die_with_parent, kill_group
-from ctl.launch.hosts import Host, read_lines
+from ctl.io.console import quoted
+from ctl.launch.hosts import Host, parse_host_lines
+from ctl.launch.process_tree import die_with_parent, kill_group
 
 TIMEOUT_SECS = 30.0
-_POLL_SECS = 0.05
-_MOST_BYTES = 65536
+_POLL_INTERVAL_SECS = 1.0  # between two runs of a poller
+_WAIT_SECS = 0.05
+_MAX_OUTPUT_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Found:
-    """The hosts that were named, and why there are none.
+class Discovery:
+    """The hosts that were printed, or why there are none.
 
     `is_broken`: the program itself failed, so nobody knows whether there are any.
     """
@@ -40,54 +48,118 @@ class Found:
         return sum(host.slots for host in self.hosts)
 
 
-def ask(
+class HostPoller:
+    """Runs the program in a thread; the kernel ends the program with that thread."""
+
+    def __init__(self, script: str, slots: int = 1):
+        self.hosts: Sequence[Host] = ()  # known in advance
+        self._script = script
+        self._slots = slots
+        self._found: queue.SimpleQueue[Discovery] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)
+        self._thread.start()
+
+    def newest(self) -> Discovery | None:
+        """The newest result, once."""
+        found = None
+        while not self._found.empty():
+            found = self._found.get()
+        return found
+
+    def stop(self) -> None:
+        """Ends the program if it runs."""
+        self._stopped.set()
+        self._thread.join(5.0)
+
+    def _poll(self) -> None:
+        while not self._stopped.is_set():
+            found = run_discovery(self._script, interrupted=self._stopped.is_set, slots=self._slots)
+            self._found.put(found)
+            self._stopped.wait(_POLL_INTERVAL_SECS)
+
+
+class FixedHosts:
+    """The same methods for hosts that never change."""
+
+    def __init__(self, hosts: Sequence[Host]):
+        self.hosts = hosts
+        self._found: Discovery | None = Discovery(hosts)
+
+    def newest(self) -> Discovery | None:
+        """The hosts, the first time."""
+        found, self._found = self._found, None
+        return found
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
+HostSource = HostPoller | FixedHosts
+
+
+def find_script(script: str, option: str) -> str:
+    """The path of the program of an option; UsageError if it cannot be run."""
+    path = shutil.which(script)
+    if path is None:
+        raise UsageError(
+            f"{option}{quoted(script)} cannot be run; expected the path of an executable file that "
+            "prints a line `host:slots` for each host"
+        )
+    return path
+
+
+def run_discovery(
     script: str,
     timeout_secs: float = TIMEOUT_SECS,
     interrupted: Callable[[], bool] = lambda: False,
     slots: int = 1,
-) -> Found:
+) -> Discovery:
     """Runs the program once; it is killed after `timeout_secs` or when `interrupted`.
 
     Args:
-      slots: of a host that is named without a number.
+      slots: of a host that is printed without a number.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             popen = subprocess.Popen(
-                [script], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                [script],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
-            )  # fmt: skip
+            )
         except OSError as e:
-            return Found(problem=f"{script!r} cannot be run ({e.strerror or e})", is_broken=True)
+            return Discovery(problem=f"{script!r} cannot be run ({e.strerror or e})", is_broken=True)
         until_secs = time.monotonic() + timeout_secs
         while popen.poll() is None and time.monotonic() < until_secs and not interrupted():
-            time.sleep(_POLL_SECS)
+            time.sleep(_WAIT_SECS)
         hung = popen.poll() is None
         kill_group(popen.pid)
         popen.wait()
         if hung:
-            return Found(
-                problem=f"{script!r} did not end within {timeout_secs:g} s", is_broken=True
-            )
-        return understand(script, popen.returncode, _text(out), _text(err), slots)
+            problem = f"{script!r} did not end within {timeout_secs:g} s"
+            return Discovery(problem=problem, is_broken=True)
+        return parse_discovery(script, popen.returncode, _read_text(out), _read_text(err), slots)
 
 
-def understand(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Found:
-    """What the program's end and words mean."""
+def parse_discovery(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Discovery:
+    """The hosts that the program printed, or what was wrong with its run."""
     last = next((line.strip()[:200] for line in reversed(err.splitlines()) if line.strip()), "")
     if returncode:
-        how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-        said = f", {last}" if last else ""
-        return Found(problem=f"{script!r} failed: {how}{said}", is_broken=True)
+        reason = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
+        ending = f", {last}" if last else ""
+        return Discovery(problem=f"{script!r} failed: {reason}{ending}", is_broken=True)
     try:
-        hosts = read_lines(out.splitlines(), slots)
+        hosts = parse_host_lines(out.splitlines(), slots)
     except UsageError as e:
-        return Found(problem=f"{script!r} printed what cannot be used: {e}", is_broken=True)
-    return Found(hosts, "" if hosts else f"{script!r} printed no host")
+        return Discovery(problem=f"{script!r} printed what cannot be used: {e}", is_broken=True)
+    return Discovery(hosts, "" if hosts else f"{script!r} printed no host")
 
 
-def _text(file) -> str:
+def _read_text(file: IO[bytes]) -> str:
     with contextlib.suppress(OSError):
         file.seek(0)
-        return file.read(_MOST_BYTES).decode(errors="replace")
+        return file.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
     return ""

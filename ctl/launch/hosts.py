@@ -1,23 +1,29 @@
-"""Hosts and their slots, as people write them: "host1:2,host2:2", or a line each.
+"""Hosts and their slots: "host1:2,host2:2", hostfiles, and the addresses at which hosts are reached.
 
-    read("host1:2,user@10.0.0.7")     -> [Host("host1", 2), Host("user@10.0.0.7", 1)]
+    parse_hosts("host1:2,user@10.0.0.7")     -> [Host("host1", 2), Host("user@10.0.0.7", 1)]
 
-A name can reach a command line and a TF_CONFIG, so only letters, digits, dots and hyphens are one.
+Names reach command lines and TF_CONFIG, so only letters, digits, dots and hyphens are allowed.
 """
 
+import contextlib
+import fcntl
 import re
 import socket
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 
-MOST_WORKERS = 1024
+LOOPBACK = "127.0.0.1"
+MAX_WORKERS = 1024
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
-_EXAMPLE = "host1:2,host2:2"
+_HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)(?:\s.*)?")
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+_HOST_LIST = "host1:2,host2:2"
 
 
 @dataclass(frozen=True)
@@ -46,32 +52,46 @@ class Host:
         return (
             self.is_loopback
             or self.target.lower() in (own, own.partition(".")[0])
-            or _is_ours(self.target)
+            or _is_own_address(self.target)
         )
 
     @property
     def is_loopback(self) -> bool:
-        """True for a name that means another machine on another machine."""
+        """True for a name that every machine gives to itself."""
         return self.target.lower() == "localhost" or self.target.startswith("127.")
 
 
-def read(text: str) -> list[Host]:
-    """Reads the value of -H; raises UsageError that names the part."""
-    return check([read_one(part.strip()) for part in text.split(",")])
+def parse_hosts(text: str) -> list[Host]:
+    """Parses the value of -H; raises UsageError that names the part."""
+    return check_hosts([parse_host(part.strip()) for part in text.split(",")])
 
 
-def read_lines(lines: Iterable[str], slots: int = 1) -> list[Host]:
-    """Reads what a discovery script printed; empty lines and those that begin with # say nothing.
+def parse_host_lines(lines: Iterable[str], slots: int = 1) -> list[Host]:
+    """Parses one host per line; empty lines and those that begin with # are skipped.
 
     Args:
       slots: of a host without a number.
     """
-    said = (line.strip() for line in lines)
-    return check([read_one(line, slots) for line in said if line and not line.startswith("#")])
+    stripped = (line.strip() for line in lines)
+    return check_hosts([parse_host(line, slots) for line in stripped if line and not line.startswith("#")])
 
 
-def read_one(text: str, slots: int = 1) -> Host:
-    """Reads "host:slots", or "host" for `slots`."""
+def read_hostfile(path: str) -> list[Host]:
+    """Reads a file with lines such as `host slots=2`, `host:2` or `host`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"--hostfile {path} cannot be read ({e})") from None
+    found = [_HOSTFILE_LINE.fullmatch(line) for line in lines]
+    hosts = parse_host_lines(f"{m[1]}:{m[2]}" if m else line for m, line in zip(found, lines, strict=True))
+    if not hosts:
+        raise UsageError(f"--hostfile {path} names no host; expected lines such as `host1 slots=2`")
+    return hosts
+
+
+def parse_host(text: str, slots: int = 1) -> Host:
+    """Parses "host:slots", or "host" for `slots`."""
     target, colon, count = text.partition(":")
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
@@ -82,18 +102,18 @@ def read_one(text: str, slots: int = 1) -> Host:
     if not _NAME.fullmatch(name) or len(name) > 253 or not _is_address(name):
         raise UsageError(
             f"{quoted(name)} is no host; expected a name of letters, digits, dots and hyphens or an IPv4 "
-            f"address, as in {_EXAMPLE}"
+            f"address, as in {_HOST_LIST}"
         )
-    if colon and not (re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= MOST_WORKERS):
+    if colon and not (re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= MAX_WORKERS):
         raise UsageError(
             f"{quoted(text)} gives {quoted(count)} slots; expected a whole number from 1 to "
-            f"{MOST_WORKERS}, as in host1:2"
+            f"{MAX_WORKERS}, as in host1:2"
         )
     return Host(target, int(count) if colon else slots)
 
 
-def check(hosts: Sequence[Host]) -> list[Host]:
-    """The same, if no host comes twice and there are not too many slots."""
+def check_hosts(hosts: Sequence[Host]) -> list[Host]:
+    """Returns the hosts; UsageError if one comes twice or there are too many slots."""
     seen: dict[str, Host] = {}
     for host in hosts:
         key = host.address.lower()
@@ -104,14 +124,80 @@ def check(hosts: Sequence[Host]) -> list[Host]:
             )
         seen[key] = host
     count = sum(h.slots for h in hosts)
-    if count > MOST_WORKERS:
-        raise UsageError(f"{count} slots came, expected {MOST_WORKERS} at most over all hosts")
+    if count > MAX_WORKERS:
+        raise UsageError(f"{count} slots came, expected {MAX_WORKERS} at most over all hosts")
     return list(hosts)
 
 
-def tell(hosts: Sequence[Host]) -> str:
-    """As it is written: host1:2,host2:2."""
+def format_hosts(hosts: Sequence[Host]) -> str:
+    """The text that `parse_hosts` reads: host1:2,host2:2."""
     return ",".join(f"{h.target}:{h.slots}" for h in hosts)
+
+
+def first_slots(hosts: Sequence[Host], most: int | None) -> list[Host]:
+    """The first hosts that have `most` slots together, the last of them in part."""
+    chosen, left = [], MAX_WORKERS if most is None else most
+    for host in hosts:
+        if left:
+            chosen.append(Host(host.target, min(host.slots, left)))
+            left -= chosen[-1].slots
+    return chosen
+
+
+def addresses_of(hosts: Sequence[Host], own: str | None, option: str) -> list[str]:
+    """The address of each host at which the others reach it; UsageError if they cannot.
+
+    Args:
+      own: the address of this machine, if known; option: end of the message, which names an option.
+    """
+    is_alone = all(host.is_local for host in hosts)
+    return [_address(host, own, is_alone, option) for host in hosts]
+
+
+def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
+    """The same for `ctlrun`: our address is that of the first of `nics`, or of the route to a host."""
+    other = next((h for h in hosts if not h.is_local), None)
+    own = interface_address(nics.split(",")[0]) if nics else None
+    if other is not None and own is None:
+        own = _address_towards(other.address)
+    return addresses_of(hosts, own, " in -H, or add --network-interfaces NAME")
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface of this machine; UsageError when there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(packed[20:24])
+        except OSError:
+            known = ", ".join(found for _, found in socket.if_nameindex())
+            raise UsageError(
+                f"the network interface {name!r} has no IPv4 address on this machine; expected one of "
+                f"{known}, as in --network-interfaces {known.split(', ')[-1]}"
+            ) from None
+
+
+def _address(host: Host, own: str | None, is_alone: bool, option: str) -> str:
+    if not host.is_local:
+        return host.address
+    if own:
+        return own
+    if is_alone:
+        return host.address if host.address[0].isdigit() else LOOPBACK
+    if host.is_loopback:
+        raise UsageError(
+            f"other machines cannot reach this one as {host.target!r}; write the name or address that "
+            f"they know it by{option}"
+        )
+    return host.address
+
+
+def _address_towards(other: str) -> str | None:
+    """Our address as seen by another host; nothing is sent."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return probe.getsockname()[0]
+    return None
 
 
 def _is_address(name: str) -> bool:
@@ -122,7 +208,7 @@ def _is_address(name: str) -> bool:
     return len(parts) == 4 and all(re.fullmatch("[0-9]{1,3}", p) and int(p) < 256 for p in parts)
 
 
-def _is_ours(name: str) -> bool:
+def _is_own_address(name: str) -> bool:
     if not name.replace(".", "").isdigit():
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:

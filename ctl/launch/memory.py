@@ -1,10 +1,10 @@
-"""Why a process was killed: did the kernel run out of memory for it, and how much had it used?
+"""Detects that the kernel killed a process for memory, and how much it had used.
 
     memory = Memory(pid)
-    memory.look()              # now and then, while it runs
-    memory.killed()            # after a SIGKILL: "... out of memory ..." or ""
+    memory.read()              # now and then, while it runs
+    memory.out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
 
-Linux tells it by counters: of the process's control group (versions 1 and 2) and of the machine.
+Linux counts such kills per control group (versions 1 and 2) and per machine.
 """
 
 import contextlib
@@ -18,52 +18,52 @@ _MACHINE = Path("/proc/vmstat")  # where no control group can be read
 
 
 class Memory:
-    """What is known of one process's memory, as of the newest `look`.
+    """The memory use of one process, as of the newest `read`.
 
     Attributes:
-      peak_bytes: the most that it had in memory; 0 if nobody can tell.
+      peak_bytes: the most that it had in memory; 0 if unknown.
     """
 
     def __init__(self, pid: int):
         self.peak_bytes = 0
         self._pid = pid
-        self._kills: dict[Path, int] = {}  # counter -> at the newest look
+        self._kills: dict[Path, int] = {}  # counter -> at the newest read
         self._limit_bytes = _UNLIMITED_BYTES
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Reads the peak, and the counters of the control group, which a process may change."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
             if found := re.search(r"VmHWM:\s+(\d+) kB", status):
                 self.peak_bytes = max(self.peak_bytes, int(found[1]) * 1024)
-            for group in _groups(self._pid):
+            for group in _control_groups(self._pid):
                 self._limit_bytes = min(self._limit_bytes, _limit(group))
                 for name in ("memory.events", "memory.oom_control"):
                     if (group / name).exists():
-                        self._kills[group / name] = _kills(group / name)
+                        self._kills[group / name] = _kill_count(group / name)
         if not self._kills or _MACHINE in self._kills:
-            self._kills[_MACHINE] = _kills(_MACHINE)
+            self._kills[_MACHINE] = _kill_count(_MACHINE)
 
-    def killed(self) -> str:
-        """In words, if a counter has grown since the newest look, within a second; else ""."""
-        if all(_kills(path) <= before for path, before in self._kills.items()):
+    def out_of_memory(self) -> str:
+        """A sentence's end if a counter has grown since the newest `read`; else ""."""
+        if all(_kill_count(path) <= before for path, before in self._kills.items()):
             return ""
         limit = "the machine's memory"
         if self._limit_bytes < _UNLIMITED_BYTES:
-            limit = f"a limit of {_said(self._limit_bytes)}"
-        return f"was killed by the kernel, out of memory (peak {_said(self.peak_bytes)}, {limit})"
+            limit = f"a limit of {_format_bytes(self._limit_bytes)}"
+        return f"was killed by the kernel, out of memory (peak {_format_bytes(self.peak_bytes)}, {limit})"
 
     @property
-    def said(self) -> str:
-        """The peak for people."""
-        return _said(self.peak_bytes) if self.peak_bytes else "unknown"
+    def peak(self) -> str:
+        """The peak as text."""
+        return _format_bytes(self.peak_bytes) if self.peak_bytes else "unknown"
 
 
-def _said(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-def _groups(pid: int) -> list[Path]:
+def _control_groups(pid: int) -> list[Path]:
     """The memory control group of a process and those around it."""
     found = []
     for line in Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines():
@@ -83,7 +83,7 @@ def _limit(group: Path) -> int:
     return _UNLIMITED_BYTES
 
 
-def _kills(path: Path) -> int:
+def _kill_count(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
         return int(found[1]) if found else 0

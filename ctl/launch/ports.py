@@ -2,8 +2,7 @@
 
     free_ports(2)        -> [40213, 38119]
 
-A port is free when it is picked and could be taken before the worker binds it; whoever starts the
-workers has to be ready for that (`ctl.launch.supervisor` starts again once).
+Another program can take a port before the worker binds it: `ctl.launch.supervisor` then starts again.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from ctl.errors import UsageError
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Picks `count` different ports that nobody listens on at `host` (an IPv4 address or a name).
+    """Picks `count` different ports that are free at `host` (an IPv4 address or a name).
 
     All are held at once while picking, so no port comes twice, and all are free on return.
     Raises UsageError when `host` is not an address of this machine.

@@ -1,34 +1,35 @@
-"""The processes of one job: started together, ended together.
+"""The processes of one job: started one by one, ended together.
 
-    gang = Gang(["python", "train.py"], tasks, log_dir)
-    gang.start()
-    while gang.running:
-        for end in gang.poll():
-            print(name(end.task), end)
-    gang.end(grace_secs=0.0)
+    group = ProcessGroup(["python", "train.py"], LogOutput(log_dir, tasks))
+    for task in tasks:
+        group.start(task, {"CTL_ATTEMPT": "1"})
+    while group.running:
+        for end in group.poll():
+            print(task_name(end.task), end)
+    group.end(grace_secs=0.0)
 
-All of it belongs into the main thread: the kernel ends a worker with the thread that started it.
+All of it belongs into the main thread: the kernel ends a process with the thread that started it.
 """
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
-from ctl.launch import groups, processes
-from ctl.launch.guard import Guard
-from ctl.launch.log_files import Bounds
-from ctl.launch.logs import ConsoleCopy
-from ctl.launch.processes import Exit, Process, start
+from ctl.launch.output import Output
+from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
+from ctl.launch.process_tree import Guard, group_cpu_ticks
 from ctl.launch.roles import log_name
+from ctl.launch.ssh import SshOptions
 
-_NOBODY: Mapping[str, str] = {}
+_WAIT_INTERVAL_SECS = 0.05
+_KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
 
 
-class Gang:
-    """The processes of one job, started together and ended together.
+class ProcessGroup:
+    """The processes, and the guard that ends them when we are killed.
 
     Attributes:
       exits: those that have ended, in the order in which it was noticed.
@@ -37,79 +38,82 @@ class Gang:
     us; what it has started itself is killed when it has ended, or when we are killed.
     """
 
-    def __init__(
-        self, command: Sequence[str], tasks: Sequence[Cluster], log_dir: Path, *,
-        far: Mapping[str, str] = _NOBODY,
-        environ: Callable[[Cluster], Mapping[str, str]] = lambda _: {},
-        private: Mapping[str, str] = _NOBODY,
-        most_log_bytes: int = 0,
-    ):  # fmt: skip
-        """Keeps.
+    def __init__(self, command: Sequence[str], output: Output, *, ssh_options: SshOptions | None = None):
+        self.exits: list[ProcessExit] = []
+        self._command = list(command)
+        self._output = output
+        self._ssh_options = ssh_options
+        self._processes: list[Process] = []
+        self._starts: dict[str, Callable[[], None]] = {}  # by the name of the log
+        self._guard = Guard()
+
+    def start(
+        self,
+        task: Cluster,
+        environ: Mapping[str, str],
+        *,
+        private: Mapping[str, str] = NO_VARIABLES,
+        host: str | None = None,
+    ) -> None:
+        """Starts one more process; UsageError when it cannot run or its output cannot be written.
 
         Args:
-          far: address in the cluster -> host, for those on other machines.
-          environ: what a process is told beside TF_CONFIG.
-          private: what all are told, and never on a command line.
-          most_log_bytes: of one log file; 0 is without bound.
+          private: variables that never appear on a command line; host: target of ssh, None for here.
         """
-        self.tasks = tuple(tasks)
-        self.exits: list[Exit] = []
-        self._command = list(command)
-        self._log_dir = log_dir
-        self._far = far
-        self._environ = environ
-        self._private = private
-        self._bounds = Bounds(most_log_bytes)
-        self._processes: list[Process] = []
-        self._console: ConsoleCopy | None = None
-        self._guard: Guard | None = None
-
-    def start(self) -> None:
-        """Starts every process with its TF_CONFIG; a log of an earlier start is overwritten.
-
-        Raises UsageError when a log cannot be written or the command cannot be run.
-        """
-        self._guard = Guard()
         try:
-            self._console = ConsoleCopy(self.log(self.tasks[0]))
-            try:
-                self._spawn(self.tasks[0], self._console.writer)
-                for task in self.tasks[1:]:
-                    self.log(task).unlink(missing_ok=True)
-                    with open(self.log(task), "ab") as file:  # appending, so that it can be cut
-                        self._spawn(task, file.fileno())
-            finally:
-                self._console.start()  # after the last fork: threads and forks do not mix
+            output, errors = self._output.writers(task)
+            process = start_process(
+                self._command,
+                task,
+                output=output,
+                errors=errors,
+                environ=environ,
+                private=private,
+                host=host,
+                ssh_options=self._ssh_options,
+            )
         except OSError as e:
-            self.end(0.0)
             raise UsageError(
-                f"the workers could not be started: {e}. Expected a command that runs by itself "
-                f"and a log directory that can be written; came {self._command[0]!r} and "
-                f"{str(self._log_dir)!r}."
+                f"{self._command[0]!r} cannot be started ({e}); expected a command that runs by itself, "
+                "and a log directory that can be written"
             ) from e
+        finally:
+            self._output.close_writers(task)
+        self._processes.append(process)
+        self._guard.add(process.pid)
+        self._starts[log_name(task)] = lambda: self.start(task, environ, private=private, host=host)
 
-    def restart(self, end: Exit) -> None:
-        """Starts a process that has ended once more, in its place; its log goes on.
+    def restart(self, end: ProcessExit) -> None:
+        """Starts a process that has ended once more, in its place.
 
-        Unlike at `start` there are threads by now. They hold no lock that the child's few
+        Unlike at the first start there are threads by now. They hold no lock that the child's few
         instructions need: Python forks with its own, and malloc's is safe to fork with.
         """
-        with contextlib.suppress(OSError), open(self.log(end.task), "ab") as file:
-            file.write(f"ctl launch: it ended with {end} and is started again\n".encode())
-            file.flush()
-            self._spawn(end.task, file.fileno())
+        self._output.note(end.task, f"it ended with {end} and is started again")
+        with contextlib.suppress(UsageError):
+            self._starts[log_name(end.task)]()
 
-    def poll(self) -> list[Exit]:
+    def poll(self) -> list[ProcessExit]:
         """Notes and returns the processes that have ended since the last call; does not wait."""
-        ends = [(process, process.poll()) for process in self._processes]
-        for process, end in ends:
-            if end and self._guard:
+        ends = [end for process in self._processes if (end := process.poll())]
+        for process in self._processes:
+            if process.has_ended:
                 self._guard.remove(process.pid)
-        self._processes = [process for process, end in ends if end is None]
-        self._bounds.look(map(self.log, self.running))
-        news = [end for _, end in ends if end]
-        self.exits += news
-        return news
+        self._processes = [process for process in self._processes if not process.has_ended]
+        self._output.limit_logs(self.running)
+        self.exits += ends
+        return ends
+
+    def send(self, task: Cluster, signum: int) -> None:
+        """A signal to one process; SIGKILL goes to all that it has started, too."""
+        for process in self._processes:
+            if process.task == task:
+                process.kill() if signum == signal.SIGKILL else process.send(signum)
+
+    def kill(self, task: Cluster) -> None:
+        """SIGKILL to one process and all in its group; returns when it has ended."""
+        self.send(task, signal.SIGKILL)
+        self._wait([process for process in self._processes if process.task == task], _KILL_SECS)
 
     def end(
         self,
@@ -120,23 +124,20 @@ class Gang:
     ) -> None:
         """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`; returns when all ended.
 
-        `only` leaves the others alone. For all, this also completes the chief's log; without
-        running processes that is all it does.
+        `only` leaves the others alone. For all, this also completes the output; without running
+        processes that is all it does.
         """
         chosen = [p for p in self._processes if only is None or p.task in only]
-        processes.end(chosen, self.poll, grace_secs, signum, hurry)
-        if only is None:
-            if self._console:
-                self._console.finish()
-            if self._guard:
-                self._guard.close()
-
-    def kill(self, task: Cluster) -> None:
-        """SIGKILL to one process and all in its group; returns when it has ended."""
-        chosen = [process for process in self._processes if process.task == task]
         for process in chosen:
-            process.kill()
-        processes.wait(chosen, self.poll)
+            process.send(signum)
+        self._wait(chosen, grace_secs, hurry)
+        for process in chosen:
+            if not process.has_ended:
+                process.kill()
+        self._wait(chosen, _KILL_SECS)
+        if only is None:
+            self._output.finish()
+            self._guard.close()
 
     @property
     def running(self) -> tuple[Cluster, ...]:
@@ -148,30 +149,29 @@ class Gang:
         """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
         return tuple(process.task for process in self._processes if process.is_stopped)
 
+    @property
+    def remote(self) -> tuple[Cluster, ...]:
+        """Those that run on other machines."""
+        return tuple(process.task for process in self._processes if process.host)
+
+    @property
+    def failures(self) -> list[ProcessExit]:
+        """The exits that were not 0, first noticed first."""
+        return [end for end in self.exits if end.returncode != 0]
+
     def cpu_ticks(self) -> Mapping[str, int]:
         """Name of the log -> processor time of a process of this machine, with what it has started."""
-        found, far = groups.cpu_ticks(), self.far
-        return {log_name(p.task): found.get(p.pid, 0) for p in self._processes if p.task not in far}
+        ticks = group_cpu_ticks()
+        return {log_name(p.task): ticks.get(p.pid, 0) for p in self._processes if not p.host}
 
-    @property
-    def far(self) -> tuple[Cluster, ...]:
-        """Those that run on other machines."""
-        return tuple(task for task in self.running if task.address in self._far)
-
-    @property
-    def failures(self) -> list[Exit]:
-        """The exits that were not 0, first noticed first."""
-        return [e for e in self.exits if e.returncode != 0]
-
-    def log(self, task: Cluster) -> Path:
-        """The log file of one process."""
-        return self._log_dir / log_name(task)
-
-    def _spawn(self, task: Cluster, output: int) -> None:
-        process = start(
-            self._command, task, output=output, environ=self._environ(task),
-            private=self._private, host=self._far.get(task.address or ""),
-        )  # fmt: skip
-        self._processes.append(process)
-        if self._guard:
-            self._guard.add(process.pid)
+    def _wait(
+        self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Until all have ended, or it is time."""
+        until_secs = time.monotonic() + timeout_secs
+        self.poll()
+        while not all(process.has_ended for process in chosen):
+            if time.monotonic() >= until_secs or hurry():
+                return
+            time.sleep(_WAIT_INTERVAL_SECS)
+            self.poll()

@@ -1,8 +1,6 @@
-"""How far a job is: the step of its newest complete checkpoint, read without TensorFlow.
+"""Progress of a job: the step of its newest complete checkpoint, read without TensorFlow.
 
-    newest_step("/tmp/mnist")      -> 500, or None
-
-Nothing else of a checkpoint is looked at.
+newest_step("/tmp/mnist")      -> 500, or None
 """
 
 import json
@@ -12,7 +10,7 @@ from pathlib import Path
 _CHECKPOINT = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})", re.ASCII)
 
 
-def value_of(flag: str, command: list[str]) -> str | None:
+def flag_value(flag: str, command: list[str]) -> str | None:
     """The value of the last `--flag` of a command, with `=` or as the next word."""
     found, wanted = None, re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
     for word, following in zip(command, [*command[1:], None], strict=True):
@@ -23,8 +21,8 @@ def value_of(flag: str, command: list[str]) -> str | None:
 
 
 def local_model_dir(command: list[str]) -> Path | None:
-    """The same as a path, if it is one: an object store's address is none."""
-    model_dir = value_of("model_dir", command)
+    """The --model_dir of a command, if it is a local path."""
+    model_dir = flag_value("model_dir", command)
     return Path(model_dir) if model_dir and "://" not in model_dir else None
 
 

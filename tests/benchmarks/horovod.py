@@ -58,7 +58,7 @@ def run(side, ranks):
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
         subprocess.run(
-            [sys.executable, "-m", "ctl.launch.horovodrun", "-np", str(ranks), sys.executable, __file__,
+            [sys.executable, "-m", "ctl.launch.horovodrun_cli", "-np", str(ranks), sys.executable, __file__,
              f"--only={side}", f"--out={out}"],
             check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.DEVNULL,

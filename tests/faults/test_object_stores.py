@@ -13,7 +13,7 @@ import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
 from ctl.distribute.cluster import Cluster
 from ctl.io import paths
-from ctl.launch.heartbeats import Pulse, Timeouts
+from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
 from ctl.supervision.lease import Lease
 from object_store import unmount
 from saving_jobs import checkpoints, jobs  # noqa: F401
@@ -120,7 +120,7 @@ def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
 
 def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     task = Cluster({"worker": ("127.0.0.1:1",)}, "worker", 0)
-    path = Pulse(bucket() / "workers", Timeouts()).path(task)
+    path = HeartbeatMonitor(heartbeat_dir(bucket() / "workers"), Timeouts()).path(task)
     assert paths.has_rename(path) and path.name == "job_0.json"
 
 

@@ -12,8 +12,7 @@ from training import output_of, run
 ASKED_FOR = {
     "ctl/hvd/objects.py",
     "ctl/hvd/packing.py",
-    "ctl/launch/horovodrun/call.py",
-    "ctl/launch/horovodrun/function.py",
+    "ctl/launch/run_function.py",
 }
 SOURCES = sorted((ROOT / "ctl").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
 

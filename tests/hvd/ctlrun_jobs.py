@@ -51,7 +51,7 @@ class Ctlrun:
         }
         clean |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **environ}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ctl.launch.horovodrun", *words], env=clean, cwd=self.dir,
+            [sys.executable, "-m", "ctl.launch.horovodrun_cli", *words], env=clean, cwd=self.dir,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         return self.process

@@ -41,7 +41,7 @@ class ElasticJob:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "ctl.launch.horovodrun", *options, "--host-discovery-script",
+                    sys.executable, "-m", "ctl.launch.horovodrun_cli", *options, "--host-discovery-script",
                     str(script), sys.executable, str(program), str(directory), str(done),
                 ],
                 env={**clean, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},

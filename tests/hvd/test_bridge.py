@@ -28,7 +28,7 @@ def run(*words, timeout=300):
 
 
 def test_a_trainer_runs_under_ctlrun(tmp_path):
-    run("ctl.launch.horovodrun", "-np", "2", sys.executable, "-m", "models.mnist",
+    run("ctl.launch.horovodrun_cli", "-np", "2", sys.executable, "-m", "models.mnist",
         f"--model_dir={tmp_path}/run", "--train_steps=20", "--global_batch_size=64")  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert max(line.get("step", 0) for line in lines) == 20
@@ -59,7 +59,8 @@ def test_ranks_are_the_workers_of_ctl_launch(tmp_path):
 def test_a_timeline_shows_waiting_and_sending(tmp_path):
     script, trace = tmp_path / "ranked.py", tmp_path / "trace.json"
     script.write_text(RANKED)
-    run("ctl.launch.horovodrun", "-np", "2", f"--timeline-filename={trace}", sys.executable, str(script))
+    line = ("-np", "2", f"--timeline-filename={trace}", sys.executable, str(script))
+    run("ctl.launch.horovodrun_cli", *line)
     events = [event for event in json.loads(trace.read_text()) if event]
     rows = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     for name in ("total", "one"):

@@ -229,4 +229,4 @@ def test_the_command_is_installed_under_its_name():
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     if sys.version_info >= (3, 11):
-        assert found.stdout.strip() == "ctl.launch.horovodrun.command:main"
+        assert found.stdout.strip() == "ctl.launch.horovodrun_cli:main"

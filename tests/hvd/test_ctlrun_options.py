@@ -5,17 +5,13 @@ import re
 import pytest
 from conftest import ROOT
 from ctl.errors import UsageError
-from ctl.launch.horovodrun import (
-    builds,
-    command,
-    config_file,
-    elastic_options,
-    environment,
-    host_allocation,
-    options,
-)
-from ctl.launch.horovodrun.flags import FLAGS
+from ctl.launch import config_file, horovodrun_cli, hosts
+from ctl.launch import horovodrun_options as options
+from ctl.launch.horovodrun_options import FLAGS, parse_ctlrun
+from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.hosts import Host
+from ctl.launch.rank_environment import option_environ
+from ctl.launch.rank_job import rank_placement
 
 # What horovodrun 0.28.1 knows, one name of each option and its long names.
 HOROVODRUN = re.findall(
@@ -41,17 +37,17 @@ HOROVODRUN = re.findall(
 
 def told(*words):
     """The variables that the options of a line become."""
-    return environment.asked_for(options.read([*words, "python"])[0])
+    return option_environ(parse_ctlrun([*words, "python"])[0])
 
 
 def refusal(*words):
     """What `ctlrun` says to a line that it does not run."""
     with pytest.raises(UsageError) as caught:
-        asked, rest = options.read(list(words))
-        if elastic_options.is_asked(asked):
-            elastic_options.limits_of(asked)
-        host_allocation.seats(host_allocation.hosts_of(asked), asked["num_proc"], asked["nics"])
-        command._check(asked, rest)
+        asked, rest = parse_ctlrun(list(words))
+        if horovodrun_cli.wants_elastic(asked):
+            horovodrun_cli.elastic_limits(asked)
+        allocate_ranks(horovodrun_cli.hosts_of(asked), asked["num_proc"], asked["nics"])
+        horovodrun_cli.check_options(asked, rest)
     return str(caught.value)
 
 
@@ -63,13 +59,13 @@ def test_the_options_are_those_of_horovodrun_and_two_of_ours():
     ["-np", "2"], ["--num-proc", "2"], ["--num-proc=2"], ["-np=2"], ["--verbose", "-np", "2", "--"],
 ], ids=" ".join)  # fmt: skip
 def test_the_command_begins_at_the_first_word_that_is_no_option(words):
-    asked, rest = options.read([*words, "python", "train.py", "--np", "3", "-p", "--", "x"])
+    asked, rest = parse_ctlrun([*words, "python", "train.py", "--np", "3", "-p", "--", "x"])
     assert asked["num_proc"] == 2 and asked["ssh_port"] is None
     assert rest == ["python", "train.py", "--np", "3", "-p", "--", "x"]
 
 
 def test_a_command_after_two_hyphens_may_begin_with_one():
-    assert options.read(["-np", "2", "--", "-m", "pytest"])[1] == ["-m", "pytest"]
+    assert parse_ctlrun(["-np", "2", "--", "-m", "pytest"])[1] == ["-m", "pytest"]
     assert "`-- python -m ...`" in refusal("-np", "2", "--", "-m", "pytest")
 
 
@@ -103,10 +99,10 @@ def test_without_options_no_variable_is_set():
 
 def test_what_means_nothing_is_named_once_and_in_one_line():
     line = "--autotune --autotune-log-file x --mpi-args=--a --tcp --tcp --no-torus-allreduce"
-    asked, _ = options.read([*line.split(), "--log-level", "INFO", "python"])
+    asked, _ = parse_ctlrun([*line.split(), "--log-level", "INFO", "python"])
     named = "--log-level --torus-allreduce --autotune --autotune-log-file --mpi-args --tcp"
     assert " ".join(options.meaningless(asked)) == named
-    assert options.meaningless(options.read(["--gloo", "--disable-cache", "x"])[0]) == []
+    assert options.meaningless(parse_ctlrun(["--gloo", "--disable-cache", "x"])[0]) == []
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -141,31 +137,31 @@ def test_what_cannot_be_used_is_a_sentence_with_a_cure(words, said):
 
 @pytest.mark.parametrize("words", [["--mpi", "-np", "1", "sh"], ["--nope"], []], ids=" ".join)
 def test_a_refusal_is_one_line_and_exit_code_2(words, capsys):
-    assert command.main(words) == 2
+    assert horovodrun_cli.main(words) == 2
     out, err = capsys.readouterr()
     assert not out and re.fullmatch(r"ctlrun: [^\n]+\n", err)
 
 
 def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
-    monkeypatch.setattr(host_allocation, "_towards", lambda far: "10.0.0.9")
-    found = host_allocation.seats([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
-    assert [(s.host, s.far) for s in found] == [
-        ("127.0.0.1", None), ("127.0.0.1", None), ("far1", "far1"),
-    ]  # fmt: skip
-    assert [s.place.cross_size for s in found] == [2, 1, 2]
-    assert found[2].place.addresses == found[0].task.tasks["worker"]
-    hosts = [address.rpartition(":")[0] for address in found[0].place.addresses]
-    assert hosts == ["10.0.0.9", "10.0.0.9", "far1"]
-    ports = [int(address.rpartition(":")[2]) for address in found[0].place.addresses]
+    monkeypatch.setattr(hosts, "_address_towards", lambda far: "10.0.0.9")
+    found = allocate_ranks([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
+    assert list(found.hosts) == ["127.0.0.1", "127.0.0.1", "far1"]
+    assert [found.remote_host(task) for task in found.tasks] == [None, None, "far1"]
+    assert [rank_placement(found, task).cross_size for task in found.tasks] == [2, 1, 2]
+    addresses = found.tasks[2].tasks["worker"]
+    assert addresses == found.tasks[0].tasks["worker"]
+    names = [address.rpartition(":")[0] for address in addresses]
+    assert names == ["10.0.0.9", "10.0.0.9", "far1"]
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
     assert len(set(ports)) == 3 and 20000 <= ports[2] <= 30000
 
 
 def test_without_np_every_slot_is_taken():
-    assert len(host_allocation.seats([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None)) == 3
+    assert len(allocate_ranks([Host("127.0.0.1", 2), Host("127.0.0.2", 1)], None).tasks) == 3
 
 
 def test_a_config_file_says_the_same_as_options_and_the_line_wins():
-    asked, _ = options.read(["--cache-capacity", "5", "--stall-check", "python"])
+    asked, _ = parse_ctlrun(["--cache-capacity", "5", "--stall-check", "python"])
     content = {
         "controller": "gloo",
         "params": {"fusion_threshold_mb": 32, "cycle_time_ms": 5, "cache_capacity": 9,
@@ -176,8 +172,8 @@ def test_a_config_file_says_the_same_as_options_and_the_line_wins():
         "library_options": {"num_nccl_streams": 2, "mpi_threads_disable": None},
         "logging": {"level": "INFO", "with_timestamp": False},
     }  # fmt: skip
-    config_file.add(asked, "/dev/null", lambda _: content)
-    assert environment.asked_for(asked) == {
+    config_file.add_config_file(asked, "/dev/null", lambda _: content)
+    assert option_environ(asked) == {
         "HOROVOD_FUSION_THRESHOLD": str(32 * 2**20), "HOROVOD_CYCLE_TIME": "5.0",
         "HOROVOD_CACHE_CAPACITY": "5", "HOROVOD_TIMELINE": "t.json",
         "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_STALL_CHECK_DISABLE": "0",
@@ -196,14 +192,14 @@ def test_a_config_file_says_the_same_as_options_and_the_line_wins():
 ], ids=str)  # fmt: skip
 def test_a_config_file_that_cannot_be_used_is_a_sentence(content, said):
     with pytest.raises(UsageError) as caught:
-        config_file.add(options.nothing(), "/dev/null", lambda _: content)
+        config_file.add_config_file(options.no_options(), "/dev/null", lambda _: content)
     assert said in str(caught.value)
 
 
 def test_what_a_config_file_says_beyond_is_named_and_ignored(capsys):
-    asked = options.nothing()
+    asked = options.no_options()
     content = {"parms": {}, "params": {"cycle": 1, "fusion_threshold_mb": 32}}
-    config_file.add(asked, "/dev/null", lambda _: content)
+    config_file.add_config_file(asked, "/dev/null", lambda _: content)
     said = capsys.readouterr().err
     assert "'parms', which ctlrun does not know; it is ignored" in said
     assert "`params: cycle`, which is no option of ctlrun; it is ignored" in said
@@ -216,33 +212,33 @@ def test_a_config_file_is_yaml(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setitem(__import__("sys").modules, "yaml", None)
         with pytest.raises(UsageError, match="pip install pyyaml"):
-            config_file.add(options.nothing(), str(path))
+            config_file.add_config_file(options.no_options(), str(path))
     pytest.importorskip("yaml")
-    asked = options.nothing()
-    config_file.add(asked, str(path))
+    asked = options.no_options()
+    config_file.add_config_file(asked, str(path))
     assert asked["fusion_threshold_mb"] == 1 and asked["cycle_time_ms"] == 0.5
     path.write_text("params: [")
     with pytest.raises(UsageError, match="is no YAML"):
-        config_file.add(asked, str(path))
+        config_file.add_config_file(asked, str(path))
     with pytest.raises(UsageError, match="cannot be read"):
-        config_file.add(asked, str(tmp_path / "none"))
+        config_file.add_config_file(asked, str(tmp_path / "none"))
 
 
 def test_check_build_names_what_is_installed(capsys):
     import keras
     import tensorflow as tf
 
-    assert command.main(["-cb"]) == 0
+    assert horovodrun_cli.main(["-cb"]) == 0
     out = capsys.readouterr().out
     assert f"[X] TensorFlow {tf.__version__}" in out and f"[X] Keras {keras.__version__}" in out
     assert "[ ] MPI" in out and "[X] TCP" in out and "[ ] PyTorch" in out
-    assert builds.version_of(("no-such-package",)) == ""
+    assert horovodrun_cli.package_version(("no-such-package",)) == ""
 
 
 def test_help_names_every_option_and_version_is_ours(capsys):
-    assert command.main(["--help"]) == 0
+    assert horovodrun_cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     for name in FLAGS:
         assert name in out
-    assert command.main(["-v"]) == 0
+    assert horovodrun_cli.main(["-v"]) == 0
     assert capsys.readouterr().out.strip() in (ROOT / "pyproject.toml").read_text()

@@ -10,10 +10,10 @@ from ctl.hvd import elastic, rendezvous
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
 from ctl.io.json_lines import JsonLines
-from ctl.launch.horovodrun import service
-from ctl.launch.horovodrun.elastic import _planned
-from ctl.launch.horovodrun.membership import Seat
-from ctl.launch.horovodrun.service import Service
+from ctl.launch import worker_channels
+from ctl.launch.elastic import _planned
+from ctl.launch.membership import Slot
+from ctl.launch.worker_channels import WorkerChannels
 from strangers import crowd
 
 
@@ -21,7 +21,7 @@ class Launcher:
     """The other end, in this process."""
 
     def __init__(self):
-        self.service = Service("s3cret", "127.0.0.1")
+        self.service = WorkerChannels("s3cret", "127.0.0.1")
 
     def wait_for(self, key):
         """The next message of worker 7 with this key."""
@@ -196,8 +196,8 @@ def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(lau
 
 
 def test_processes_begin_with_the_place_that_is_planned_for_them():
-    seats = [Seat("host1", 0), Seat("host1", 1), Seat("host2", 0)]
-    found = [_planned(seats, seat) for seat in seats]
+    slots = [Slot("host1", 0), Slot("host1", 1), Slot("host2", 0)]
+    found = [_planned(slots, slot) for slot in slots]
     assert [(p.rank, p.size, p.local_rank, p.local_size) for p in found] == [
         (0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1),
     ]  # fmt: skip
@@ -206,12 +206,12 @@ def test_processes_begin_with_the_place_that_is_planned_for_them():
 
 def dial(address, secret, worker):
     """A worker's connection to the launcher."""
-    endpoint = Endpoint(secret, service.PURPOSE, service.IDENTITY)
+    endpoint = Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
     return JsonLines(connect(address, endpoint, {"worker": worker}))
 
 
 def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
-    launcher = Service("s3cret", "127.0.0.1")
+    launcher = WorkerChannels("s3cret", "127.0.0.1")
     line = dial(("127.0.0.1", launcher.port), b"s3cret", 7)
     line.send({"join": 5})
     assert said(launcher, 1) == [(7, {"join": 5})]
@@ -223,7 +223,7 @@ def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
 
 
 def test_a_stranger_is_not_heard():
-    launcher = Service("s3cret", "127.0.0.1")
+    launcher = WorkerChannels("s3cret", "127.0.0.1")
     address = ("127.0.0.1", launcher.port)
     with pytest.raises(ConnectionError):
         dial(address, b"guess", 7)
@@ -235,11 +235,11 @@ def test_a_stranger_is_not_heard():
 
 
 def test_what_is_no_message_ends_the_connection_of_its_worker_only():
-    launcher = Service("s3cret", "127.0.0.1")
+    launcher = WorkerChannels("s3cret", "127.0.0.1")
     address = ("127.0.0.1", launcher.port)
     other = dial(address, b"s3cret", 8)
     for nonsense in (b"[1]\n", b"5\n", b"[" * 100_000 + b"\n", b"x" * 3_000_000):
-        endpoint = Endpoint(b"s3cret", service.PURPOSE, service.IDENTITY)
+        endpoint = Endpoint(b"s3cret", worker_channels.PURPOSE, worker_channels.IDENTITY)
         with connect(address, endpoint, {"worker": 7}) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(nonsense)

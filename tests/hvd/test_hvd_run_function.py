@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import UsageError
-from ctl.launch.horovodrun.function import RankError, run
+from ctl.launch.run_function import RankError, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
 
@@ -88,7 +88,7 @@ def test_a_function_of_main_goes_by_cloudpickle_or_says_what_to_install(tmp_path
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
-        "from ctl.launch.horovodrun.function import run\n"
+        "from ctl.launch.run_function import run\n"
         "if 'without' in sys.argv: sys.modules['cloudpickle'] = None\n"
         "def rank(): return int(os.environ['HOROVOD_RANK'])\n"
         "if __name__ == '__main__': print(run(rank, np=2))\n"

@@ -22,7 +22,7 @@ THREE = [pytest.param(m, 3, marks=pytest.mark.slow) for m in RUNS]
 def test_an_example_runs(model, ranks, tmp_path):
     own = [f"--checkpoint_dir={tmp_path}/ckpt"] if model == "mnist_tape" else []
     done = subprocess.run(
-        [sys.executable, "-m", "ctl.launch.horovodrun", "-np", str(ranks),
+        [sys.executable, "-m", "ctl.launch.horovodrun_cli", "-np", str(ranks),
          sys.executable, "-m", f"models.horovod.{model}", *RUNS[model], *own],
         cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=300, check=False,

@@ -1,10 +1,7 @@
-"""The launcher's end of the lines to its processes: what they say becomes events, in order.
+"""Connections of the launcher to the processes of an elastic job: their messages become events, in order.
 
-    service = Service(secret, host="127.0.0.1")
-    service.port
-    for worker, message in service.events():
-        service.send(worker, {"place": ...})
-    service.close()
+    for worker, message in channels.events():
+        channels.send(worker, {"place": ...})
 
 A connection belongs to the worker that it was authenticated for; its end is the event `{"gone": True}`.
 """
@@ -21,11 +18,11 @@ from ctl.io.authenticated_channel import Listener, RefusedError
 from ctl.io.json_lines import JsonLines
 
 PURPOSE, IDENTITY = "elastic", "launcher"
-_LOOK_SECS = 0.5
+_ACCEPT_SECS = 0.5
 _BACKLOG = 4096
 
 
-class Service:
+class WorkerChannels:
     """Authenticates callers in one thread, and reads each worker's connection in one more."""
 
     def __init__(self, secret: str, host: str):
@@ -33,21 +30,21 @@ class Service:
         server = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port = server.getsockname()[1]
         endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
-        self._listener = Listener(server, endpoint, _refusal)
-        self._events: queue.SimpleQueue[tuple[int, dict]] = queue.SimpleQueue()
+        self._listener = Listener(server, endpoint, _refuse_claim)
+        self._events: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._lines: dict[int, JsonLines] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="rendezvous", daemon=True)
         self._thread.start()
 
-    def events(self) -> Iterator[tuple[int, dict]]:
-        """What has come by now: (worker, message)."""
+    def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The messages that have arrived: (worker, message)."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
 
-    def send(self, worker: int, message: dict) -> bool:
+    def send(self, worker: int, message: dict[str, Any]) -> bool:
         """False when the worker has no connection."""
         with self._lock:
             line = self._lines.get(worker)
@@ -56,7 +53,7 @@ class Service:
     def close(self) -> None:
         """Ends all connections."""
         self._closed.set()
-        self._thread.join(4 * _LOOK_SECS)
+        self._thread.join(4 * _ACCEPT_SECS)
         with self._lock:
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
@@ -64,7 +61,7 @@ class Service:
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            for connection, claim in self._listener.accepted(_LOOK_SECS):
+            for connection, claim in self._listener.accepted(_ACCEPT_SECS):
                 line, worker = JsonLines(connection), claim["worker"]
                 with self._lock:
                     self._lines[worker] = line
@@ -83,7 +80,7 @@ class Service:
             self._events.put((worker, {"gone": True}))
 
 
-def _refusal(claim: dict[str, Any]) -> RefusedError | None:
+def _refuse_claim(claim: dict[str, Any]) -> RefusedError | None:
     worker = claim.get("worker")
     if isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0:
         return None

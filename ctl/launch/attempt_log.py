@@ -1,4 +1,4 @@
-"""What became of each attempt: a line of JSON in `<log_dir>/attempts.jsonl`, added when it ends."""
+"""The log of attempts: a line of JSON in `<log_dir>/attempts.jsonl`, added when an attempt ends."""
 
 import json
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from ctl.io.console import say
 
-NAME = "attempts.jsonl"
+ATTEMPT_LOG = "attempts.jsonl"
 
 
 @dataclass(kw_only=True)
-class Attempt:
-    """One life of the gang; the line is this as JSON.
+class AttemptRecord:
+    """One life of the process group; the line is this as JSON.
 
     Attributes:
       attempt: 1, 2, ...; started, ended: Unix seconds.
       workers: chief and workers; hosts: their hosts with -H or a discovery script, else None.
       step_before, step_after: of the newest checkpoint; None if unknown.
       failed: the first that failed: {"task", "job", "exit_code", "signal"}, or None.
-      reason: of the end, in words; detected_secs: how long a hang had lasted when it was seen.
+      reason: of the end; detected_secs: how long a hang had lasted when it was seen.
       next: "restart in 2 s", "done", "no restart: ...".
     """
 
@@ -30,15 +30,15 @@ class Attempt:
     hosts: Sequence[str] | None = None
     step_before: int | None = None
     step_after: int | None = None
-    failed: dict | None = None
+    failed: dict[str, object] | None = None
     reason: str = "done"
     detected_secs: float | None = None
     next: str = "done"
 
-    def add_to(self, log_dir: Path) -> None:
-        """Appends the line; a disk that refuses is one line on stderr."""
+    def append_to(self, log_dir: Path) -> None:
+        """Appends the line; a write error is reported and ignored."""
         try:
-            with open(log_dir / NAME, "a", encoding="utf-8") as file:
+            with open(log_dir / ATTEMPT_LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self)) + "\n")
         except OSError as e:
-            say(f"{log_dir / NAME} cannot be written ({e.strerror}); the job goes on")
+            say(f"{log_dir / ATTEMPT_LOG} cannot be written ({e.strerror}); the job goes on")

@@ -3,36 +3,35 @@
 import random
 
 import pytest
-from ctl.launch.horovodrun.machines import Machines
-from ctl.launch.horovodrun.membership import ADDED, REMOVED, Limits, Roster
 from ctl.launch.hosts import Host
+from ctl.launch.membership import ADDED, REMOVED, HostHealth, Limits, Membership
 
 
 class Job:
-    """A roster whose processes do what a test says; `now` is its clock, in seconds."""
+    """A membership whose processes do what a test says; `now` is its clock, in seconds."""
 
     def __init__(self, *hosts, cooldown=None, **limits):
         self.now = 0.0
-        self.machines = Machines(cooldown, clock=lambda: self.now)
+        self.health = HostHealth(cooldown, clock=lambda: self.now)
         self.hosts(*hosts)
         limits = {"first": 2, "least": 1, **limits}
-        self.roster = Roster(Limits(**limits), self.machines)
+        self.membership = Membership(Limits(**limits), self.health)
 
     def hosts(self, *hosts):
-        self.machines.are([Host(name, int(slots)) for name, slots in (h.split(":") for h in hosts)])
+        self.health.update([Host(name, int(slots)) for name, slots in (h.split(":") for h in hosts)])
 
     def start(self):
         """Starts what is to be started; the numbers."""
-        return [self.roster.started(seat) for seat in self.roster.free_seats()]
+        return [self.membership.started(slot) for slot in self.membership.free_slots()]
 
     def join(self, *numbers, skips_sync=False):
         for number in numbers:
-            self.roster.joined(number, 1000 + number, skips_sync=skips_sync)
+            self.membership.joined(number, 1000 + number, skips_sync=skips_sync)
         return self.group()
 
     def group(self):
         """The numbers of the next group by rank, or None."""
-        group = self.roster.group()
+        group = self.membership.group()
         if group is None:
             return None
         assert [1000 + w.number for w in group.workers] == list(group.ports)
@@ -41,12 +40,12 @@ class Job:
 
     def sync(self, *numbers):
         for number in numbers:
-            self.roster.synced(number)
+            self.membership.synced(number)
 
     def lose(self, number):
-        worker = self.roster.ended(number, is_success=False)
-        if any(h.target == worker.seat.host for h in self.machines.hosts):
-            self.machines.failed(worker.seat.host)
+        worker = self.membership.ended(number, is_success=False)
+        if any(h.target == worker.slot.host for h in self.health.hosts):
+            self.health.failed(worker.slot.host)
 
     def begun(self):
         """The first group, at work."""
@@ -85,10 +84,10 @@ def test_survivors_do_not_wait_for_the_replacement_which_joins_later():
     job.sync(1, 2)
     job.now += 1.0
     assert job.start() == [3]
-    assert job.roster.change() == 0
-    assert job.join(3) is None and job.roster.change() == ADDED
+    assert job.membership.change() == 0
+    assert job.join(3) is None and job.membership.change() == ADDED
     assert job.join(1, 2, skips_sync=True) == [1, 2, 3] and job.must_sync
-    assert [w.seat.slot for w in job.roster.members] == [
+    assert [w.slot.index for w in job.membership.members] == [
         1,
         2,
         0,
@@ -99,9 +98,9 @@ def test_nobody_shares_state_when_all_have_it_and_say_so():
     job = Job("a:1", "b:2")
     job.begun()
     job.hosts("b:2")
-    assert job.roster.change() == REMOVED
+    assert job.membership.change() == REMOVED
     assert job.join(0, 1, 2, skips_sync=True) == [1, 2] and not job.must_sync
-    assert [w.number for w in job.roster.unwanted()] == [0]
+    assert [w.number for w in job.membership.unwanted()] == [0]
     job.hosts("b:1")
     assert job.join(1, skips_sync=True) is None
     assert job.join(2, skips_sync=False) == [1]
@@ -134,30 +133,30 @@ def test_a_group_without_state_is_a_failure_not_a_new_beginning():
     job.join(new)
     assert job.join(1) == [1, new]
     job.lose(1)
-    assert job.join(new) is None and "had the state" in job.roster.failure
+    assert job.join(new) is None and "had the state" in job.membership.failure
 
 
 def test_hosts_that_go_all_at_once_stay_until_others_have_the_state():
     job = Job("a:1", first=1)
     job.begun()
     job.hosts("b:1")
-    assert job.roster.change() == 0
+    assert job.membership.change() == 0
     assert job.start() == [1]
     job.join(1)
-    assert job.roster.change() == ADDED
+    assert job.membership.change() == ADDED
     assert job.join(0) == [0, 1]
-    assert job.roster.change() == 0
+    assert job.membership.change() == 0
     job.sync(0, 1)
-    assert job.roster.change() == REMOVED
+    assert job.membership.change() == REMOVED
     assert job.join(0, 1) == [1]
-    assert [w.number for w in job.roster.unwanted()] == [0]
+    assert [w.number for w in job.membership.unwanted()] == [0]
 
 
 def test_a_group_is_not_told_to_shrink_below_the_least():
     job = Job("a:1", "b:1", least=2)
     job.begun()
     job.hosts("a:1")
-    assert job.roster.change() == 0
+    assert job.membership.change() == 0
 
 
 def test_too_few_wait_for_the_timeout_and_then_it_is_a_failure():
@@ -165,11 +164,11 @@ def test_too_few_wait_for_the_timeout_and_then_it_is_a_failure():
     job.begun()
     job.now += 1000  # at work for long
     job.lose(1)
-    assert job.join(0) is None and job.roster.late() == []
+    assert job.join(0) is None and job.membership.late() == []
     job.now += 59
-    assert job.group() is None and job.roster.late() == [] and not job.roster.failure
+    assert job.group() is None and job.membership.late() == [] and not job.membership.failure
     job.now += 1
-    assert job.roster.late() == [] and "fewer than the 2 that the job needs" in job.roster.failure
+    assert job.membership.late() == [] and "fewer than the 2 that the job needs" in job.membership.failure
 
 
 def test_a_member_that_does_not_come_is_late_and_the_others_go_on_without_it():
@@ -178,7 +177,7 @@ def test_a_member_that_does_not_come_is_late_and_the_others_go_on_without_it():
     job.lose(0)
     assert job.join(1) is None
     job.now += 60
-    assert job.group() is None and [w.number for w in job.roster.late()] == [2]
+    assert job.group() is None and [w.number for w in job.membership.late()] == [2]
     job.lose(2)
     assert job.group() == [1]
 
@@ -189,15 +188,15 @@ def test_the_first_group_does_without_late_ones_if_there_are_enough():
     assert job.join(0, 2) is None
     job.now += 60
     assert job.group() == [0, 2]
-    assert job.join(1) is None and job.roster.change() == ADDED
+    assert job.join(1) is None and job.membership.change() == ADDED
 
 
 def test_when_one_is_done_nobody_new_begins():
     job = Job("a:2")
     job.begun()
-    job.roster.ended(0, is_success=True)
+    job.membership.ended(0, is_success=True)
     job.now += 100
-    assert job.start() == [] and job.roster.change() == 0
+    assert job.start() == [] and job.membership.change() == 0
     assert job.join(1) == [1]
 
 
@@ -205,12 +204,12 @@ def test_a_group_whose_members_cannot_meet_is_formed_again_and_is_no_reset():
     job = Job("a:2", resets=0)
     job.begun()
     for group in (1, 2):
-        assert job.roster.unmet(1, group).rank == 1 and job.roster.unmet(0, group).rank == 0
-        assert job.roster.unmet(0, group - 1) is None and job.roster.unmet(7, group) is None
+        assert job.membership.unmet(1, group).rank == 1 and job.membership.unmet(0, group).rank == 0
+        assert job.membership.unmet(0, group - 1) is None and job.membership.unmet(7, group) is None
         assert job.join(1) is None
         assert job.join(0) == [0, 1]
     job.lose(1)
-    assert job.join(0) is None and "--reset-limit" in job.roster.failure
+    assert job.join(0) is None and "--reset-limit" in job.membership.failure
 
 
 def test_the_reset_limit_is_a_failure_for_losses_and_silence_for_new_hosts():
@@ -219,53 +218,53 @@ def test_the_reset_limit_is_a_failure_for_losses_and_silence_for_new_hosts():
     job.lose(1)
     assert job.join(0) == [0]
     job.now += 100
-    assert job.start() == [] and job.roster.change() == 0
-    assert job.join(0) is None and "--reset-limit" in job.roster.failure
+    assert job.start() == [] and job.membership.change() == 0
+    assert job.join(0) is None and "--reset-limit" in job.membership.failure
 
 
 def test_a_host_is_used_again_after_a_while_and_given_up_after_four_failures():
     job = Job("a:1")
     for delay_secs in (1.0, 2.0, 4.0):
-        job.machines.failed("a")
-        assert not job.machines.may_start("a")
+        job.health.failed("a")
+        assert not job.health.may_start("a")
         job.now += delay_secs
-        assert job.machines.may_start("a")
-    assert "nothing more" in job.machines.failed("a")
+        assert job.health.may_start("a")
+    assert "nothing more" in job.health.failed("a")
     job.now += 1e6
-    assert not job.machines.may_start("a")
+    assert not job.health.may_start("a")
     job.hosts()
     job.hosts("a:1")  # another machine, maybe
-    assert job.machines.may_start("a")
+    assert job.health.may_start("a")
 
 
 def test_failures_of_an_hour_ago_are_forgiven():
     job = Job("a:1")
     for _ in range(10):
-        job.machines.failed("a")
+        job.health.failed("a")
         job.now += 4000
-        assert job.machines.may_start("a")
+        assert job.health.may_start("a")
 
 
 def test_with_a_cooldown_range_no_host_is_given_up():
     job = Job("a:1", cooldown=(10, 60))
     delays = []
     for _ in range(6):
-        job.machines.failed("a")
+        job.health.failed("a")
         begin = job.now
-        while not job.machines.may_start("a"):
+        while not job.health.may_start("a"):
             job.now += 0.5
         delays.append(job.now - begin)
     assert all(10 <= delay <= 60.5 for delay in delays) and delays[-1] >= 60
     assert delays[0] < 31
 
 
-def test_seats_of_hosts_that_failed_do_not_count_against_the_most():
+def test_slots_of_hosts_that_failed_do_not_count_against_the_most():
     job = Job("a:1", "b:1", "c:1", most=2)
     job.begun()
     for _ in range(4):
-        job.machines.failed("a")
-    job.roster.ended(0, is_success=False)
-    assert [seat.host for seat in job.roster.free_seats()] == ["c"]
+        job.health.failed("a")
+    job.membership.ended(0, is_success=False)
+    assert [slot.host for slot in job.membership.free_slots()] == ["c"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -277,36 +276,36 @@ def test_whatever_happens_groups_are_sound(seed):
     for _ in range(400):
         job.now += chance.random()
         what = chance.random()
-        alive = list(job.roster.workers)
+        alive = list(job.membership.workers)
         if what < 0.1:
             picked = chance.sample(names, chance.randint(1, 3))
             job.hosts(*{p.split(":")[0]: p for p in picked}.values())
-        elif what < 0.2 and len(job.roster.members) > 1:
+        elif what < 0.2 and len(job.membership.members) > 1:
             job.lose(chance.choice(alive))
         elif what < 0.7 and alive:
-            job.roster.joined(chance.choice(alive), 1, skips_sync=chance.random() < 0.5)
+            job.membership.joined(chance.choice(alive), 1, skips_sync=chance.random() < 0.5)
         elif what < 0.8:
-            job.sync(*(w.number for w in job.roster.members if not w.port))
-        waiting = {n for n, w in job.roster.workers.items() if w.port}
-        had_state = {n for n, w in job.roster.workers.items() if w.has_state}
-        group = job.roster.group()
+            job.sync(*(w.number for w in job.membership.members if not w.port))
+        waiting = {n for n, w in job.membership.workers.items() if w.port}
+        had_state = {n for n, w in job.membership.workers.items() if w.has_state}
+        group = job.membership.group()
         if group:
             chosen = {w.number for w in group.workers}
             assert group.number == newest + 1 and chosen <= waiting
             newest = group.number
             if had_state:
                 assert group.workers[0].number in had_state
-            assert len({w.seat for w in group.workers}) == len(group.workers)
-            by_host = [w.seat.host for w in group.workers]
+            assert len({w.slot for w in group.workers}) == len(group.workers)
+            by_host = [w.slot.host for w in group.workers]
             assert len(set(by_host)) == sum(
                 a != b for a, b in zip(["", *by_host], by_host, strict=False)
             )
-        seats = [w.seat for w in job.roster.workers.values()]
-        seats += job.roster.free_seats()
-        assert len(set(seats)) == len(seats)
+        slots = [w.slot for w in job.membership.workers.values()]
+        slots += job.membership.free_slots()
+        assert len(set(slots)) == len(slots)
         job.start()
-        if job.roster.failure:
-            assert "had the state" in job.roster.failure
+        if job.membership.failure:
+            assert "had the state" in job.membership.failure
             return
     assert newest > 3
 
@@ -319,7 +318,7 @@ def test_the_time_to_wait_begins_anew_when_nobody_waits_any_more():
     job.group()
     job.now += 1000  # the others did not even notice
     job.join(1)
-    assert job.roster.late() == []
+    assert job.membership.late() == []
 
 
 def test_a_new_process_never_does_without_the_state():

@@ -1,17 +1,16 @@
-"""Signs of life of workers: a small file that each writes about once a second.
+"""Heartbeats of the processes of a job: a small file that each writes about once a second.
 
-    pulse = Pulse(log_dir, timeouts)
-    pulse.begin(tasks)                      # before an attempt: old files go
-    environ["CTL_HEARTBEAT"] = str(pulse.path(task))
+    heartbeats = HeartbeatMonitor(log_dir / "heartbeat", timeouts)
+    heartbeats.reset(tasks)                      # before an attempt: deletes old files
+    environ |= heartbeats.environ(task)
     ...
-    hang = pulse.look(running)              # None, or who is hung and why
+    hang = heartbeats.find_hang(group)           # None, or which process is hung and why
 
 The file is one JSON object: pid, step, phase, and the Unix seconds `beat` and `progressed`, when the
 step last changed. Only a change counts, by our own clock, so the clocks of two machines may differ.
 A process that never writes one is only hung if it is stopped, or idle while others write theirs.
 """
 
-import atexit
 import contextlib
 import json
 import shutil
@@ -23,22 +22,19 @@ from pathlib import Path
 
 from ctl.distribute.cluster import Cluster
 from ctl.io import paths
-from ctl.launch.roles import log_name, name, trains
+from ctl.launch.process_group import ProcessGroup
+from ctl.launch.roles import log_name, task_name, trains
+from ctl.supervision.heartbeat import VARIABLE
 
-_LOOK_SECS = 0.5
-_AT_WORK = (
-    "compiling",
-    "training",
-    "evaluating",
-    "saving",
-    "ended",
-)  # phases from the first step on
-_LEAVING_SECS = 300.0  # for a process that said "ended", to end
+_INTERVAL_SECS = 0.5  # between two checks: many files take time
+_SAVING_SECS = 5.0  # without a change, after which a save counts as dead
+_TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
+_ENDED_SECS = 300.0  # for a process in phase "ended", to end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """When a process is taken for hung, in seconds; 0 is never.
+    """After how many seconds a process counts as hung; 0 is never.
 
     Attributes:
       heartbeat: without any change; hang: without a new step while training; startup: from the start
@@ -53,7 +49,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Hang:
-    """A process that is taken for hung: why in words, and how long it had been silent."""
+    """A process that counts as hung: `why` continues a sentence that begins with its name."""
 
     task: Cluster
     why: str
@@ -61,59 +57,79 @@ class Hang:
 
 
 @dataclass
-class _Seen:
+class _LastBeat:
     content: bytes = b""
     changed_secs: float = 0.0  # by our clock
-    facts: Mapping = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     progressed: object = None
     progressed_secs: float = 0.0
 
     @property
     def phase(self) -> object:
-        return self.facts.get("phase")
+        return self.fields.get("phase")
 
     @property
     def step(self) -> int | None:
-        step = self.facts.get("step")
+        step = self.fields.get("step")
         return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def _directory(log_dir: Path) -> Path:
-    """Beside the logs; if those are in an object store, which is slow to write, on this machine."""
-    if paths.has_rename(log_dir):
-        return log_dir / "heartbeat"
-    own = tempfile.mkdtemp(prefix="ctl-heartbeat-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    return Path(own)
+def heartbeat_dir(log_dir: Path) -> Path | None:
+    """Beside the logs; None, for a directory of this machine, if those are in an object store."""
+    return log_dir.absolute() / "heartbeat" if paths.has_rename(log_dir) else None
 
 
-class Pulse:
-    """The heartbeats of one attempt.
+class HeartbeatMonitor:
+    """The heartbeats of one job.
 
     Attributes:
-      highest_step: that any process told, in any attempt; None without.
+      highest_step: that any process reported, in any attempt; None without.
     """
 
     def __init__(
-        self, log_dir: Path, timeouts: Timeouts, clock: Callable[[], float] = time.monotonic
+        self,
+        directory: Path | None,
+        timeouts: Timeouts,
+        *,
+        ranks_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ):
+        """Creates the directory if it is temporary.
+
+        Args:
+          directory: of the files; None for a new one on this machine, until `close`.
+          ranks_only: `ctlrun`'s ranks count no steps and begin to beat in `hvd.init()`, so an idle one
+            is not hung unless it is stopped.
+        """
         self.highest_step: int | None = None
-        self._dir = _directory(Path(log_dir).absolute())
+        self._is_temporary = directory is None
+        self._dir = directory or Path(tempfile.mkdtemp(prefix="ctl-heartbeat-"))
         self._timeouts = timeouts
+        self._ranks_only = ranks_only
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}  # by the name of the log
+        self._seen: dict[str, _LastBeat] = {}  # by the name of the log
         self._busy: dict[str, tuple[int | None, float]] = {}  # processor time, and when it grew
-        self._started_secs = self._looked_secs = clock()
+        self._started_secs = self._checked_secs = clock()
+
+    def environ(self, task: Cluster) -> dict[str, str]:
+        """The variable that names the file of one process."""
+        is_off = self._ranks_only and not self._timeouts.heartbeat
+        return {} if is_off else {VARIABLE: str(self.path(task))}
+
+    def close(self) -> None:
+        """Deletes the files if they are temporary."""
+        if self._is_temporary:
+            shutil.rmtree(self._dir, ignore_errors=True)
 
     def path(self, task: Cluster) -> Path:
         """The file of one process."""
         return self._dir / log_name(task).replace(".log", ".json")
 
-    def begin(self, tasks: Iterable[Cluster]) -> None:
-        """A new attempt: forgets what was seen and deletes old files; a disk that refuses is borne."""
+    def reset(self, tasks: Iterable[Cluster]) -> None:
+        """A new attempt: deletes old files; a write error is ignored."""
         self._seen.clear()
         self._busy.clear()
-        self._started_secs = self._looked_secs = self._clock()
+        self._started_secs = self._checked_secs = self._clock()
         with contextlib.suppress(OSError):
             self._dir.mkdir(parents=True, exist_ok=True)
         for task in tasks:
@@ -126,52 +142,57 @@ class Pulse:
         with contextlib.suppress(OSError):
             self.path(task).unlink(missing_ok=True)
 
-    @property
-    def is_due(self) -> bool:
-        """True twice a second: looking at many processes takes time."""
-        return self._clock() - self._looked_secs >= _LOOK_SECS
+    def find_hang(self, group: ProcessGroup) -> Hang | None:
+        """The same as `check` for a group, twice a second at most."""
+        if self._clock() - self._checked_secs < _INTERVAL_SECS:
+            return None
+        return self.check(group.running, group.stopped, group.remote, group.cpu_ticks)
 
-    def look(
-        self, running: Iterable[Cluster], stopped: Iterable[Cluster] = (),
-        far: Iterable[Cluster] = (), cpu_ticks: Callable[[], Mapping[str, int]] = dict,
-    ) -> Hang | None:  # fmt: skip
-        """The first process that is hung, if any; reads their files.
+    def check(
+        self,
+        running: Iterable[Cluster],
+        stopped: Iterable[Cluster] = (),
+        remote: Iterable[Cluster] = (),
+        cpu_ticks: Callable[[], Mapping[str, int]] = dict,
+    ) -> Hang | None:
+        """Reads the files; returns the first process that is hung, if any.
 
         Args:
-          stopped: those that the kernel calls stopped; far: those whose files may be out of sight.
-          cpu_ticks: -> log_name -> processor time that it has used: a sign of life until it gives its own.
+          stopped: those that the kernel calls stopped; remote: those whose files may not be visible.
+          cpu_ticks: -> log_name -> processor time, which counts as life before the first heartbeat.
         """
-        now = self._looked_secs = self._clock()
-        running = list(running)
+        now = self._checked_secs = self._clock()
+        running, stopped, remote = list(running), list(stopped), list(remote)
         for task in running:
             self.read(task)
-        stopped, far = list(stopped), list(far)
         silent = [t for t in running if log_name(t) not in self._seen]
-        ticks = cpu_ticks() if silent and (self.any or stopped) else {}
-        hangs = (
-            self._silence(task, now, task in stopped)
-            if log_name(task) in self._seen
-            else self._idle(task, now, task in stopped, ticks.get(log_name(task)))
-            for task in running
-        )
-        found = next((hang for hang in hangs if hang), None)
-        return found or self._missing([t for t in running if trains(t) and t not in far], now)
+        needs_ticks = stopped or (self.any and not self._ranks_only)
+        ticks = cpu_ticks() if silent and needs_ticks else {}
+        for task in running:
+            if log_name(task) in self._seen:
+                hang = self._silence(task, now, task in stopped)
+            else:
+                hang = self._idle(task, now, task in stopped, ticks.get(log_name(task)))
+            if hang:
+                return hang
+        return self._missing([t for t in running if trains(t) and t not in remote], now)
 
     def read(self, task: Cluster) -> None:
-        """Reads one file now; what cannot be read is as before."""
+        """Reads one file now; an unreadable one counts as unchanged."""
         try:
             content = self.path(task).read_bytes()
         except OSError:
             return
         now = self._clock()
-        seen = self._seen.setdefault(log_name(task), _Seen(changed_secs=now, progressed_secs=now))
+        new = _LastBeat(changed_secs=now, progressed_secs=now)
+        seen = self._seen.setdefault(log_name(task), new)
         if content == seen.content:
             return
         seen.content, seen.changed_secs = content, now
         with contextlib.suppress(ValueError, RecursionError):
-            facts = json.loads(content)
-            seen.facts = facts if isinstance(facts, dict) else {}
-        progressed = (seen.facts.get("progressed"), seen.step, seen.phase)
+            fields = json.loads(content)
+            seen.fields = fields if isinstance(fields, dict) else {}
+        progressed = (seen.fields.get("progressed"), seen.step, seen.phase)
         if progressed != seen.progressed:
             seen.progressed, seen.progressed_secs = progressed, now
         if seen.step is not None:
@@ -182,29 +203,25 @@ class Pulse:
         for task in tasks:
             self.read(task)
             seen = self._seen.get(log_name(task))
-            if seen and seen.phase == "saving" and self._clock() - seen.changed_secs < 5.0:
+            if seen and seen.phase == "saving" and self._clock() < seen.changed_secs + _SAVING_SECS:
                 return True
         return False
 
     def has_trained(self, task: Cluster) -> bool:
-        """Whether the process had begun to train in this attempt, as it told."""
+        """Whether the process had begun to train in this attempt."""
         seen = self._seen.get(log_name(task))
-        return seen is not None and seen.phase in _AT_WORK
-
-    def step(self, task: Cluster) -> int | None:
-        """The step that a process told last."""
-        seen = self._seen.get(log_name(task))
-        return seen.step if seen else None
+        return seen is not None and seen.phase in _TRAINED_PHASES
 
     @property
     def any(self) -> bool:
-        """True once a process of this attempt has given a sign of life."""
+        """True once a process of this attempt has a heartbeat."""
         return bool(self._seen)
 
     def _silence(self, task: Cluster, now: float, is_stopped: bool) -> Hang | None:
         seen, limits = self._seen[log_name(task)], self._timeouts
         silent = now - seen.changed_secs
-        last = "" if seen.step is None else f" (last at step {seen.step})"
+        known = seen.step is not None and not self._ranks_only
+        last = f" (last at step {seen.step})" if known else ""
         if limits.heartbeat and silent >= self._patience(seen, now, is_stopped):
             return Hang(task, f"gave no sign of life for {silent:.0f} s{last}", silent)
         still = now - seen.progressed_secs
@@ -218,8 +235,8 @@ class Pulse:
     def _idle(self, task: Cluster, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:
         """A process before its first sign of life: stopped, or idle while others have given theirs."""
         limit = self._timeouts.heartbeat
-        looks = is_stopped or (self.any and trains(task))  # else it may be no program of ours
-        ticks = ticks if limit and looks else None
+        may_hang = is_stopped or (self.any and trains(task) and not self._ranks_only)
+        ticks = ticks if limit and may_hang else None  # else it may be no program of ours
         before, since = self._busy.get(log_name(task), (-1, now))
         if ticks != before:
             self._busy[log_name(task)] = ticks, now
@@ -230,19 +247,19 @@ class Pulse:
         why = f"{what} for {now - since:.0f} s before its first sign of life"
         return Hang(task, why, now - since)
 
-    def _patience(self, seen: _Seen, now: float, is_stopped: bool) -> float:
+    def _patience(self, seen: _LastBeat, now: float, is_stopped: bool) -> float:
         """Seconds of silence. TensorFlow may stop every thread of Python while it connects to peers."""
         limits = self._timeouts
         starting = now - self._started_secs < limits.startup or not limits.startup
         if seen.phase == "connecting" and starting and not is_stopped:
             return float("inf")
-        return max(limits.heartbeat, _LEAVING_SECS if seen.phase == "ended" else 0.0)
+        return max(limits.heartbeat, _ENDED_SECS if seen.phase == "ended" else 0.0)
 
     def _missing(self, running: list[Cluster], now: float) -> Hang | None:
         limit, waited = self._timeouts.startup, now - self._started_secs
         absent = [t for t in running if log_name(t) not in self._seen]
         if not (limit and self.any and absent and waited >= limit):
             return None
-        others = ", ".join(map(name, absent[1:]))
+        others = ", ".join(map(task_name, absent[1:]))
         why = f"gave no sign of life within {waited:.0f} s of the start"
         return Hang(absent[0], f"{why}, nor did {others}" if others else why, waited)

@@ -1,0 +1,242 @@
+"""The `ctlrun` command: reads the command line, checks it, and runs the job."""
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from ctl.errors import EXIT_DONE, UsageError
+from ctl.io.console import quoted
+from ctl.launch.config_file import NO_MPI, add_config_file
+from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
+from ctl.launch.elastic import ElasticJob
+from ctl.launch.horovodrun_options import (
+    CTLRUN_EXAMPLE,
+    Options,
+    ctlrun_help,
+    meaningless,
+    parse_ctlrun,
+    report,
+)
+from ctl.launch.host_allocation import allocate_ranks
+from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile
+from ctl.launch.membership import HostHealth, Limits
+from ctl.launch.output import RankOutput
+from ctl.launch.process import NO_VARIABLES, check_program
+from ctl.launch.rank_environment import option_environ, remote_job_environ
+from ctl.launch.rank_job import RankJob, run_ranks
+from ctl.launch.ssh import SshOptions
+from ctl.version import __version__
+
+_HEARTBEAT_TIMEOUT_SECS = 60.0
+_ELASTIC_TIMEOUT_SECS = 600
+_FRAMEWORKS = (
+    ("TensorFlow", ("tensorflow", "tensorflow-cpu", "tf-nightly")),
+    ("Keras", ("keras",)),
+    ("tf_keras", ("tf-keras", "tf_keras")),
+    ("PyTorch", ()),
+    ("MXNet", ()),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `ctlrun` with these words, by default those of the command line; returns its exit code.
+
+    What cannot be used is one sentence on stderr and exit code 2.
+    """
+    try:
+        options, command = parse_ctlrun(list(sys.argv[1:] if argv is None else argv))
+        text = _information(options)
+        if text:
+            print(text)
+            return EXIT_DONE
+        if options["config_file"]:
+            add_config_file(options, options["config_file"])
+        check_options(options, command)
+        if wants_elastic(options):
+            return elastic_job(options, rank_job(options, command, 0)).run()
+        places = allocate_ranks(hosts_of(options), options["num_proc"], options["nics"])
+        return run_ranks(rank_job(options, command, len(places.tasks)), places)
+    except UsageError as e:
+        report(str(e))
+        return e.exit_code
+
+
+def rank_job(
+    options: Options, command: Sequence[str], count: int, environ: Mapping[str, str] = NO_VARIABLES
+) -> RankJob:
+    """The job of these options; `count` processes at most, 0 if unknown."""
+    timeout_secs = options["heartbeat_timeout_secs"]
+    return RankJob(
+        command=command,
+        output=RankOutput(
+            directory=options["output_filename"], with_time=bool(options["prefix_timestamp"]), count=count
+        ),
+        environ={**option_environ(options), **environ},
+        remote_environ=remote_job_environ(),
+        ssh_options=SshOptions(options["ssh_port"], options["ssh_identity_file"]),
+        binds_gpus=bool(options["bind_gpus"]),
+        is_verbose=bool(options["verbose"]),
+        heartbeat_timeout_secs=_HEARTBEAT_TIMEOUT_SECS if timeout_secs is None else timeout_secs,
+    )
+
+
+def hosts_of(options: Options) -> list[Host] | None:
+    """The hosts of -H or --hostfile, None without either."""
+    if options["hosts"] and options["hostfile"]:
+        raise UsageError("-H came with --hostfile; both name the hosts, so leave one out")
+    if options["hosts"]:
+        return parse_hosts(options["hosts"])
+    return read_hostfile(options["hostfile"]) if options["hostfile"] else None
+
+
+def check_options(options: Options, command: Sequence[str]) -> None:
+    """Raises UsageError for what is not supported; reports options that are ignored."""
+    for key, name in (("use_mpi", "--mpi"), ("use_jsrun", "--jsrun")):
+        if options[key]:
+            raise UsageError(f"{name} came; {NO_MPI}")
+    if not command:
+        raise UsageError(f"no command came; expected e.g. {CTLRUN_EXAMPLE}")
+    program = command[0]
+    cure = "expected a program on PATH or the path of an executable file"
+    if program.startswith("-"):
+        cure = f"a command starts with a program: `-- python {program} ...`"
+    elif program.endswith(".py"):
+        cure = f"a script runs with `python {program}`"
+    check_program(program, cure)
+    unused = meaningless(options)
+    if unused:
+        verb = "means" if len(unused) == 1 else "mean"
+        report(f"{', '.join(unused)} {verb} nothing here; the job runs without")
+    if os.environ.get("TF_CONFIG"):
+        report("TF_CONFIG was set already; each rank gets its own instead")
+
+
+def refuse_remote(hosts: Iterable[str]) -> None:
+    """Raises UsageError for hosts of a function's job: another machine does not see its files."""
+    for name in hosts:
+        raise UsageError(
+            f"{name} is another machine; a function runs on this one only. Write a script, and start it "
+            "with `ctlrun -np 2 -H ... python script.py`"
+        )
+
+
+def wants_elastic(options: Options) -> bool:
+    """True for a job whose processes may come and go; UsageError for options that need it."""
+    if options["host_discovery_script"] or options["min_num_proc"]:
+        return True
+    names = {
+        "max_num_proc": "--max-np",
+        "reset_limit": "--reset-limit",
+        "slots": "--slots-per-host",
+        "cooldown": "--blacklist-cooldown-range",
+    }
+    for key, name in names.items():
+        if options[key] is not None:
+            raise UsageError(
+                f"{name} is for elastic jobs; add --host-discovery-script FILE or --min-np N, or leave "
+                f"{name} out"
+            )
+    return False
+
+
+def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
+    """An elastic job. Raises UsageError for numbers that exclude each other.
+
+    Args:
+      local_only: on this machine, whatever a script may name.
+    """
+    limits, cooldown = elastic_limits(options), options["cooldown"]
+    if cooldown and cooldown[0] > cooldown[1]:
+        raise UsageError(
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]} begins after its end; expected the "
+            "shorter time first"
+        )
+    source = _host_source(options, limits)
+    remote = [h.target for h in source.hosts if not h.is_local] if source.hosts else []
+    if local_only:
+        refuse_remote(remote)
+    is_alone = bool(source.hosts) and not remote and not options["nics"]
+    return ElasticJob(
+        job,
+        limits,
+        HostHealth(cooldown),
+        source,
+        nics=options["nics"],
+        listens_at=LOOPBACK if is_alone else "0.0.0.0",
+    )
+
+
+def elastic_limits(options: Options) -> Limits:
+    """How many processes; -np is at least --min-np and at most --max-np."""
+    first, most = options["num_proc"], options["max_num_proc"]
+    least = options["min_num_proc"] or first
+    if least is None:
+        raise UsageError("-np is missing: expected how many processes the job begins with, as in -np 2")
+    first = least if first is None else first
+    for low, high, names in (
+        (least, first, "--min-np {} is more than -np {}"),
+        (first, most, "-np {} is more than --max-np {}"),
+    ):
+        if high is not None and low > high:
+            raise UsageError(names.format(low, high) + "; expected --min-np <= -np <= --max-np")
+    timeout = options["elastic_timeout"] or os.environ.get("HOROVOD_ELASTIC_TIMEOUT")
+    timeout = str(timeout or _ELASTIC_TIMEOUT_SECS)
+    if not timeout.isdigit():
+        raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is {quoted(timeout)}; expected whole seconds")
+    return Limits(
+        first=first, least=least, most=most, timeout_secs=float(timeout), resets=options["reset_limit"]
+    )
+
+
+def _host_source(options: Options, limits: Limits) -> HostSource:
+    hosts, script = hosts_of(options), options["host_discovery_script"]
+    if script is None:
+        hosts = hosts or [Host("localhost", limits.most or limits.first)]
+        slots = sum(host.slots for host in hosts)
+        if slots < limits.first:
+            raise UsageError(
+                f"-np {limits.first} is more than the {slots} slots of the hosts; ask for {slots} at most"
+            )
+        return FixedHosts(hosts)
+    if hosts is not None:
+        raise UsageError(
+            "-H or --hostfile came with --host-discovery-script; the script names the hosts, so leave "
+            "them out"
+        )
+    return HostPoller(find_script(script, "--host-discovery-script "), options["slots"] or 1)
+
+
+def _information(options: Options) -> str:
+    """What is printed instead of running anything; "" if nothing is."""
+    if options["help"]:
+        return ctlrun_help()
+    if options["version"]:
+        return __version__
+    return _build_table() if options["check_build"] else ""
+
+
+def _build_table() -> str:
+    """The table of --check-build, in horovodrun's layout; TensorFlow is not imported."""
+    lines = [f"ctl v{__version__}:", "", "Available Frameworks:"]
+    for name, packages in _FRAMEWORKS:
+        version = package_version(packages)
+        lines.append(f"    [{'X' if version else ' '}] {f'{name} {version}'.rstrip()}")
+    lines += ["", "Available Controllers:", "    [ ] MPI", "    [X] TCP (what --gloo asks for)"]
+    lines += ["", "Available Tensor Operations:", "    [X] TCP (ring, between processes)"]
+    lines += [f"    [ ] {name}" for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
+    return "\n".join(lines)
+
+
+def package_version(names: Iterable[str]) -> str:
+    """Of the first package of these that is installed; "" without any."""
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

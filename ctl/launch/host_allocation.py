@@ -1,0 +1,176 @@
+"""Host allocation: how many processes of each kind run, on which hosts and at which addresses.
+
+    allocation = LocalAllocation(RoleCounts(workers=2), host="127.0.0.1")
+    allocation = HostAllocation([Host("host1", 2), Host("host2", 2)], port=2222)
+    allocation = DiscoveredAllocation("./hosts.sh", least=1, most=4, port=2222)
+    allocation.places()       -> Places(tasks, remote={"host2:2222": "host2", ...})
+    allocate_ranks([Host("host1", 2), Host("host2", 2)], 3)      # ctlrun: host1, host1, host2
+
+Hosts take workers in their order, each is filled before the next. `places(shift=1)` is for a second try,
+after another program took a port.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ctl.distribute.cluster import Cluster
+from ctl.errors import UsageError
+from ctl.launch.discovery import run_discovery
+from ctl.launch.hosts import LOOPBACK, Host, addresses_of, first_slots, format_hosts, reachable
+from ctl.launch.ports import free_ports
+
+PORT_OFFSET = 100  # of the second try, after another program took a port
+_REMOTE_PORTS = (20000, 30000)  # ctlrun's, below those that kernels give to connections
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleCounts:
+    """How many processes of each kind; without a chief worker 0 is the chief."""
+
+    workers: int
+    chief: bool = False
+    ps: int = 0
+    evaluator: bool = False
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.workers + self.chief + self.ps + self.evaluator
+
+
+@dataclass(frozen=True)
+class Places:
+    """The processes of one attempt, the chief's first.
+
+    Attributes:
+      remote: address in the cluster -> target of ssh, for those on other machines.
+      hosts: target of the host of each worker, or None if no hosts were given.
+    """
+
+    tasks: Sequence[Cluster]
+    remote: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[str] | None = None
+
+    def remote_host(self, task: Cluster) -> str | None:
+        """The target of ssh for a process; None for this machine."""
+        return self.remote.get(task.address or "")
+
+
+@dataclass(frozen=True)
+class LocalAllocation:
+    """All processes on this machine, the same number in each attempt."""
+
+    roles: RoleCounts
+    host: str = LOOPBACK
+
+    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
+        """On new free ports."""
+        return Places(tasks_of(self.roles, self.host))
+
+
+class HostAllocation:
+    """As many workers as the hosts have slots; worker 0 is on the first host."""
+
+    def __init__(self, hosts: Sequence[Host], *, port: int = 2222, own_address: str | None = None):
+        """Raises UsageError when other machines could not reach this one.
+
+        Args:
+          port: of the first worker of another machine, the next ones follow; here free ports are taken.
+          own_address: of this machine, for the others.
+        """
+        self._hosts = hosts
+        self._port = port
+        self._is_alone = all(h.is_local for h in hosts)
+        own = own_address or (LOOPBACK if self._is_alone else None)
+        self._addresses = addresses_of(hosts, own, ", or add --host=ADDRESS")
+        self._bind = own if own and self._is_alone else "0.0.0.0"
+        most = max(h.slots for h in hosts)
+        if port + most + PORT_OFFSET > 65536:
+            raise UsageError(
+                f"--port={port} leaves no room for {most} workers and other ports; expected "
+                f"{65536 - most - PORT_OFFSET} at most"
+            )
+
+    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
+        """The same hosts; after a clash (`shift`) other ports."""
+        port = self._port + PORT_OFFSET * min(shift, 1)
+        return _places_on(self._hosts, self._addresses, self._bind, port)
+
+
+@dataclass(frozen=True)
+class DiscoveredAllocation:
+    """As many workers as the hosts of a discovery script have slots now, between `least` and `most`."""
+
+    script: str
+    least: int = 1
+    most: int | None = None
+    port: int = 2222
+    own_address: str | None = None
+
+    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places | str:
+        """Runs the script until it ends or `interrupted()`; a sentence says why there is no place."""
+        found = run_discovery(self.script, interrupted=interrupted)
+        if found.problem:
+            return found.problem
+        if found.slots < self.least:
+            slots = f"{found.slots} slot{'s' if found.slots > 1 else ''}"
+            return f"{slots} on {format_hosts(found.hosts)}, fewer than --min_workers={self.least}"
+        try:
+            chosen = first_slots(found.hosts, self.most)
+            allocation = HostAllocation(chosen, port=self.port, own_address=self.own_address)
+        except UsageError as e:
+            return str(e)
+        return allocation.places(shift=shift)
+
+
+Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
+
+
+def tasks_of(roles: RoleCounts, host: str) -> list[Cluster]:
+    """The tasks of a cluster, one per process and the chief's first, on free ports of `host`."""
+    counts = {
+        "chief": int(roles.chief),
+        "worker": roles.workers,
+        "ps": roles.ps,
+        "evaluator": int(roles.evaluator),
+    }
+    addresses = iter([f"{host}:{port}" for port in free_ports(roles.count, host)])
+    tasks = {kind: tuple(next(addresses) for _ in range(n)) for kind, n in counts.items() if n}
+    return [Cluster(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
+
+
+def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Places:
+    """Places for `count` ranks of `ctlrun`, by default for every slot.
+
+    Args:
+      hosts: None for this machine, which takes any number; nics: interfaces, names with commas.
+    """
+    if hosts is None:
+        if count is None:
+            raise UsageError("-np is missing: expected the number of processes, as in -np 2")
+        hosts = [Host("localhost", count)]
+    slots = sum(host.slots for host in hosts)
+    count = slots if count is None else count
+    if count > slots:
+        raise UsageError(
+            f"-np {count} is more than the {slots} slot{'s' if slots > 1 else ''} of "
+            f"{format_hosts(hosts)}; ask for {slots} processes at most, or name more slots"
+        )
+    hosts = first_slots(hosts, count)
+    bind = LOOPBACK if all(h.is_local for h in hosts) else "0.0.0.0"
+    return _places_on(hosts, reachable(hosts, nics), bind, random.randint(*_REMOTE_PORTS))
+
+
+def _places_on(hosts: Sequence[Host], addresses: Sequence[str], bind: str, remote_port: int) -> Places:
+    """A worker for each slot: on free ports of `bind` here, on `remote_port` and the next elsewhere."""
+    free = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind))
+    listed, names, remote = [], [], {}
+    for host, address in zip(hosts, addresses, strict=True):
+        for slot in range(host.slots):
+            listed.append(f"{address}:{next(free) if host.is_local else remote_port + slot}")
+            names.append(host.target)
+            if not host.is_local:
+                remote[listed[-1]] = host.target
+    cluster = {"worker": tuple(listed)}
+    return Places([Cluster(cluster, "worker", i) for i in range(len(listed))], remote, names)

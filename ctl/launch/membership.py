@@ -1,0 +1,324 @@
+"""Membership of an elastic job: processes come and go, and form one group after the other.
+
+    membership = Membership(limits, HostHealth())
+    number = membership.started(membership.free_slots()[0])
+    membership.joined(number, port=40214, skips_sync=False)
+    membership.group()               -> a Group once all that belong to it are here, else None
+
+A process is starting, then waiting for a group, then in one, and waits again when the group has broken.
+Nothing here starts, ends, waits or sends: `ctl.launch.elastic` does.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ctl.launch.hosts import Host
+from ctl.launch.restart_policy import RETRY_SECS, doubled_secs
+
+REMOVED, ADDED = 1, 2  # what has changed; both may have
+_FORGET_SECS = 3600.0  # a failure so long ago does not count
+
+
+@dataclass
+class HostHealth:
+    """The hosts that were named last, oldest first, with the failures on each.
+
+    Attributes:
+      cooldown: seconds, least and most, before a host with a failure is used again; with them no host
+        is given up.
+    """
+
+    cooldown: tuple[float, float] | None = None
+    clock: Callable[[], float] = time.monotonic
+    hosts: list[Host] = field(default_factory=list)
+    _failures: dict[str, list[float]] = field(default_factory=dict)
+    _not_before: dict[str, float] = field(default_factory=dict)
+
+    def update(self, found: Sequence[Host]) -> bool:
+        """Takes a new list, those that were there before first; True if anything is new.
+
+        A host that was away starts anew: it may be another machine with the same name.
+        """
+        before = {host.target: host.slots for host in self.hosts}
+        now = {host.target: host.slots for host in found}
+        if before == now:
+            return False
+        order = [t for t in before if t in now] + [t for t in now if t not in before]
+        self.hosts = [Host(target, now[target]) for target in order]
+        for target in set(before) - set(now):
+            self._failures.pop(target, None)
+            self._not_before.pop(target, None)
+        return True
+
+    def failed(self, target: str) -> str:
+        """A process failed there; returns a clause that says when the host is used again."""
+        now = self.clock()
+        recent = [t for t in self._failures.get(target, []) if now - t < _FORGET_SECS]
+        self._failures[target] = [*recent, now]
+        delay_secs = self._delay_secs(len(recent))
+        self._not_before[target] = now + delay_secs
+        if delay_secs == math.inf:
+            return f"{len(recent) + 1} failures; nothing more is started there"
+        return f"something is started there again in {delay_secs:.0f} s at the earliest"
+
+    def is_named(self, target: str) -> bool:
+        """True while the host is on the newest list."""
+        return any(host.target == target for host in self.hosts)
+
+    def may_start(self, target: str) -> bool:
+        """False for a while after a failure on the host."""
+        return self.clock() >= self._not_before.get(target, -math.inf)
+
+    def _delay_secs(self, failures: int) -> float:
+        """After the next failure of a host that has had so many."""
+        if self.cooldown is None:
+            return RETRY_SECS[failures] if failures < len(RETRY_SECS) else math.inf
+        least, most = self.cooldown
+        return min(most, doubled_secs(least, failures + 1, most) + random.random() * least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How many processes, and how long to wait for them.
+
+    Attributes:
+      first: before the job begins; least: to go on; most: ever, None for all slots there are.
+      timeout_secs: for enough processes to be there; resets: groups after the first, None for any.
+    """
+
+    first: int
+    least: int
+    most: int | None = None
+    timeout_secs: float = 600.0
+    resets: int | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one process: a host as ssh is given it, and the local rank there."""
+
+    host: str
+    index: int
+
+
+@dataclass
+class Worker:
+    """One process that has not ended.
+
+    Attributes:
+      group, rank: the newest that it was in, 0 for none, and its rank there.
+      has_state: it has synced since.
+      port: where it will listen, while it waits; else None.
+    """
+
+    number: int
+    slot: Slot
+    group: int = 0
+    rank: int = 0
+    has_state: bool = False
+    port: int | None = None
+    skips_sync: bool = False
+    is_dismissed: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A set of ranks: workers and the ports they listen on, by rank.
+
+    `must_sync`: they have to share their state first.
+    """
+
+    number: int
+    workers: Sequence[Worker]
+    ports: Sequence[int]
+    must_sync: bool
+
+
+@dataclass
+class Membership:
+    """The processes that have not ended, and the next change.
+
+    Attributes:
+      number: of the newest group, 0 before the first; is_finishing: a process was done.
+      failure: why the job cannot continue; "" while it can.
+    """
+
+    limits: Limits
+    hosts: HostHealth
+    workers: dict[int, Worker] = field(default_factory=dict)
+    number: int = 0
+    is_finishing: bool = False
+    failure: str = ""
+    _started: int = 0
+    _resets: int = 0
+    _unmet: int = 0  # the newest group that does not count
+    _had_state: bool = False
+    _since: float | None = None  # when we began to wait for a group
+
+    @property
+    def members(self) -> list[Worker]:
+        """Those of the newest group that are left."""
+        return [w for w in self.workers.values() if self.number and w.group == self.number]
+
+    @property
+    def is_forming(self) -> bool:
+        """True while a group is to be formed: the first one, or one of a group that broke."""
+        return not self.number or any(w.port for w in self.members)
+
+    @property
+    def _least(self) -> int:
+        return self.limits.least if self.number else self.limits.first
+
+    @property
+    def _is_at_limit(self) -> bool:
+        """True when the set of processes may not change again."""
+        return bool(self.number) and self._resets == self.limits.resets
+
+    def free_slots(self) -> list[Slot]:
+        """Slots to start processes in; none before there are enough for the first group."""
+        taken = {w.slot for w in self.workers.values()}
+        wanted = self.wanted_slots()
+        is_waiting = not self.number and len(wanted) < self.limits.first
+        if self.is_finishing or self.failure or is_waiting or self._is_at_limit:
+            return []
+        return [s for s in wanted if s not in taken and self.hosts.may_start(s.host)]
+
+    def started(self, slot: Slot) -> int:
+        """Notes a new process; returns its number."""
+        number, self._started = self._started, self._started + 1
+        self.workers[number] = Worker(number, slot)
+        return number
+
+    def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
+        """A process waits for the next group; with `port=None` it lost its connection and will end."""
+        worker = self.workers.get(number)
+        if worker is not None:
+            worker.port, worker.skips_sync = port, skips_sync
+
+    def synced(self, number: int) -> None:
+        """A process has the state of the job."""
+        if number in self.workers:
+            self.workers[number].has_state = self._had_state = True
+
+    def unmet(self, number: int, group: int) -> Worker | None:
+        """A member could not reach the others: the group does not count, nor does its reset.
+
+        Returns it, or None when there is a newer group.
+        """
+        worker = self.workers.get(number)
+        if worker is None or not worker.group == group == self.number:
+            return None
+        self._resets -= 0 if self._unmet == group else 1
+        self._unmet = group
+        return worker
+
+    def ended(self, number: int, *, is_success: bool) -> Worker:
+        """A process has ended; returns what it was."""
+        worker = self.workers.pop(number)
+        if is_success and not worker.is_dismissed:
+            self.is_finishing = True
+        return worker
+
+    def change(self) -> int:
+        """The change for the members of a group at work: ADDED, REMOVED, both, or 0 for none."""
+        if self.is_forming or self.is_finishing:
+            return 0
+        members, unwanted = self.members, self.unwanted()
+        stay = [w for w in members if w not in unwanted]
+        new = [] if self._is_at_limit else self._newcomers()
+        leave = len(stay) < len(members) and len(stay + new) >= self.limits.least
+        return (ADDED if new else 0) | (REMOVED if leave else 0)
+
+    def unwanted(self) -> list[Worker]:
+        """The workers without a slot, for example when their host is not named any more.
+
+        Workers with state stay while no others have it.
+        """
+        wanted = set(self.wanted_slots())
+        gone = [w for w in self.workers.values() if w.slot not in wanted]
+        stay = [w for w in self.members if w not in gone]
+        if self._had_state and not any(w.has_state for w in stay):
+            gone = [w for w in gone if not w.has_state]
+        return gone
+
+    def group(self) -> Group | None:
+        """Forms the next group if all its workers wait for it; else None."""
+        if not self.is_forming or self.failure:
+            self._since = None
+            return None
+        self._since = self.hosts.clock() if self._since is None else self._since
+        if not self._all_here():
+            return None
+        unwanted = self.unwanted()
+        chosen = [w for w in self.members + self._newcomers() if w.port and w not in unwanted]
+        if self.is_finishing:
+            chosen = [w for w in chosen if w.group]
+        if len(chosen) < self._least:
+            if self.is_finishing and self.number:
+                self.failure = "others were done, and too few are left to go on"
+            return None
+        if self._had_state and not any(w.has_state for w in chosen):
+            self.failure = "every process that had the state of the job is gone"
+            return None
+        if self._is_at_limit:
+            self.failure = f"the set of processes changed {self._resets + 1} times (--reset-limit)"
+            return None
+        return self._formed(chosen)
+
+    def late(self) -> list[Worker]:
+        """Members that missed the timeout, to be killed; if none did, the timeout is a failure."""
+        if not self.is_forming or self._since is None:
+            return []
+        waited = self.hosts.clock() - self._since
+        if waited < self.limits.timeout_secs:
+            return []
+        late = [w for w in self.members if not w.port]
+        if late:
+            self._since = None
+            return late
+        waiting = sum(1 for w in self.workers.values() if w.port)
+        self.failure = self.failure or (
+            f"{waiting} processes are there after {waited:.0f} s, fewer than the {self._least} that the "
+            "job needs (--elastic-timeout)"
+        )
+        return []
+
+    def _formed(self, chosen: list[Worker]) -> Group:
+        must_sync = not self.number or not all(w.group and w.skips_sync for w in chosen)
+        self._resets += 1 if self.number else 0
+        self.number, self._since = self.number + 1, None
+        ordered = _by_rank(chosen)
+        ports = [w.port or 0 for w in ordered]
+        for rank, worker in enumerate(ordered):
+            worker.group, worker.rank, worker.port = self.number, rank, None
+        return Group(self.number, ordered, ports, must_sync)
+
+    def _all_here(self) -> bool:
+        """Whether all workers of the next group wait for it."""
+        if self.number:
+            return all(w.port for w in self.members)
+        waited = self.hosts.clock() - (self._since or 0.0)
+        return waited >= self.limits.timeout_secs or all(w.port for w in self.workers.values())
+
+    def _newcomers(self) -> list[Worker]:
+        """Workers with a slot that wait for their first group."""
+        wanted = set(self.wanted_slots())
+        return [w for w in self.workers.values() if w.port and w not in self.members and w.slot in wanted]
+
+    def wanted_slots(self) -> list[Slot]:
+        """The slots to be filled: those that are taken first, then the hosts in their order."""
+        slots = [Slot(h.target, i) for h in self.hosts.hosts for i in range(h.slots)]
+        taken = {w.slot for w in self.workers.values() if w.group or not self.number}
+        slots.sort(key=lambda s: (s not in taken, not self.hosts.may_start(s.host)))  # stable
+        return slots[: self.limits.most]
+
+
+def _by_rank(workers: Sequence[Worker]) -> list[Worker]:
+    """The oldest with state first, and those of a host together."""
+    age = {w.slot.host: (True, w.number) for w in workers}
+    for worker in workers:
+        age[worker.slot.host] = min(age[worker.slot.host], (not worker.has_state, worker.number))
+    return sorted(workers, key=lambda w: (age[w.slot.host], not w.has_state, w.number))

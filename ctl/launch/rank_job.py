@@ -1,0 +1,151 @@
+"""Jobs of `ctlrun`: what each rank is started with, and jobs of a fixed number of ranks.
+
+exit_code = run_ranks(job, allocate_ranks(None, 2))       # the first that fails ends all
+"""
+
+import contextlib
+import secrets
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ctl.collectives import placement
+from ctl.collectives.placement import Placement
+from ctl.distribute.cluster import Cluster
+from ctl.errors import EXIT_DONE
+from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
+from ctl.launch.horovodrun_options import report
+from ctl.launch.host_allocation import Places
+from ctl.launch.hosts import Host
+from ctl.launch.monitor import Monitor, Outcome, PassedOnSignals
+from ctl.launch.output import RankOutput
+from ctl.launch.process import ProcessExit
+from ctl.launch.process_group import ProcessGroup
+from ctl.launch.rank_environment import rank_environ, visible_gpu
+from ctl.launch.ssh import SshOptions
+
+SIGNAL_GRACE_SECS = 30.0  # from a signal that is passed on to SIGKILL
+FAILURE_GRACE_SECS = 10.0  # the same after a failure: what remains has lost a peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """A command, and the environment of its processes.
+
+    Attributes:
+      environ: of the collectives; remote_environ: of processes on other machines, beside it.
+      binds_gpus: each rank sees the GPU of its local rank only; is_verbose: what is started is reported.
+      heartbeat_timeout_secs: of silence until a rank counts as hung; 0 for never.
+      private: variables of the processes of this job, which never appear on a command line.
+    """
+
+    command: Sequence[str]
+    output: RankOutput
+    environ: Mapping[str, str] = field(default_factory=dict)
+    remote_environ: Mapping[str, str] = field(default_factory=dict)
+    ssh_options: SshOptions | None = None
+    binds_gpus: bool = False
+    is_verbose: bool = False
+    heartbeat_timeout_secs: float = 60.0
+    private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
+
+    def process_group(self) -> ProcessGroup:
+        """A group without processes yet."""
+        return ProcessGroup(self.command, self.output, ssh_options=self.ssh_options)
+
+    def heartbeats(self) -> HeartbeatMonitor:
+        """Of the ranks of this machine: those of other machines cannot be seen from here."""
+        timeouts = Timeouts(heartbeat=self.heartbeat_timeout_secs, startup=0.0)
+        monitor = HeartbeatMonitor(None, timeouts, ranks_only=True)
+        monitor.reset([])
+        return monitor
+
+    def environ_of(self, place: Placement, host: str, *, is_here: bool) -> dict[str, str]:
+        """The variables of one rank; UsageError without a GPU for it."""
+        environ = {**self.environ, **rank_environ(place, host)}
+        if self.binds_gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(place.local_rank, is_here=is_here)
+        return environ
+
+    def start(
+        self,
+        group: ProcessGroup,
+        heartbeats: HeartbeatMonitor,
+        task: Cluster,
+        environ: Mapping[str, str],
+        remote: str | None,
+    ) -> None:
+        """Starts a rank; `remote` is the target of ssh, None for this machine."""
+        private = {**(self.remote_environ if remote else {}), **self.private}
+        beat = {} if remote else heartbeats.environ(task)
+        group.start(task, {**environ, **beat}, private=private, host=remote)
+
+
+def describe_end(end: ProcessExit) -> str:
+    """How a process ended, in words that follow its name."""
+    return end.why or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
+
+
+def names_lost_peer(last_line: str) -> bool:
+    """Whether the last line of a traceback only says that another rank is gone."""
+    return any(name in last_line for name in ("HorovodInternalError", "LostRankError"))
+
+
+def run_ranks(job: RankJob, places: Places) -> int:
+    """Starts a process per place and waits; the exit code is the first failing one's, or 0.
+
+    That is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to us.
+    """
+
+    def is_consequence(end: ProcessExit) -> bool:
+        is_own = bool(end.signal_name or end.why)
+        return not is_own and names_lost_peer(job.output.last_error(end.task))
+
+    hosts = [Host(target).address for target in places.hosts or ()]
+    environs = [
+        job.environ_of(rank_placement(places, task), host, is_here=not places.remote_host(task))
+        for task, host in zip(places.tasks, hosts, strict=True)
+    ]
+    with contextlib.closing(job.heartbeats()) as heartbeats, PassedOnSignals() as signals:
+        group = job.process_group()
+        try:
+            for task, host, environ in zip(places.tasks, hosts, environs, strict=True):
+                if job.is_verbose:
+                    report(f"rank {task.task_index} on {host}: {' '.join(job.command)}")
+                job.start(group, heartbeats, task, environ, places.remote_host(task))
+            job.output.start()
+            outcome = Monitor(group, 0.0, signals, heartbeats, is_consequence=is_consequence).wait()
+            _end_ranks(group, outcome, signals)
+        except BaseException:
+            group.end(0.0)
+            raise
+    return _exit_code(group, outcome, signals)
+
+
+def rank_placement(places: Places, task: Cluster) -> Placement:
+    """The place of a rank; two names of one machine are two hosts."""
+    return placement.among([f"{target}:" for target in places.hosts or ()], task.task_index)
+
+
+def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> None:
+    cause = outcome.cause
+    signum = signals.received[0] if signals.received else signal.SIGTERM
+    if cause is None:
+        group.end(SIGNAL_GRACE_SECS, signum, hurry=signals.impatient)
+        return
+    others = [str(t.task_index) for t in group.running if t != cause.task]
+    if others:
+        failed = f"rank {cause.task.task_index} {describe_end(cause)}"
+        report(f"{failed}; ending {', '.join(others)} with it")
+    group.end(FAILURE_GRACE_SECS, signum, hurry=lambda: bool(signals.received))
+
+
+def _exit_code(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> int:
+    cause = outcome.cause
+    if cause:
+        report(f"rank {cause.task.task_index} {describe_end(cause)} (it was the first to)")
+        return cause.exit_code
+    if signals.received and (group.running or group.failures):
+        report("ended by " + signal.Signals(signals.received[0]).name)
+        return 128 + signals.received[0]
+    return EXIT_DONE

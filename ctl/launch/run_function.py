@@ -1,0 +1,192 @@
+"""`hvd.run`: calls a function on several processes, and returns what each returned.
+
+    results = run(train, args=(0.01,), np=2)       # [of rank 0, of rank 1]
+
+Each process runs `python -m ctl.launch.run_function DIRECTORY`. The directory belongs to the process that
+started it, is closed to other users, and holds only what the two wrote: that is why pickles are read
+from there, and from nowhere else.
+"""
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctl.errors import EXIT_DONE, EXIT_FAILED, CtlError, UsageError
+from ctl.launch.config_file import NO_MPI
+from ctl.launch.horovodrun_cli import elastic_job, hosts_of, rank_job, refuse_remote, wants_elastic
+from ctl.launch.horovodrun_options import Options, no_options
+from ctl.launch.host_allocation import allocate_ranks
+from ctl.launch.rank_job import names_lost_peer, run_ranks
+
+# The arguments of `run` beside the function, as in horovod.run, that are options of ctlrun.
+_ARGUMENTS = (
+    "num_proc", "hosts", "hostfile", "start_timeout", "ssh_port", "ssh_identity_file",
+    "output_filename", "verbose", "min_num_proc", "max_num_proc", "reset_limit",
+    "host_discovery_script", "slots",
+)  # fmt: skip
+_RENAMED = {"min_np": "min_num_proc", "max_np": "max_num_proc", "cooldown_range": "cooldown"}
+_IGNORED = ("disable_cache", "use_gloo", "mpi_args", "network_interface", "network_interfaces")
+_CALL = "call"  # the file with (function, args, kwargs)
+
+
+class RankError(CtlError, RuntimeError):
+    """The function failed on a rank; the message ends with the traceback there."""
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    executable: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` on `np` processes of this machine; returns their results by rank.
+
+    Args:
+      func: a function of a module is passed by its name, any other by cloudpickle; both through files
+        in a directory that is closed to other users.
+      num_proc, np: how many processes, 1 by default; executable: a Python, by default this one.
+      options: `hosts`, `hostfile`, `start_timeout`, `output_filename`, `verbose`, and for elastic jobs
+        `min_np`, `max_np`, `reset_limit`, `cooldown_range`, `host_discovery_script`, `slots`, as
+        options of ctlrun; further names of horovod.run are accepted.
+
+    Call it in the main thread. Raises RankError, with the rank and its traceback, if one fails; and
+    UsageError for what cannot be used, such as hosts other than this one.
+    """
+    checked = _check_arguments({**options, "num_proc": np if num_proc is None else num_proc})
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("run() was called in a thread; call it in the main thread.")
+    directory = Path(tempfile.mkdtemp(prefix="ctl-run-"))  # mode 0700
+    try:
+        _write_call(directory / _CALL, func, tuple(args), dict(kwargs or {}))
+        command = [executable or sys.executable, "-m", "ctl.launch.run_function", str(directory)]
+        return _results(directory, *_run_processes(checked, command))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ctlrun for these arguments; UsageError for unknown names and values."""
+    options = no_options()
+    if arguments.get("use_mpi"):
+        raise UsageError(f"use_mpi=True came; {NO_MPI}")
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if name in _ARGUMENTS or name in _RENAMED:
+            options[_RENAMED.get(name, name)] = value
+        elif name not in (*_IGNORED, "use_mpi"):
+            known = ", ".join([*_ARGUMENTS, *_RENAMED])
+            raise TypeError(f"run() got an unknown argument {name!r}; expected some of {known}.")
+    options["num_proc"] = 1 if options["num_proc"] is None else int(options["num_proc"])
+    return options
+
+
+def _write_call(
+    path: Path, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    try:
+        data = pickle.dumps((func, args, kwargs))
+        if b"__main__" in data:  # which is another program over there
+            raise pickle.PicklingError("it belongs to __main__")
+    except Exception as e:
+        data = _by_value(func, args, kwargs, e)
+    with open(path, "wb") as file:
+        pickle.dump([p or os.getcwd() for p in sys.path], file)
+        file.write(data)
+
+
+def _by_value(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], why: Exception
+) -> bytes:
+    name = getattr(func, "__qualname__", repr(func))
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(
+            f"{name} cannot be passed on by its name ({why}); write it into a module of its own, or "
+            "`pip install cloudpickle`"
+        ) from None
+    try:
+        return bytes(cloudpickle.dumps((func, args, kwargs)))
+    except Exception as e:
+        raise UsageError(f"{name} or its arguments cannot be passed to other processes: {e}") from None
+
+
+def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int]:
+    """Runs the job: the numbers of its processes by rank, and its exit code."""
+    own, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    environ = {"PYTHONPATH": os.pathsep.join([own, *([path] if path else [])])}  # to find `ctl`
+    if wants_elastic(options):
+        job = elastic_job(options, rank_job(options, command, 0, environ), local_only=True)
+        exit_code = job.run()
+        return [number for _, number in sorted(job.done)], exit_code
+    places = allocate_ranks(hosts_of(options), options["num_proc"])
+    refuse_remote(places.remote.values())
+    exit_code = run_ranks(rank_job(options, command, len(places.tasks), environ), places)
+    return list(range(len(places.tasks))), exit_code
+
+
+def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[Any]:
+    """What the processes returned, in this order."""
+    found = {
+        int(path.suffix[1:]): pickle.loads(path.read_bytes())
+        for path in directory.glob("result.*")
+        if path.suffix[1:].isdigit()
+    }
+    failed = [(number, text) for number, (is_good, text) in found.items() if not is_good]
+    # One that lost a peer says so; the peer is the one to be named.
+    failed.sort(key=lambda one: (names_lost_peer(one[1].rstrip().rpartition("\n")[2]), one))
+    if exit_code and failed:
+        number, text = failed[0]
+        raise RankError(f"the function failed on rank {number}:\n{text}")
+    if exit_code or not set(numbers) <= set(found):
+        missing = next((number for number in numbers if number not in found), None)
+        which = "a process" if missing is None else f"rank {missing}"
+        raise RankError(
+            f"{which} ended without a result; the job's exit code is {exit_code} and what it said is on "
+            "stderr"
+        )
+    return [found[number][1] for number in numbers]
+
+
+def call_function(argv: list[str]) -> int:
+    """The program of one process: the exit code says whether the function returned."""
+    directory = Path(argv[0])
+    number = int(os.environ.get("CTL_HVD_WORKER") or os.environ["HOROVOD_RANK"])
+    try:
+        with open(directory / _CALL, "rb") as file:
+            paths = pickle.load(file)
+            sys.path[:] = [*paths, *(p for p in sys.path if p not in paths)]
+            function, args, kwargs = pickle.load(file)
+        result: tuple[bool, Any] = (True, function(*args, **kwargs))
+    except BaseException as e:
+        if isinstance(e, SystemExit) and e.code in (None, 0):
+            result = (True, None)
+        else:
+            traceback.print_exc()
+            result = (False, traceback.format_exc())
+    try:
+        data = pickle.dumps(result)
+    except Exception as e:
+        came = type(result[1]).__name__
+        result = (False, f"what it returned, a {came}, cannot be passed on: {e}\n")
+        data = pickle.dumps(result)
+    new = directory / f"result.{number}.new"
+    new.write_bytes(data)
+    new.replace(directory / f"result.{number}")
+    return EXIT_DONE if result[0] else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(call_function(sys.argv[1:]))
