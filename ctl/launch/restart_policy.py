@@ -90,7 +90,9 @@ class RestartPolicy:
             self._alike.clear()
         else:
             # whichever of several workers is noticed first: memory runs out in one or the other
-            failure = (None, None, loss) if loss == OUT_OF_MEMORY else (exit_code, step, loss)
+            failure: tuple[int | None, int | None, str] = exit_code, step, loss
+            if loss == OUT_OF_MEMORY:
+                failure = None, None, loss
             self._alike = [f for f in self._alike if f == failure] + [failure]
         permanent = "" if loss == OUTSIDE else self._permanent(exit_code)
         why_not = permanent or self._used_up(free) or self._stuck()
