@@ -4,7 +4,7 @@ Names are loaded when first used: `import ctl` alone imports neither TensorFlow 
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctl.io import log_filter as _quiet
 from ctl.version import __version__
@@ -61,7 +61,7 @@ __all__ = ["__version__", *sorted(_NAMES)]
 _quiet.install()
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'ctl' has no {name!r}; it has {', '.join(sorted(_NAMES))}.")
     value = getattr(importlib.import_module(_NAMES[name]), _OTHER_NAME.get(name, name))
@@ -69,7 +69,7 @@ def __getattr__(name: str):
     return value
 
 
-def __dir__():
+def __dir__() -> Any:
     return sorted({*globals(), *_NAMES})
 
 

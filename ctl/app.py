@@ -14,14 +14,17 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 from ctl.distribute import cluster, job_fingerprint
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 from ctl.io import directories, exit_hook, log_filter, paths
 from ctl.supervision import heartbeat, signals
+
+if TYPE_CHECKING:
+    from ctl.trainer import Trainer
 
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
@@ -221,7 +224,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 
         report_evaluation(trainer, trainer._session, trainer.evaluate())
     elif values.mode == "predict":
-        _predict(trainer)
+        _predict(trainer, trainer.predict)
     else:
         for path in trainer.export(*formats):
             print(path)
@@ -229,9 +232,9 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     _leave(trainer, me)
 
 
-def _leave(trainer: Any, me: cluster.Cluster) -> None:
+def _leave(trainer: "Trainer", me: cluster.Cluster) -> None:
     """The last barrier of the workers: nothing comes after it but the end of the process."""
-    if me.num_workers > 1 and not trainer.placement.evaluates:
+    if me.num_workers > 1 and not trainer.placement.evaluates and trainer._session is not None:
         from ctl.training.run import leave_together
 
         leave_together(trainer._session)
@@ -259,7 +262,7 @@ def _has_checkpoints(model_dir: str) -> bool:
         raise UsageError(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
-def _prepare(trainer: Any, values: flags.FlagValues) -> None:
+def _prepare(trainer: "Trainer", values: flags.FlagValues) -> None:
     """Hands the trainer what is no argument of its constructor, and has it build and restore."""
     if values.mode == "predict" and not hasattr(trainer, "predict"):
         raise UsageError(
@@ -278,11 +281,11 @@ def _prepare(trainer: Any, values: flags.FlagValues) -> None:
         trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)
 
 
-def _predict(trainer: Any) -> None:
+def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
     from ctl.distribute.host_allreduce import Agreement
 
-    for row in trainer.predict():
+    for row in predict():
         if trainer.placement.is_chief:
             print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
     Agreement(trainer.strategy).sum([0.0])  # leave together

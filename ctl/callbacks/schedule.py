@@ -26,7 +26,7 @@ class Every:
     secs: float = 0.0
     epochs: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         given = {k: v for k, v in vars(self).items() if v}
         words = {k: v for k, v in vars(self).items() if not isinstance(v, numbers.Real)}
         if words:
@@ -79,7 +79,7 @@ class Intervals:
     evaluate: Every = field(default_factory=Every)
     save: Every = field(default_factory=lambda: Every(steps=500))
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         k = self.steps_per_loop
         whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
         if k != "auto" and not (whole and int(k) >= 1):

@@ -1,5 +1,7 @@
 """A backup against interruption: one checkpoint, deleted when the run is complete."""
 
+from typing import Any
+
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
@@ -15,7 +17,7 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
     Modelled on `keras.callbacks.BackupAndRestore`; when to save is an `Every`.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory: Any) -> None:
         super().__init__(directory, keep=Keep(newest=1))
 
     def succeeded(self, state: State) -> None:

@@ -86,7 +86,7 @@ def _write_and_rename(
     discard(replaced)
 
 
-def _write_in_place(directory: AnyPath, final: AnyPath, manifest: Manifest, write_state) -> None:
+def _write_in_place(directory: AnyPath, final: AnyPath, manifest: Manifest, write_state: Any) -> None:
     replaced = directory / f"replaced-{final.name}"
     again = is_committed(final)
     if again:  # a second copy is listed while the first is written anew

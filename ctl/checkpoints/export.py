@@ -52,7 +52,7 @@ def check(model: Any, formats: Sequence[str]) -> None:
         )
 
 
-def signatures_of(trainer: Any) -> dict[str, Any]:
+def signatures_of(trainer: object) -> dict[str, Any]:
     """What the trainer's optional `signatures()` says; raises UsageError for what cannot be served."""
     method = getattr(trainer, "signatures", None)
     if method is None:

@@ -27,7 +27,7 @@ class Keep:
     mode: str = "auto"
     every: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not _is_whole(self.newest, 0):
             raise UsageError(
                 f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to keep all."

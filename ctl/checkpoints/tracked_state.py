@@ -102,17 +102,17 @@ class State:
 class _WrittenHere(tf.train.Checkpoint):
     """The chief reads and writes all files; by itself each parameter server would, on its own disk."""
 
-    def write(self, file_prefix, options=None):
+    def write(self, file_prefix: Any, options: Any = None) -> Any:
         return super().write(file_prefix, options or _ON_CHIEF)
 
-    def read(self, save_path, options=None):
+    def read(self, save_path: Any, options: Any = None) -> Any:
         return super().read(save_path, options or _ON_CHIEF)
 
 
 _ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 
 
-def collect(trainer: Any) -> dict[str, Any]:
+def collect(trainer: object) -> dict[str, Any]:
     """The attributes of an object that own variables, by name; private ones (`_x`) are left out."""
     return {
         name: value
@@ -121,7 +121,7 @@ def collect(trainer: Any) -> dict[str, Any]:
     }
 
 
-def statistics_of(trainer: Any) -> list[tf.Variable]:
+def statistics_of(trainer: object) -> list[tf.Variable]:
     """What a step changes besides weights and optimizers: moving means, metrics, own sums; floats only."""
     things = [t for t in collect(trainer).values() if not hasattr(t, "apply_gradients")]
     found = {id(plain(v)): plain(v) for t in things for v in variables_of(t)}

@@ -55,7 +55,7 @@ def _total(op: int, dtype: np.dtype, buffers: Sequence[bytes]) -> np.ndarray:
     return total
 
 
-def _scattered(ranks, first: Request, totals) -> dict[int, list[bytes]]:
+def _scattered(ranks: Any, first: Request, totals: Any) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {rank: [] for rank in ranks}
     for shape, total in zip(first.shapes, totals, strict=True):
         start = 0
@@ -66,7 +66,7 @@ def _scattered(ranks, first: Request, totals) -> dict[int, list[bytes]]:
     return found
 
 
-def _exchanged(ranks, requests: Mapping[int, Request], parts) -> dict[int, list[bytes]]:
+def _exchanged(ranks: Any, requests: Mapping[int, Request], parts: Any) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {rank: [] for rank in ranks}
     for rank in ranks:
         rows = requests[rank].shapes[0][0]

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
@@ -92,7 +93,7 @@ class Mesh:
         for sock in self._peers.values():
             sock.close()
 
-    def _received(self, sock, into: memoryview, rank: int) -> int:
+    def _received(self, sock: Any, into: memoryview, rank: int) -> int:
         try:
             count = sock.recv_into(into)
         except (BlockingIOError, InterruptedError):
@@ -103,7 +104,7 @@ class Mesh:
             raise Lost("the connection was closed", rank)
         return count
 
-    def _sent(self, sock, out: memoryview, rank: int) -> int:
+    def _sent(self, sock: Any, out: memoryview, rank: int) -> int:
         try:
             return sock.send(out)
         except (BlockingIOError, InterruptedError):

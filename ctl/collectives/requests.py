@@ -118,7 +118,7 @@ def _is_one(requests: Mapping[int, Request], attribute: str) -> bool:
     return len({getattr(r, attribute) for r in requests.values()}) == 1
 
 
-def _apart(requests: Mapping[int, Request], of) -> str:
+def _apart(requests: Mapping[int, Request], of: Any) -> str:
     """ "rank 0: [2, 3]; ranks 1, 2: [3, 3]" """
     groups: dict[Any, list[int]] = {}
     for rank in sorted(requests):
@@ -134,7 +134,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"ranks {shown}" + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
 
 
-def _said(value) -> str:
+def _said(value: Any) -> str:
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]
     return str(list(value)) if isinstance(value, tuple) else str(value)

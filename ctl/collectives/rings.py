@@ -6,6 +6,7 @@ one-dimensional NumPy arrays.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from ctl.collectives.arithmetic import reduce_to
@@ -38,7 +39,7 @@ def reducescatter(
     return _part(total, bounds, me)
 
 
-def _reduce_parts(mesh, ranks, me, mine, total, bounds, op) -> None:
+def _reduce_parts(mesh: Any, ranks: Any, me: Any, mine: Any, total: Any, bounds: Any, op: Any) -> None:
     """Leaves part i of `total` reduced on rank i of the ring."""
     count = len(ranks)
     if count == 1:

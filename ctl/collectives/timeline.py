@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 class Timeline:
@@ -88,7 +88,7 @@ class Timeline:
             print(f"hvd: the timeline ends here: {e.strerror or e}", file=sys.stderr, flush=True)
             self._file = None
 
-    def _write(self, phase: str, row: str, what: str, at: float | None = None, **more) -> None:
+    def _write(self, phase: str, row: str, what: str, at: float | None = None, **more: Any) -> None:
         assert self._file is not None
         if row not in self._rows:
             number = self._rows[row] = len(self._rows)

@@ -39,7 +39,7 @@ def carried_out(
     ]
 
 
-def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
+def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
     """All tensors of a type as one buffer."""
     op = asked[0][0].op
     everything = [array for _, arrays in asked for array in arrays]
@@ -58,7 +58,7 @@ def _reduced(mesh, ranks, me, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
     return [[next(found) for _ in arrays] for _, arrays in asked]
 
 
-def _broadcast(mesh, ranks, me, array: np.ndarray, root: int) -> np.ndarray:
+def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int) -> np.ndarray:
     buffer = array.copy()
     rings.broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
     return buffer
@@ -68,18 +68,18 @@ def _row(shape: Sequence[int], dtype: np.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize
 
 
-def _gathered(mesh, ranks, me, array, shape, rows: Sequence[int]) -> np.ndarray:
+def _gathered(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int]) -> np.ndarray:
     sizes = [count * _row(shape, array.dtype) for count in rows]
     return rings.allgather(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
 
 
-def _exchanged(mesh, ranks, me, request: Request, array, splits) -> np.ndarray:
+def _exchanged(mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any) -> np.ndarray:
     row = _row(request.shapes[0], dtype_named(request.dtypes[0]))
     sizes = [[count * row for count in counts] for counts in splits]
     return rings.alltoall(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
 
 
-def _scattered(mesh, ranks, me, array, shape, op) -> np.ndarray:
+def _scattered(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any) -> np.ndarray:
     row = math.prod(shape[1:])
     sizes = [rows * row for rows in rows_of(shape[0], len(ranks))]
     return rings.reducescatter(mesh, ranks, me, array, sizes, op)

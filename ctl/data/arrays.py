@@ -10,6 +10,7 @@ of workers sees the same global order, and a resumed run goes on with the very n
 import math
 import numbers
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,13 +30,13 @@ class ArrayData:
 
     def __init__(
         self,
-        arrays,
+        arrays: Any,
         batch_size: int,
         *,
         shuffle: bool = True,
         seed: int | None = None,
         epochs_apart: bool = False,
-    ):
+    ) -> None:
         self._arrays = arrays
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batch_size = batch_size
@@ -90,7 +91,7 @@ class ArrayData:
         seed = seed if self._seed is None else self._seed
 
         @tf.autograph.experimental.do_not_convert
-        def batch(i):
+        def batch(i: Any) -> Any:
             step, r = share[0] + i // count * share[1], replicas[0] + i % count
             first = start + step * size
             if fixed:
@@ -122,7 +123,7 @@ class ArrayData:
         per_epoch = self.steps_per_epoch * self.batch_size if self.epochs_apart else self.num_examples
         return math.ceil(epochs * per_epoch)
 
-    def _batch(self, first, total: int | None):
+    def _batch(self, first: Any, total: int | None) -> Any:
         """The batch at position `first`: its first place in the endless order, and its examples."""
         size = tf.cast(self.batch_size, tf.int64)
         if not self.epochs_apart:
@@ -142,13 +143,13 @@ class ArrayData:
         return size % num_replicas == 0 and whole % size == 0
 
     @staticmethod
-    def _gather(arrays, index):
+    def _gather(arrays: Any, index: Any) -> Any:
         return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
 
     def _turns(self, start: int, total: int) -> int:
         return max(0, -(-(total - start) // self.batch_size))
 
-    def _index(self, rows, seed: int):
+    def _index(self, rows: Any, seed: int) -> Any:
         """Places in the endless order `[b]` -> indices of examples `[b]`."""
         n = self.num_examples
         place = rows % n
@@ -177,7 +178,7 @@ class ExampleNumbers:
         """Batches of the given replicas in turn, from the number `start` on; `share` as in ArrayData."""
         rows, count = self.batch_size // num_replicas, len(replicas)
 
-        def batch(i):
+        def batch(i: Any) -> Any:
             step = share[0] + i // count * share[1]
             first = start + step * self.batch_size + (replicas[0] + i % count) * rows
             return first + tf.range(rows, dtype=tf.int64)
@@ -200,7 +201,7 @@ _INT64_MAX = 2**63 - 1
 def _of_shares(function: Callable) -> Callable:
     """A function of batches, for elements (batch, number of real rows)."""
 
-    def mapped(batch, real):
+    def mapped(batch: Any, real: Any) -> Any:
         spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
         return (function(*batch) if spread else function(batch)), real
 
@@ -208,7 +209,12 @@ def _of_shares(function: Callable) -> Callable:
 
 
 def from_arrays(
-    arrays, batch_size: int, *, shuffle: bool = True, seed: int | None = None, epochs_apart: bool = False
+    arrays: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    seed: int | None = None,
+    epochs_apart: bool = False,
 ) -> ArrayData:
     """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
 
@@ -252,7 +258,7 @@ def from_arrays(
     )
 
 
-def _without_lists(arrays):
+def _without_lists(arrays: Any) -> Any:
     """The same structure with tuples for lists, which tf.data would stack into one tensor."""
     if isinstance(arrays, dict):
         return type(arrays)((k, _without_lists(v)) for k, v in arrays.items())

@@ -59,7 +59,7 @@ class Batches:
     per_worker: bool = False
     cut: Callable[[Any, int], Any] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         key = next(_keys)
         _open[key] = self.iterator
         weakref.finalize(self, _dropped.put, key).atexit = False
@@ -90,19 +90,19 @@ def _drop() -> None:
                 waiting.remove(key)
 
 
-def from_replica_batches(replica_batches, strategy, place: Placement):
+def from_replica_batches(replica_batches: Any, strategy: Any, place: Placement) -> Any:
     """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
     if place.num_local_replicas == 1 and on_cpu(strategy):
         return iter(prefetched(replica_batches(place.worker_index, 1)))
 
-    def for_worker(context):
+    def for_worker(context: Any) -> Any:
         n = place.num_local_replicas
         return prefetched(replica_batches(context.input_pipeline_id * n, n))
 
     return iter(strategy.distribute_datasets_from_function(for_worker))
 
 
-def on_cpu(strategy) -> bool:
+def on_cpu(strategy: Any) -> bool:
     """Whether batches are needed in host memory; the default strategy copies by itself."""
     if word_of(strategy) == "default":
         return True

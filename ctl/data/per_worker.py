@@ -73,7 +73,7 @@ def open_train(
 
 
 def _of_arrays(source: ArrayData, workers: int, seed: int, start: int) -> Callable:
-    def share():
+    def share() -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batches = source.replica_batches(
             seed=seed, start=start, total=None, replicas=range(1), num_replicas=1, share=(worker, workers)
@@ -84,7 +84,7 @@ def _of_arrays(source: ArrayData, workers: int, seed: int, start: int) -> Callab
 
 
 def _of_numbers(source: ExampleNumbers, workers: int, start: int) -> Callable:
-    def share():
+    def share() -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return source.replica_batches(start, range(1), 1, share=(worker, workers))
 
@@ -105,7 +105,7 @@ def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) 
     graph = _graph_of(endless)
     spec, shared = endless.element_spec, policy != policies.OFF
 
-    def share():
+    def share() -> Any:
         batches = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return prefetched(batches.shard(workers, worker) if shared else batches)

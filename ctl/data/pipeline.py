@@ -61,7 +61,7 @@ def open_train(
 
 def _open_dataset(
     source: tf.data.Dataset,
-    strategy,
+    strategy: Any,
     global_batch_size: int,
     start_examples: int,
     epochs: float | None,
@@ -123,7 +123,7 @@ def open_parts(
     _check_batch_size(global_batch_size, place)
     rows = global_batch_size // place.num_replicas
 
-    def for_worker(context):
+    def for_worker(context: Any) -> Any:
         tf.random.set_seed(seed)
         source = make(context)
         if not isinstance(source, tf.data.Dataset):
@@ -197,8 +197,8 @@ def open_eval(
     )
 
 
-def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) -> Batches:
-    def replica_batches(first: int, count: int):
+def _open_numbers(data: ExampleNumbers, strategy: Any, place: Placement, start: int) -> Batches:
+    def replica_batches(first: int, count: int) -> Any:
         return data.replica_batches(start, range(first, first + count), place.num_replicas)
 
     return Batches(
@@ -211,10 +211,12 @@ def _open_numbers(data: ExampleNumbers, strategy, place: Placement, start: int) 
     )
 
 
-def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epochs) -> Batches:
+def _open_arrays(
+    data: ArrayData, strategy: Any, place: Placement, seed: Any, start: Any, epochs: Any
+) -> Batches:
     total = None if epochs is None else data.examples_of(epochs)
 
-    def replica_batches(first_replica: int, count: int):
+    def replica_batches(first_replica: int, count: int) -> Any:
         return data.replica_batches(
             seed=seed,
             start=start,
@@ -236,7 +238,7 @@ def _open_arrays(data: ArrayData, strategy, place: Placement, seed, start, epoch
     )
 
 
-def _check_sharing(source, global_batch_size: int, place: Placement, mode: str) -> None:
+def _check_sharing(source: Any, global_batch_size: int, place: Placement, mode: str) -> None:
     """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
     in_memory = isinstance(source, (ArrayData, ExampleNumbers))
     own_files = not in_memory and sharding.by_tensorflow(source, place)
@@ -244,7 +246,7 @@ def _check_sharing(source, global_batch_size: int, place: Placement, mode: str) 
     resume_position.check_mode(mode, in_memory=in_memory, own_files=own_files)
 
 
-def _iterator(dataset, strategy, place: Placement, skipped: int = 0):
+def _iterator(dataset: Any, strategy: Any, place: Placement, skipped: int = 0) -> Any:
     """Feeds `strategy.run` from the dataset of global batches, without the first `skipped` steps."""
     if sharding.by_tensorflow(dataset, place):
         return sharding.iterator(dataset, strategy, skipped * place.num_local_replicas)
@@ -252,11 +254,11 @@ def _iterator(dataset, strategy, place: Placement, skipped: int = 0):
         dataset = dataset.skip(skipped)
     counted = _counted(dataset, place)
 
-    def replica_batches(first_replica: int, count: int):
+    def replica_batches(first_replica: int, count: int) -> Any:
         if place.num_replicas == 1:
             return dataset
 
-        def split(*batch):
+        def split(*batch: Any) -> Any:
             parts = [
                 share(_one(batch), r, place.num_replicas, counted=counted)
                 for r in range(first_replica, first_replica + count)
@@ -273,19 +275,19 @@ def _iterator(dataset, strategy, place: Placement, skipped: int = 0):
     return from_replica_batches(replica_batches, strategy, place)
 
 
-def _cut(source, place: Placement) -> Callable:
+def _cut(source: Any, place: Placement) -> Callable:
     """(global batch, which replica of this process) -> its share; within the step."""
     first = place.worker_index * place.num_local_replicas
     counted = _counted(source, place)
     return lambda batch, i: share(batch, first + i, place.num_replicas, counted=counted)
 
 
-def _one(batch: tuple):
+def _one(batch: tuple) -> Any:
     """`Dataset.map` spreads tuples over arguments; this undoes it."""
     return batch[0] if len(batch) == 1 else batch
 
 
-def as_source(source, name: str, batch_size: int, shuffle: bool):
+def as_source(source: Any, name: str, batch_size: int, shuffle: bool) -> Any:
     if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
         return source
     if source is None:
@@ -307,7 +309,7 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     if isinstance(num_rows(dataset.element_spec), int):
         return dataset
 
-    def check(*batch):
+    def check(*batch: Any) -> Any:
         rows = num_rows(_one(batch))
         message = f"{TOO_MANY_ROWS} {global_batch_size}"
         with tf.control_dependencies(
@@ -361,7 +363,7 @@ def check_dataset(
             )
 
 
-def tuple_of(spec) -> str:
+def tuple_of(spec: Any) -> str:
     """Shapes of an element for a message, e.g. "(28, 28), ()"."""
     return ", ".join(str(getattr(s, "shape", s)) for s in tf.nest.flatten(spec))
 
@@ -371,12 +373,12 @@ def cardinality(dataset: tf.data.Dataset) -> int | None:
     return n if n >= 0 else None
 
 
-def _counted(dataset, place: Placement) -> bool:
+def _counted(dataset: Any, place: Placement) -> bool:
     rows = num_rows(dataset.element_spec)
     return not sharding.by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
 
 
-def describe(dataset, count: int | None, batch_size: int) -> str:
+def describe(dataset: Any, count: int | None, batch_size: int) -> str:
     if count is not None:
         return f"{count:,} batches of {batch_size}"
     endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY

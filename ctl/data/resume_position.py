@@ -95,7 +95,7 @@ class SavedIterator:
       variable: `[]` string; "" before anything was taken or restored.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.variable = tf.Variable("", trainable=False, name="data_iterator", dtype=tf.string)
         self._iterator: Any = None
 

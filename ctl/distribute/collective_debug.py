@@ -140,7 +140,7 @@ def _put_before_tensorflow() -> None:
     reduce: Any = cross_device_ops.CollectiveAllReduce
     all_reduce = reduce._all_reduce_per_replica_values
 
-    def all_reduce_from_here(*args, **kwargs):
+    def all_reduce_from_here(*args: Any, **kwargs: Any) -> Any:
         _outer.line = _line()  # what follows runs in a thread of its own
         try:
             return all_reduce(*args, **kwargs)
@@ -159,7 +159,7 @@ def _put_before_tensorflow() -> None:
 
 
 def _announced_method(name: str, method: Callable) -> Callable:
-    def announced(self, tensor, *args, **kwargs):
+    def announced(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if str(self._device).endswith(":0"):  # other devices of a worker do the same in other threads
             announce(name.strip("_"), tensor.shape, tensor.dtype.name)
         return method(self, tensor, *args, **kwargs)
@@ -168,7 +168,7 @@ def _announced_method(name: str, method: Callable) -> Callable:
 
 
 def _announced_broadcast(function: Callable) -> Callable:
-    def announced(*args, **kwargs):
+    def announced(*args: Any, **kwargs: Any) -> Any:
         announce("broadcast of a new variable")
         return function(*args, **kwargs)
 

@@ -4,6 +4,8 @@ Every worker must call the same method at the same step; unequal collectives of 
 silently in TensorFlow.
 """
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 from ctl.distribute import collective_debug
@@ -22,7 +24,7 @@ class Agreement:
             self._all_reduce, autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)]
         )
 
-    def sum(self, values) -> np.ndarray:
+    def sum(self, values: Any) -> np.ndarray:
         """`[n]` on each worker -> `[n]`, the sum over workers, the same everywhere."""
         values = np.asarray(values, np.float64)
         if self.num_workers == 1:
@@ -30,8 +32,8 @@ class Agreement:
         collective_debug.announce("agreement", list(values.shape), "float64")
         return self._function(tf.constant(values)).numpy()
 
-    def _all_reduce(self, values):
-        def share(v):
+    def _all_reduce(self, values: Any) -> Any:
+        def share(v: Any) -> Any:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, v / self._shares)
 

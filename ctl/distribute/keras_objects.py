@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def is_keras3(thing) -> bool:
+def is_keras3(thing: Any) -> bool:
     """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a person's own classes)."""
     return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
 

@@ -5,10 +5,12 @@ says how many of its rows are real: a replica without any is lent its neighbour'
 sees an empty batch, and they count nowhere.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 
-def num_rows(batch):
+def num_rows(batch: Any) -> Any:
     """Examples in a batch: an int where static, else a scalar tensor (None for a mere spec)."""
     first = tf.nest.flatten(batch)[0]
     static = first.shape[0] if first.shape.rank else None
@@ -21,10 +23,10 @@ def num_rows(batch):
     return tf.shape(first)[0]
 
 
-def take_rows(batch, low, high):
+def take_rows(batch: Any, low: Any, high: Any) -> Any:
     """Rows `low` to `high` (exclusive) of every component of a batch; dense, ragged or sparse."""
 
-    def take(component):
+    def take(component: Any) -> Any:
         if isinstance(component, tf.SparseTensor):
             start = tf.concat([[tf.cast(low, tf.int64)], component.dense_shape[1:] * 0], 0)
             size = tf.concat([[tf.cast(high - low, tf.int64)], component.dense_shape[1:]], 0)
@@ -34,12 +36,12 @@ def take_rows(batch, low, high):
     return tf.nest.map_structure(take, batch)
 
 
-def may_be_empty(rows, num_replicas: int) -> bool:
+def may_be_empty(rows: Any, num_replicas: int) -> bool:
     """Whether a share of a batch of `rows` (None: unknown) can be without examples."""
     return num_replicas > 1 and not (isinstance(rows, int) and rows >= num_replicas)
 
 
-def bounds(rows, replica: int, num_replicas: int):
+def bounds(rows: Any, replica: int, num_replicas: int) -> Any:
     """First row, last row (exclusive, at least one row on), and the number of real rows."""
     low, high = rows * replica // num_replicas, rows * (replica + 1) // num_replicas
     if isinstance(low, int):
@@ -47,7 +49,7 @@ def bounds(rows, replica: int, num_replicas: int):
     return low, tf.maximum(high, low + 1), high - low
 
 
-def share(batch, replica: int, num_replicas: int, *, counted: bool):
+def share(batch: Any, replica: int, num_replicas: int, *, counted: bool) -> Any:
     """One replica's rows of a global batch; if `counted`, with the number of real ones, int64."""
     low, high, real = bounds(num_rows(batch), replica, num_replicas)
     rows = take_rows(batch, low, high)

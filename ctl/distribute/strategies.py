@@ -133,7 +133,7 @@ def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy() if parameter_servers.is_used(strategy) else strategy
 
 
-def place_of_counter(strategy: tf.distribute.Strategy):
+def place_of_counter(strategy: tf.distribute.Strategy) -> Any:
     """Where the variable that counts steps is made: in host memory, or on a parameter server."""
     return strategy.scope() if parameter_servers.is_used(strategy) else tf.device("/cpu:0")
 
@@ -209,7 +209,7 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
             yield
             return
 
-        def creator(next_creator, **how):
+        def creator(next_creator: Any, **how: Any) -> Any:
             none = tf.VariableAggregation.NONE
             if how.get("aggregation") in (None, none):
                 how["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -57,7 +57,7 @@ def central_storage(names: list[str], num_virtual_devices: int) -> tf.distribute
 class _Mirrored(tf.distribute.MirroredStrategy):
     """With collective keys of its own: two strategies of one process would mix up their sums."""
 
-    def __init__(self, devices, cross_device_ops=None):
+    def __init__(self, devices: Any, cross_device_ops: Any = None) -> None:
         self._collective_key_base = next(_collective_keys)
         super().__init__(devices, cross_device_ops=cross_device_ops)
 

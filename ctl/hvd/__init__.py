@@ -3,6 +3,8 @@
 One process is one rank; start them with `ctlrun -np 2 python train.py`. See docs/horovod.md.
 """
 
+from typing import Any
+
 from ctl.hvd.advice import check_sharding, checkpoint_dir, scale_learning_rate, scale_steps, shard
 from ctl.hvd.built import (
     ccl_built,
@@ -98,7 +100,7 @@ _LATER = {
 }
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """What not every script needs, on its first use."""
     from importlib import import_module
 

@@ -70,7 +70,7 @@ class Aggregator:
             total.assign_add(gradients[i])
         self.counter.assign_add(1)
 
-        def hand_on():
+        def hand_on() -> Any:
             factor = 1.0 / self.passes if self._averages else 1.0
             totals: list[Any] = [None] * len(gradients)
             for total, i in zip(sums, present, strict=True):

@@ -230,10 +230,10 @@ def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    def ask_from_graph(*arrays):
+    def ask_from_graph(*arrays: Any) -> Any:
         return np.int64(_on_their_way.put(ask(call, arrays)))
 
-    def take_from_graph(number):
+    def take_from_graph(number: Any) -> Any:
         return result(_on_their_way.take(int(number)))
 
     numbered = tensors[:-1] if call.has_splits else tensors
@@ -254,7 +254,7 @@ def barrier_in_graph(call: Call, name: str) -> tf.Operation:
     """An operation that is done when all ranks have come to it."""
     call = replace(call, name=_unique(name), is_eager=False)
 
-    def meet():
+    def meet() -> Any:
         result(ask(call, []))
         return np.int32(0)
 
@@ -281,10 +281,10 @@ def differentiable(
         return forward(*tensors)
 
     @tf.custom_gradient
-    def made(*given):
+    def made(*given: Any) -> Any:
         found = forward(*given)
 
-        def gradients(*upstream):
+        def gradients(*upstream: Any) -> Any:
             return backward(found, *upstream)
 
         return found, gradients

@@ -23,11 +23,11 @@ class NoneCompressor(Compressor):
     """Leaves tensors as they are."""
 
     @staticmethod
-    def compress(tensor):
+    def compress(tensor: Any) -> Any:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
 
 
@@ -36,13 +36,13 @@ def _to(dtype: tf.DType) -> type[Compressor]:
         """Floats are sent and added up as a smaller type; other tensors are left as they are."""
 
         @staticmethod
-        def compress(tensor):
+        def compress(tensor: Any) -> Any:
             if tensor.dtype.is_floating and tensor.dtype.size > dtype.size:
                 return tf.cast(tensor, dtype), tensor.dtype
             return tensor, None
 
         @staticmethod
-        def decompress(tensor, ctx):
+        def decompress(tensor: Any, ctx: Any) -> Any:
             return tensor if ctx is None else tf.cast(tensor, ctx)
 
     return FloatCompressor

@@ -45,9 +45,9 @@ def install() -> None:
             setattr(kind, method, _raising(call))
 
 
-def _raising(call):
+def _raising(call: Any) -> Any:
     @functools.wraps(call)
-    def called(*args, **kwargs):
+    def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except tf.errors.OpError as e:

@@ -38,7 +38,7 @@ def install() -> None:
 
 def _without_old_words(compile_model: Any) -> Any:
     @functools.wraps(compile_model)
-    def compile(self, *args, experimental_run_tf_function=None, **kwargs):
+    def compile(self: Any, *args: Any, experimental_run_tf_function: Any = None, **kwargs: Any) -> Any:
         return compile_model(self, *args, **kwargs)
 
     return compile

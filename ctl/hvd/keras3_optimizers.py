@@ -50,7 +50,7 @@ class Distributed:
         found = super().variables  # type: ignore[misc]
         return CallableList(found() if callable(found) and not isinstance(found, list) else found)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         """Copies and pickles are distributed too; Keras alone would lose that."""
         before, base = type(self).__bases__
         plain: Any = object.__new__(base)
@@ -72,7 +72,7 @@ class Keras3(Distributed):
     _trainable_variables: Any
 
     @tf.autograph.experimental.do_not_convert
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchanges and applies; collective. With several passes per step, in the last one only."""
         if len(grads) == 0:
             return
@@ -93,7 +93,7 @@ class Keras3(Distributed):
         inner: Any = getattr(self, "inner_optimizer", self)
         inner._iterations.assign_add(1)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: Any, value: Any) -> None:
         """A LossScaleOptimizer that takes this one in ends its own scaling so, and is refused."""
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise RefusedError(_INSIDE_OUT)

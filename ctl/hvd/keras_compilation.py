@@ -8,6 +8,7 @@ The exchange of gradients is a call of Python in the middle of a step, which XLA
 import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 _TRAINER = "keras.src.trainers.trainer"
 
@@ -21,7 +22,7 @@ def install(has_peers: Callable[[], bool]) -> None:
         return
 
     @functools.wraps(resolve)
-    def without_xla(self):
+    def without_xla(self: Any) -> Any:
         return False if has_peers() else resolve(self)
 
     trainer._resolve_auto_jit_compile = without_xla

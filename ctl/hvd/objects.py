@@ -65,7 +65,7 @@ def broadcast_object_fn(
     return broadcast
 
 
-def _index(root_rank: int, process_set) -> int:
+def _index(root_rank: int, process_set: Any) -> int:
     _, ranks = ranks_of(process_set)
     if root_rank not in ranks:
         raise UsageError(f"the root rank is {root_rank}; expected one of {list(ranks)}.")
@@ -93,7 +93,7 @@ def _read(data: bytes, allow_pickle: bool) -> Any:
     raise UsageError(rest.decode())
 
 
-def _gathered(mine: bytes, name: str, process_set) -> Sequence[bytes]:
+def _gathered(mine: bytes, name: str, process_set: Any) -> Sequence[bytes]:
     number, _ = ranks_of(process_set)
     engine = process.engine()
     asked = engine.ask("allgather", name, [np.frombuffer(mine, np.uint8)], process_set=number)

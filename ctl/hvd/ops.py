@@ -145,7 +145,7 @@ def _check_sparse(op: int, prescale: float, postscale: float) -> None:
         )
 
 
-def _allreduce_slices(several, op: int, process_set, name: str | None) -> list[tf.IndexedSlices]:
+def _allreduce_slices(several: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
     """All values and indices travel together."""
     parts = [part for one in several for part in (one.values, one.indices)]
     gathered = iter(grouped_allgather(parts, process_set=process_set, name=name))
@@ -158,8 +158,8 @@ def _allreduce_slices(several, op: int, process_set, name: str | None) -> list[t
     return found
 
 
-def _allreduced(call: Call, tensors, name, default) -> list[Any]:
-    def backward(_, *gradients):
+def _allreduced(call: Call, tensors: Any, name: Any, default: Any) -> list[Any]:
+    def backward(_: Any, *gradients: Any) -> Any:
         if call.op not in (Sum, Average):
             raise RefusedError(
                 f"the gradient of allreduce with op={arithmetic.OPS[call.op]} was asked for; it is "
@@ -168,7 +168,7 @@ def _allreduced(call: Call, tensors, name, default) -> list[Any]:
         dense = [tf.convert_to_tensor(g) for g in gradients]
         return _allreduced(call, dense, None, f"{default}_grad")
 
-    def forward(*given):
+    def forward(*given: Any) -> Any:
         return collective_ops.outputs(call, given, name, default)
 
     return collective_ops.differentiable(forward, backward, tensors)
@@ -198,15 +198,17 @@ def grouped_allgather(
     return _allgathered(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
 
 
-def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf.Tensor]:
+def _allgathered(
+    tensors: Any, what: Any, name: Any, ignore_name_scope: Any, process_set: Any
+) -> list[tf.Tensor]:
     given = [_tensor(t) for t in tensors]
     default = _named(what, given)
     call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
-    def forward(*inner):
+    def forward(*inner: Any) -> Any:
         return collective_ops.outputs(call, inner, name, default)
 
-    def backward(found, *gradients):
+    def backward(found: Any, *gradients: Any) -> Any:
         *_, rows = found
         means = [
             allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
@@ -217,7 +219,7 @@ def _allgathered(tensors, what, name, ignore_name_scope, process_set) -> list[tf
     return collective_ops.differentiable(forward, backward, given)[:-1]
 
 
-def _own_rows(tensor, rows, process_set):
+def _own_rows(tensor: Any, rows: Any, process_set: Any) -> Any:
     me = index_op(process_set)
     start = tf.reduce_sum(rows[:me])
     return tensor[start : start + rows[me]]
@@ -236,10 +238,10 @@ def broadcast(
     default = _named("HorovodBroadcast", [given])
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
-    def forward(inner):
+    def forward(inner: Any) -> Any:
         return collective_ops.outputs(call, [inner], name, default)
 
-    def backward(_, gradient):
+    def backward(_: Any, gradient: Any) -> Any:
         mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
@@ -271,10 +273,10 @@ def alltoall(
         given.append(tf.cast(counts, tf.int32))
     call = Call("alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope)
 
-    def forward(*inner):
+    def forward(*inner: Any) -> Any:
         return collective_ops.outputs(call, inner, name, default)
 
-    def backward(found, gradient, _):
+    def backward(found: Any, gradient: Any, _: Any) -> Any:
         back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [back] if splits is None else [back, None]
 
@@ -339,10 +341,10 @@ def grouped_reducescatter(
     )
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
-    def forward(*inner):
+    def forward(*inner: Any) -> Any:
         return collective_ops.outputs(call, inner, name, default)
 
-    def backward(_, *gradients):
+    def backward(_: Any, *gradients: Any) -> Any:
         factor = prescale_factor * postscale_factor
         if op == Sum:
             factor = factor * len(ranks_of(process_set)[1])

@@ -153,7 +153,7 @@ class Exchange:
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         """What to apply, if it `is_due`."""
 
-        def reduce(total):
+        def reduce(total: Any) -> Any:
             return self.reduction(total, variables, self.local)
 
         if self.aggregator is None:

@@ -47,7 +47,7 @@ class Left(SystemExit):
 class _Client:
     """The connection, and what came over it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.loss_listener: Callable[[str], None] = lambda why: None
         self.lost = ""

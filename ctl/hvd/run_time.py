@@ -1,6 +1,7 @@
 """Ranks and sizes that a graph asks for when it runs: they change while an elastic job goes on."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +43,7 @@ def _ranks_by_number(number: int) -> Sequence[int]:
     return get_process_set_ids_and_ranks()[number]
 
 
-def _at_run_time(value) -> tf.Tensor:
+def _at_run_time(value: Any) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(value(), tf.int32)
     found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)

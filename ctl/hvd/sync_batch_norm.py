@@ -27,7 +27,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             kwargs["fused"] = False  # tf_keras; Keras 3 has no such argument
         super().__init__(**kwargs)
 
-    def _moments(self, inputs, *args, **kwargs):
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         mean, variance = super()._moments(inputs, *args, **kwargs)
         if not (process.is_initialized() and has_peers(global_process_set)):
             return mean, variance

@@ -31,12 +31,12 @@ class Exchanging:
     @_plain
     def gradient(
         self,
-        target,
-        sources,
-        output_gradients=None,
-        use_generic_names=False,
-        unconnected_gradients=tf.UnconnectedGradients.NONE,
-    ):
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: Any = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
         """Gradients of `target` by `sources`, in the structure of `sources`; collective.
 
         `use_generic_names` leaves the tape's own name out of the exchanges' names: for ranks whose
@@ -51,8 +51,8 @@ class Exchanging:
 
     @_plain
     def get_local_and_global_gradients(
-        self, target, sources, output_gradients=None, use_generic_names=False
-    ):
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False
+    ) -> Any:
         """([(local source, gradient), ...], [(other source, gradient), ...]); collective."""
         found = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, found, strict=True))

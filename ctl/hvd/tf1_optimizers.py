@@ -34,7 +34,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         """Keeps the gradient of `var` on this rank."""
         self._exchange.keep_local(var)
 
-    def compute_gradients(self, *args, **kwargs):
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Pairs of exchanged gradients and variables; collective when they are evaluated."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = zip(*pairs, strict=True)
@@ -44,14 +44,14 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
             found = self._in_order(gradients, variables)
         return list(zip(found, variables, strict=True))
 
-    def _in_order(self, gradients, variables):
+    def _in_order(self, gradients: Any, variables: Any) -> Any:
         """The exchange as one function: only in there do the assignments keep their order."""
         if self._exchange.reduction.sparse_as_dense:
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         present = [i for i, g in enumerate(gradients) if g is not None]
 
         @tf.function
-        def exchanged(*given):
+        def exchanged(*given: Any) -> Any:
             every: list[Any] = [None] * len(gradients)
             for i, gradient in zip(present, given, strict=True):
                 every[i] = gradient
@@ -63,30 +63,30 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
             result[i] = value
         return result
 
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
         """Applies by the wrapped optimizer; `global_step` counts every pass."""
         pairs = list(grads_and_vars)
 
-        def update():
+        def update() -> Any:
             return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
 
         if self._agg_helper is None:
             return update()
 
-        def count():
+        def count() -> Any:
             return tf.no_op() if global_step is None else global_step.assign_add(1).op
 
         with tf.control_dependencies([g for g, _ in pairs if g is not None]):
             return tf.cond(self._agg_helper.is_due(), update, count)
 
-    def get_slot(self, *args, **kwargs):
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.get_slot(*args, **kwargs)
 
-    def get_slot_names(self, *args, **kwargs):
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
-    def variables(self, *args, **kwargs):
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)

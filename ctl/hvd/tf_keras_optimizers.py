@@ -16,12 +16,12 @@ class TfKeras(Distributed):
     _HAS_AGGREGATE_GRAD = True
     iterations: Any
 
-    def compute_gradients(self, loss, var_list, tape=None):
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Pairs of exchanged gradients and variables; collective."""
         return self._compute_gradients(loss, var_list, None, tape)
 
     @tf.autograph.experimental.do_not_convert
-    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         base: Any = super()
         tape = tf.GradientTape() if tape is None else tape
         if hasattr(base, "_compute_gradients"):
@@ -31,18 +31,18 @@ class TfKeras(Distributed):
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
-    def get_gradients(self, loss, params):
+    def get_gradients(self, loss: Any, params: Any) -> Any:
         """Exchanged gradients, of an optimizer that has this method; collective."""
         base: Any = super()
         return self._allreduce(base.get_gradients(loss, params), params)
 
-    def _allreduce(self, gradients, variables):
+    def _allreduce(self, gradients: Any, variables: Any) -> Any:
         exchanged = self._hvd(gradients, variables)
         self.__dict__["_hvd_exchanged"] = True  # after it: one that failed is none
         return exchanged
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies pairs; those that this optimizer has not computed are exchanged first."""
         pairs = list(grads_and_vars)
         if not self.__dict__.pop("_hvd_exchanged", False):
@@ -54,10 +54,10 @@ class TfKeras(Distributed):
         if aggregator is None:
             return apply(pairs, *args, **kwargs)
 
-        def update():
+        def update() -> None:
             apply(pairs, *args, **kwargs)
 
-        def count():
+        def count() -> None:
             self.iterations.assign_add(1)
 
         _ = self.iterations  # made here: no variable can be made in one branch

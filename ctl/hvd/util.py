@@ -1,5 +1,7 @@
 """Names that scripts written for Horovod import from its module of this name."""
 
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -25,5 +27,5 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     return parse(ver) >= parse(target)
 
 
-def _make_subgraph(f):
+def _make_subgraph(f: Any) -> Any:
     return tf.function(f)

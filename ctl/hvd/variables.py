@@ -57,7 +57,7 @@ def _operations(assigned: Sequence[Any]) -> list[Any]:
     return [done for done in assigned if done is not None]
 
 
-def _broadcast(variables, root_rank: int, name: str | None, process_set) -> Sequence[tf.Tensor]:
+def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> Sequence[tf.Tensor]:
     call = Call("broadcast", "", process_set, root=root_rank)
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     default = "HorovodBroadcastVariables"

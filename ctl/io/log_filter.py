@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from typing import Any
 
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog"
@@ -27,7 +28,7 @@ def wanted() -> bool:
 
 
 @contextlib.contextmanager
-def quiet():
+def quiet() -> Any:
     """Holds standard error back, also that of native code, and then writes all but the noise."""
     try:
         saved = os.dup(2)
@@ -51,7 +52,7 @@ def quiet():
 class _QuietImport(importlib.abc.MetaPathFinder):
     """Imports TensorFlow within `quiet`, once, whoever asks for it."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: Any, path: Any = None, target: Any = None) -> Any:
         if fullname != "tensorflow":
             return None
         remove()
@@ -60,7 +61,7 @@ class _QuietImport(importlib.abc.MetaPathFinder):
             return None
         execute = spec.loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: Any) -> None:
             with quiet():
                 execute(module)
 

@@ -115,7 +115,9 @@ class KerasTrainer(Trainer):
         return tf.add_n([*([] if loss is None else [loss]), *added])
 
     @tf.autograph.experimental.do_not_convert
-    def _counted(self, batch, means, x, y, predicted, weight, loss) -> dict[str, Any]:
+    def _counted(
+        self, batch: Any, means: Any, x: Any, y: Any, predicted: Any, weight: Any, loss: Any
+    ) -> dict[str, Any]:
         """Updates the metrics of the model and names them."""
         tracker = self.model._loss_tracker
         with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
@@ -225,7 +227,7 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
         raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
     table = [float(weights.get(label, 1.0)) for label in range(int(max(weights)) + 1)]
 
-    def weight_of(labels):
+    def weight_of(labels: Any) -> Any:
         if labels.shape.rank and labels.shape.rank > 1:
             one_hot = labels.shape[-1] != 1
             labels = tf.argmax(labels, axis=-1) if one_hot else tf.squeeze(labels, axis=-1)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ctl.metrics.protocol import Event, MetricWriter
 
@@ -26,7 +27,7 @@ class WriterGroup:
         if self._writers:
             self._each(lambda writer: writer.note(event))
 
-    def _each(self, call) -> None:
+    def _each(self, call: Any) -> None:
         with self._lock:
             for writer in list(self._writers):
                 try:

@@ -17,7 +17,14 @@ from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
 
 
-def average(per_example, *, global_batch_size: int, sample_weight=None, mask=None, empty=None):
+def average(
+    per_example: Any,
+    *,
+    global_batch_size: int,
+    sample_weight: Any = None,
+    mask: Any = None,
+    empty: Any = None,
+) -> Any:
     """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
     The shares of all replicas add up to the mean, so gradients are to be *summed* over replicas.
@@ -49,7 +56,7 @@ def average(per_example, *, global_batch_size: int, sample_weight=None, mask=Non
     )
 
 
-def _average_of_unmasked(values, mask, sample_weight, empty):
+def _average_of_unmasked(values: Any, mask: Any, sample_weight: Any, empty: Any) -> Any:
     mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
     if not mask.shape.is_compatible_with(values.shape):
         raise UsageError(
@@ -66,7 +73,7 @@ def _average_of_unmasked(values, mask, sample_weight, empty):
     return tf.math.divide_no_nan(total, tf.cast(count_everywhere(mask), values.dtype))
 
 
-def count_everywhere(mask):
+def count_everywhere(mask: Any) -> Any:
     """How many entries of a mask are true over all replicas, `[]` float32; in replica context."""
     count = tf.math.count_nonzero(mask, dtype=tf.float32)
     context = tf.distribute.get_replica_context()
@@ -86,12 +93,14 @@ class Totals:
     float32, so that a mean does not depend on how steps were cut into loops.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
-    def pack(self, scores: Mapping[str, Any], num_examples, norms: Sequence = (), empty=None) -> tf.Tensor:
+    def pack(
+        self, scores: Mapping[str, Any], num_examples: Any, norms: Sequence = (), empty: Any = None
+    ) -> tf.Tensor:
         """Called in the trace: one replica's values -> `[m, 2]` float64.
 
         Args:
@@ -123,7 +132,7 @@ class Totals:
         self.names = self._tracing.names = names + self._tracing.names[1:]
         return tf.concat([packed, rows], axis=0)
 
-    def left_out(self, packed: tf.Tensor, good) -> tf.Tensor:
+    def left_out(self, packed: tf.Tensor, good: Any) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: if not `good`, its examples count alone.
 
         Adds the row that says so, SKIPPED.
@@ -152,12 +161,12 @@ class Totals:
         """Examples that a summed matrix was made of."""
         return float(packed[self.names.index(ROWS), 1]) if ROWS in self.names else 0.0
 
-    def full(self, packed) -> np.ndarray:
+    def full(self, packed: Any) -> np.ndarray:
         """The matrix at its full length; a start that nothing was added to becomes zeros."""
         return np.array(np.broadcast_to(np.asarray(packed, np.float64), [len(self.names), 2]))
 
 
-def _stack(values) -> tf.Tensor:
+def _stack(values: Any) -> tf.Tensor:
     """A list of numbers and tensors of mixed dtypes -> one float64 vector, in few operations."""
     if not any(tf.is_tensor(v) for v in values):
         return tf.constant(values, tf.float64)
@@ -168,7 +177,7 @@ def _stack(values) -> tf.Tensor:
     return tf.stack([tf.cast(v, tf.float64) for v in values])
 
 
-def _sum_and_count(name: str, value, num_examples):
+def _sum_and_count(name: str, value: Any, num_examples: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise UsageError(

@@ -7,6 +7,7 @@ rollback  as skip; after the loop the run goes back to its newest checkpoint, pa
 
 import re
 import sys
+from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
@@ -36,7 +37,7 @@ def suspects(gradients: list, loss_flag: tf.Tensor, replica: tf.Tensor, num_repl
     return tf.concat([place * loss_flag, place * gradient_flag], axis=0)
 
 
-def _float(values):
+def _float(values: Any) -> Any:
     return tf.cast(values, tf.float32)
 
 

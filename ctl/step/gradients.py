@@ -41,7 +41,7 @@ class Gradients:
     merge_rows: bool = True
     on_nonfinite: str = "stop"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         number = isinstance(self.clip_norm, numbers.Real)
         if self.clip_norm is not None and not (number and self.clip_norm > 0):
             raise UsageError(f"clip_norm is {self.clip_norm!r}; expected a number > 0, or None.")
@@ -70,7 +70,9 @@ class Update:
     found: Any = None  # by whom, see finiteness.suspects
 
 
-def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=None) -> Update:
+def compute(
+    loss: Any, tape: tf.GradientTape, variables: Sequence, optimizer: Any, empty: Any = None
+) -> Update:
     """This replica's gradients, scaled as the optimizer wants them; variables without one are left out.
 
     `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros.
@@ -99,7 +101,7 @@ def compute(loss, tape: tf.GradientTape, variables: Sequence, optimizer, empty=N
     return Update(kept, [v for _, v in pairs], optimizer)
 
 
-def _zeros(gradient):
+def _zeros(gradient: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape)
     return tf.zeros_like(gradient)
@@ -147,7 +149,9 @@ def apply(update: Update, how: Gradients) -> Any:
     return tf.where(counts, norm, tf.zeros_like(norm)), tf.cast(counts, tf.float64)
 
 
-def _summed(context, gradients: list, loss_flag, wire_dtype: str | None) -> tuple[list, tf.Tensor]:
+def _summed(
+    context: Any, gradients: list, loss_flag: Any, wire_dtype: str | None
+) -> tuple[list, tf.Tensor]:
     """The gradients summed over replicas, and with them who had what is not finite."""
     replicas = context.num_replicas_in_sync
     mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
@@ -155,7 +159,7 @@ def _summed(context, gradients: list, loss_flag, wire_dtype: str | None) -> tupl
     return gradients, found
 
 
-def _checked(update: Update, how: Gradients, norm, found, scale) -> list:
+def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any) -> list:
     """Acts on what is not finite: what the update must wait for, or a condition in `update`.
 
     `scale` is that of an optimizer that skips such steps and lowers the scale of the loss, else None.
@@ -172,16 +176,17 @@ def _checked(update: Update, how: Gradients, norm, found, scale) -> list:
 
 
 def _apply_when(update: Update, gradients: list) -> None:
-    def put(*parts):
+    def put(*parts: Any) -> Any:
         optimizers.apply_without_sum(update.optimizer, list(parts), update.variables)
+        return tf.constant(0)
 
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1 or _conditions_within_replicas():
-        tf.cond(update.when, lambda: put(*gradients) or tf.constant(0), lambda: tf.constant(0))
+        tf.cond(update.when, lambda: put(*gradients), lambda: tf.constant(0))
         return
 
-    def across_replicas(strategy, when, *parts):
-        def on_each():
+    def across_replicas(strategy: Any, when: Any, *parts: Any) -> None:
+        def on_each() -> Any:
             strategy.extended.call_for_each_replica(put, args=parts)
             return tf.constant(0)
 
@@ -196,7 +201,7 @@ def _conditions_within_replicas() -> bool:
     return tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
+def _all_reduce(context: Any, gradients: list, wire_dtype: str | None) -> list:
     """Sum over replicas in one collective per dtype; sparse gradients stay sparse."""
     reduced: list = [None] * len(gradients)
     dense: dict[tf.DType, list[int]] = {}
@@ -216,13 +221,13 @@ def _all_reduce(context, gradients: list, wire_dtype: str | None) -> list:
     return reduced
 
 
-def _scaled(gradient, factor):
+def _scaled(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
 
 
-def _of_one_size(gradient):
+def _of_one_size(gradient: Any) -> Any:
     """A dense gradient for a sparse one whose number of rows is not static.
 
     Within one graph call TensorFlow's collectives must keep their shape from step to step.
@@ -232,7 +237,7 @@ def _of_one_size(gradient):
     return gradient
 
 
-def _added_up(gradient):
+def _added_up(gradient: Any) -> Any:
     """A sparse gradient with every index once, so that its norm is that of the dense one."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -241,12 +246,12 @@ def _added_up(gradient):
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _size(tensor: tf.Tensor):
+def _size(tensor: tf.Tensor) -> Any:
     size = tensor.shape.num_elements()
     return tf.size(tensor) if size is None else size
 
 
-def _static_size(gradient) -> float:
+def _static_size(gradient: Any) -> float:
     """Elements of a dense gradient; infinity for what is sparse or of unknown size."""
     if isinstance(gradient, tf.IndexedSlices):
         return float("inf")

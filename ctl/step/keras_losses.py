@@ -46,7 +46,7 @@ class GlobalMeans:
       empty: true where the rows only stand in; None: never.
     """
 
-    def __init__(self, rows, num_replicas: int, empty=None):
+    def __init__(self, rows: Any, num_replicas: int, empty: Any = None) -> None:
         self._num_replicas = num_replicas
         self._empty = empty
         self._rows = rows if isinstance(rows, int) else tf.cast(rows, tf.float32)
@@ -57,28 +57,28 @@ class GlobalMeans:
         self._before, _state.means = _state.means, self
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         _state.means = self._before
 
-    def share_of_rows(self, value):
+    def share_of_rows(self, value: Any) -> Any:
         """A mean over this replica's rows -> its share of the mean over all rows."""
         return self._times(value, self._counted(self._rows), self._rows_everywhere())
 
-    def mean_of_share(self, share):
+    def mean_of_share(self, share: Any) -> Any:
         """What, averaged over replicas by their rows, gives the sum of the shares."""
         return self._times(share, self._rows_everywhere(), self._rows)
 
-    def _rows_everywhere(self):
+    def _rows_everywhere(self) -> Any:
         if self._all_rows is None:
             (self._all_rows,) = self.everywhere(self._counted(self._rows))
         return self._all_rows
 
     @staticmethod
-    def _times(value, numerator, denominator):
+    def _times(value: Any, numerator: Any, denominator: Any) -> Any:
         ratio = tf.math.divide_no_nan(*_floats(numerator, denominator))
         return value * tf.cast(ratio, value.dtype)
 
-    def everywhere(self, *counts) -> list:
+    def everywhere(self, *counts: Any) -> list:
         """Sums of counts over replicas; free of charge where they are static."""
         if self._num_replicas == 1:
             return list(counts)
@@ -89,7 +89,7 @@ class GlobalMeans:
         total = tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
         return tf.unstack(total, num=len(counts))
 
-    def reduce(self, values, sample_weight, mask, reduction, same_rank):
+    def reduce(self, values: Any, sample_weight: Any, mask: Any, reduction: Any, same_rank: Any) -> Any:
         """What `reduce_weighted_values` of Keras gives for the global batch: this replica's share."""
         if values.shape.rank == 0:
             return self._share_of_scalar(values, sample_weight)
@@ -121,7 +121,7 @@ class GlobalMeans:
             (divisor,) = self.everywhere(self._counted(_size(weighted)))
         return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
 
-    def _share_of_scalar(self, value, sample_weight):
+    def _share_of_scalar(self, value: Any, sample_weight: Any) -> Any:
         """Of a loss that averages by itself; Keras multiplies it by each weight and averages those."""
         if self._num_replicas > 1:
             _say_of_scalar()
@@ -132,7 +132,7 @@ class GlobalMeans:
         total, count = self.everywhere(self._counted(tf.reduce_sum(weight)), self._counted(_size(weight)))
         return self._times(share, total, count)
 
-    def _counted(self, count):
+    def _counted(self, count: Any) -> Any:
         return count if self._empty is None else tf.where(self._empty, 0.0, tf.cast(count, tf.float32))
 
 
@@ -144,12 +144,12 @@ def _say_of_scalar() -> None:
     )
 
 
-def _size(tensor):
+def _size(tensor: Any) -> Any:
     static = tensor.shape.num_elements()
     return tf.size(tensor, out_type=tf.int32) if static is None else static
 
 
-def _floats(*values):
+def _floats(*values: Any) -> Any:
     return [tf.cast(v, tf.float32) for v in values]
 
 
@@ -162,8 +162,12 @@ def _install() -> None:
 
     @functools.wraps(reduce)
     def reduce_weighted_values(
-        values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None
-    ):
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
         whole = reduction not in (None, "none")
         if _state.means is None or not whole:
             if _state.replicas > 1 and whole and reduction != "sum" and values.shape.rank != 0:

@@ -97,6 +97,6 @@ class SetAside:
         self._values = [part.numpy() for part in self._parts]
         reset(self._metrics)
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         for part, value in zip(self._parts, self._values, strict=True):
             part.assign(value)

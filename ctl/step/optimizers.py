@@ -9,13 +9,14 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
 
 
-def scale_of(optimizer):
+def scale_of(optimizer: Any) -> Any:
     """What the loss is to be multiplied by before its gradient, a float32 scalar; None for nothing."""
     if not _scales(optimizer):
         return None
@@ -24,17 +25,17 @@ def scale_of(optimizer):
     return tf.cast(optimizer.loss_scale, tf.float32)
 
 
-def skips_what_is_not_finite(optimizer) -> bool:
+def skips_what_is_not_finite(optimizer: Any) -> bool:
     """True for an optimizer that lowers its loss scale, and changes nothing else, in such a step."""
     return type(optimizer).__name__.startswith("LossScaleOptimizer")
 
 
-def _scales(optimizer) -> bool:
+def _scales(optimizer: Any) -> bool:
     factor = is_keras3(optimizer) and getattr(optimizer, "loss_scale_factor", None) is not None
     return skips_what_is_not_finite(optimizer) or factor
 
 
-def apply_without_sum(optimizer, gradients: list, variables: list) -> None:
+def apply_without_sum(optimizer: Any, gradients: list, variables: list) -> None:
     """Applies gradients that were summed over replicas, still scaled by `scale_of`."""
     if is_keras3(optimizer):
         with _keras3_summed_already(optimizer) as overwrite_steps:
@@ -65,7 +66,7 @@ _patched: dict[int, list] = {}  # id of an optimizer -> [traces inside, its own 
 
 
 @contextlib.contextmanager
-def _keras3_summed_already(optimizer):
+def _keras3_summed_already(optimizer: Any) -> Any:
     """Keras 3 has no argument for gradients that were summed; its hook is set aside while tracing.
 
     So is its periodic overwriting by the moving average, which it cannot trace on several replicas;
@@ -89,24 +90,24 @@ def _keras3_summed_already(optimizer):
                 del _patched[id(inner)]
 
 
-def _overwrite_by_average(optimizer, variables: list, steps: int) -> None:
+def _overwrite_by_average(optimizer: Any, variables: list, steps: int) -> None:
     """Every `steps` updates, puts the moving averages of a Keras 3 optimizer into the variables."""
     averages = [
         optimizer._model_variables_moving_average[optimizer._get_variable_index(v)] for v in variables
     ]
     due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
 
-    def put(variable, average, now):
+    def put(variable: Any, average: Any, now: Any) -> None:
         variable.assign(tf.where(now, tf.cast(average, variable.dtype), variable))
 
-    def on_each(strategy, now):
+    def on_each(strategy: Any, now: Any) -> None:
         for variable, average in zip(variables, averages, strict=True):
             strategy.extended.update(variable.value, put, args=(average.value, now), group=True)
 
     tf.__internal__.distribute.interim.maybe_merge_call(on_each, tf.distribute.get_strategy(), due)
 
 
-def check_optimizer(optimizer, name: str = "optimizer", num_replicas: int = 1) -> None:
+def check_optimizer(optimizer: Any, name: str = "optimizer", num_replicas: int = 1) -> None:
     """Raises UsageError for what cannot be an optimizer here, before anything is traced."""
     if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
         raise UsageError(
@@ -132,7 +133,7 @@ def check_optimizer(optimizer, name: str = "optimizer", num_replicas: int = 1) -
         )
 
 
-def build_slots(optimizer, variables: Sequence) -> None:
+def build_slots(optimizer: Any, variables: Sequence) -> None:
     """Creates the optimizer's variables now; called inside the strategy's scope, before tracing."""
     build = getattr(optimizer, "build", None)
     if callable(build) and not getattr(optimizer, "built", False):

@@ -23,8 +23,8 @@ def differ_by_replica(things: Any) -> None:
         object.__setattr__(generator, "next", _shifted(generator.next))
 
 
-def _shifted(draw):
-    def next_for_replica(ordered: bool = True):
+def _shifted(draw: Any) -> Any:
+    def next_for_replica(ordered: bool = True) -> Any:
         seed = draw(ordered=ordered)
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:

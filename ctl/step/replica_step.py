@@ -6,6 +6,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import plain
@@ -20,7 +21,7 @@ from ctl.step.skip_nonfinite import Skipping
 class Recorder(threading.local):
     """What `minimize` does during one replica's trace; replicas trace in threads of their own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.updates: list[gradient_path.Update] = []  # waiting for the end of the step
         self.norms: list = []  # of the updates that were applied
         self.averaged = False  # `average` was called in this step
@@ -30,7 +31,9 @@ class Recorder(threading.local):
         self.goods: list = []  # of the updates: whether the step counts
         self.empty = None  # true where this replica has no example; None: never
 
-    def begin(self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty=None):
+    def begin(
+        self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
+    ) -> None:
         """A step begins, on one of `parts` parts of the batch."""
         self.updates, self.norms, self.parts, self.averaged = [], [], parts, False
         self.goods = []
@@ -81,7 +84,7 @@ class ReplicaStep:
         self._skipping = skipping
         self.totals = Totals()
 
-    def __call__(self, batch, real_rows=None):
+    def __call__(self, batch: Any, real_rows: Any = None) -> Any:
         refuse_division(self._num_replicas)
         parts, saved = self._how().accumulate_steps, self._skipping.before()
         if parts > 1:
@@ -95,13 +98,13 @@ class ReplicaStep:
         self._count_again(empty, before)
         return self._ended(self._pack(scores, batch, self._recorder.norms), saved)
 
-    def _ended(self, packed, saved):
+    def _ended(self, packed: Any, saved: Any) -> Any:
         return self._skipping.after(packed, self.totals, self._recorder.goods, saved)
 
-    def _compiled(self, batch, empty):
+    def _compiled(self, batch: Any, empty: Any) -> Any:
         waiting = []
 
-        def forward_and_backward(batch):
+        def forward_and_backward(batch: Any) -> Any:
             self._recorder.begin(waits=True, compiled=True, empty=empty)
             packed = self._pack(self._step(batch), batch)
             waiting.extend(self._recorder.updates)
@@ -115,7 +118,7 @@ class ReplicaStep:
         self._recorder.begin()
         return self._updated(packed, waiting, sums)
 
-    def _accumulate(self, batch, parts, real_rows):
+    def _accumulate(self, batch: Any, parts: Any, real_rows: Any) -> Any:
         rows = num_rows(batch) if real_rows is None else real_rows
         packed, updates = self._part(take_rows(batch, 0, rows // parts), parts)
         sums = _dense(updates)
@@ -127,7 +130,7 @@ class ReplicaStep:
         self._recorder.begin()
         return self._updated(packed, updates, sums)
 
-    def _part(self, batch, parts):
+    def _part(self, batch: Any, parts: Any) -> Any:
         batch, empty = self._never_empty(batch, parts=parts)
         self._recorder.begin(parts, waits=True, empty=empty)
         before = self._counted(empty)
@@ -136,14 +139,14 @@ class ReplicaStep:
         return packed, self._recorder.updates
 
     @tf.autograph.experimental.do_not_convert
-    def _updated(self, packed, updates, sums):
+    def _updated(self, packed: Any, updates: Any, sums: Any) -> Any:
         for update, gradients in zip(updates, sums, strict=True):
             update.gradients = gradients
             self._recorder.minimize(update, self._how())
         return self.totals.append(packed, self._recorder.norms)
 
     @tf.autograph.experimental.do_not_convert
-    def _pack(self, scores, batch, norms=()):
+    def _pack(self, scores: Any, batch: Any, norms: Any = ()) -> Any:
         allow_division()
         if not isinstance(scores, dict):
             raise UsageError(
@@ -153,7 +156,7 @@ class ReplicaStep:
         return self.totals.pack(scores, num_rows(batch), norms, self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
-    def _never_empty(self, batch, real_rows=None, parts: int = 1):
+    def _never_empty(self, batch: Any, real_rows: Any = None, parts: int = 1) -> Any:
         """The batch, with a row of zeros in place of none; and whether it has no example, or None."""
         if real_rows is not None:
             return batch, tf.equal(real_rows, 0)
@@ -163,7 +166,7 @@ class ReplicaStep:
             return batch, None
         empty = tf.equal(rows, 0)
 
-        def row_of_zeros():
+        def row_of_zeros() -> Any:
             return tf.nest.map_structure(
                 lambda t: tf.zeros(tf.concat([[1], tf.shape(t)[1:]], axis=0), t.dtype), batch
             )
@@ -174,7 +177,7 @@ class ReplicaStep:
         return filled, empty
 
     @tf.autograph.experimental.do_not_convert
-    def _counted(self, empty):
+    def _counted(self, empty: Any) -> Any:
         """What the metrics have counted so far, if this replica may be empty."""
         if empty is None:
             return []
@@ -184,7 +187,7 @@ class ReplicaStep:
         return [(v, tf.identity(v)) for v in own]
 
     @tf.autograph.experimental.do_not_convert
-    def _count_again(self, empty, before):
+    def _count_again(self, empty: Any, before: Any) -> None:
         """Takes back what metrics made of a row that only stands in."""
         if before:
             tf.cond(empty, lambda: [v.assign(x) for v, x in before] and None, lambda: None)

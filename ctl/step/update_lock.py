@@ -18,7 +18,7 @@ _mutexes: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def held():
+def held() -> Any:
     """What is traced inside runs while no other worker is in here; does nothing elsewhere.
 
     Call it under control dependencies on the gradients, so that nobody holds the lock and computes.
@@ -37,7 +37,7 @@ def held():
         tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
-def _mutex_of(strategy) -> Any:
+def _mutex_of(strategy: Any) -> Any:
     if strategy not in _mutexes:
         with tf.init_scope(), tf.device(_DEVICE):
             _mutexes[strategy] = tf.raw_ops.MutexV2(shared_name="", container="")

@@ -293,7 +293,7 @@ class Lease:
                 continue
             self._write(mine, step=step())
 
-    def _write(self, mine: Holder, **changes) -> None:
+    def _write(self, mine: Holder, **changes: object) -> None:
         if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
             return  # a write that hangs: then this one would, too
         try:

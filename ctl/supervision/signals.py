@@ -37,7 +37,7 @@ class Signals:
     ...     if signals.received: ...
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received: int | None = None
         self._previous: dict = {}
 
@@ -45,7 +45,7 @@ class Signals:
         self._previous = _install(self._handle)
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: Any) -> None:
         _restore(self._previous)
 
     def wishes(self) -> list[float]:
@@ -58,7 +58,7 @@ class Signals:
             self.received = int(signal.SIGTERM if wishes[0] else signal.SIGINT)
         return bool(wishes[0] or wishes[1])
 
-    def _handle(self, number, frame) -> None:
+    def _handle(self, number: Any, frame: Any) -> None:
         if self.received is None:
             self.received = number
             return

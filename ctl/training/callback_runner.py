@@ -17,6 +17,7 @@ from ctl.distribute.host_allreduce import Agreement
 from ctl.distribute.keras_objects import plain
 from ctl.io import paths
 from ctl.training import validation
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
 
@@ -28,7 +29,7 @@ class CallbackRunner:
       stopped: a callback asked the run to stop, now or in the run that was resumed.
     """
 
-    def __init__(self, trainer: Any, agreement: Agreement):
+    def __init__(self, trainer: TrainerProtocol, agreement: Agreement):
         self._trainer = trainer
         self._agreement = agreement
         validation.callbacks(trainer, trainer.callbacks)

@@ -20,6 +20,7 @@ from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, ReadError, Usa
 from ctl.io import paths
 from ctl.supervision.lease import ENDED, Holder, Lease
 from ctl.training import validation
+from ctl.training.trainer_protocol import TrainerProtocol
 
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
@@ -29,7 +30,7 @@ _CLOSING_SECS = 3.0  # in which an evaluator closes its writers
 _log = logging.getLogger("ctl")
 
 
-def checkpoints(trainer: Any) -> WatchedCheckpoints:
+def checkpoints(trainer: TrainerProtocol) -> WatchedCheckpoints:
     """The manager of an evaluator; raises UsageError for a trainer that cannot evaluate."""
     validation.methods(trainer, "evaluate")
     if trainer.model_dir is None:

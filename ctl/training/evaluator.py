@@ -9,7 +9,6 @@ It is the same program as the workers'. It reads `model_dir/checkpoints` and wri
 import logging
 import signal
 from pathlib import Path
-from typing import Any
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
@@ -25,17 +24,19 @@ from ctl.training.checkpoint_follower import Evaluated, Following
 from ctl.training.loop import Interrupted
 from ctl.training.run import Session
 from ctl.training.run_metadata import log_dir
+from ctl.training.trainer_protocol import TrainerProtocol
 
 EVALUATED = "evaluated.json"
 NUMBERS = "evaluations.jsonl"
 _log = logging.getLogger("ctl")
 
 
-def follow(trainer: Any, prepared: Session) -> dict[str, float]:
+def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
     """Evaluates until the training has ended; returns the newest means, as "eval_<name>".
 
     Raises Stopped after a signal, PeerLostError if the training died or is not complete.
     """
+    assert trainer.model_dir is not None  # `checkpoint_follower.checkpoints` has seen to it
     place, watched = paths.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
@@ -82,7 +83,7 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
     )
 
 
-def _writers(trainer: Any) -> WriterGroup:
+def _writers(trainer: TrainerProtocol) -> WriterGroup:
     """The given writers, or the default ones, with a file of numbers that no other process has open."""
     if trainer._writers is not None:
         return WriterGroup(trainer._writers)
@@ -96,5 +97,5 @@ def _writers(trainer: Any) -> WriterGroup:
             "it (/gcs/...), or give writers=[...] other paths."
         )
         return WriterGroup([ConsoleWriter()])
-    place = Path(trainer.model_dir)
+    place = Path(str(trainer.model_dir))
     return WriterGroup([ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))])

@@ -87,13 +87,13 @@ class StepLoop:
         """Forgets the batches of the last call, so that their pipeline can end."""
         self._bound = None, None
 
-    def graph_def(self):
+    def graph_def(self) -> Any:
         """The graph of the step as a GraphDef, once something ran; None before."""
         for function in self._functions.values():
             return function.graph.as_graph_def()
         return None
 
-    def _function(self, batches: Batches):
+    def _function(self, batches: Batches) -> Any:
         """The concrete function for this type of iterator; calling it skips tf.function's dispatch."""
         spec = tf.type_spec_from_value(batches.iterator)
         key = batches.ends_unknown, batches.counted, batches.cut is not None, spec
@@ -107,7 +107,7 @@ class StepLoop:
                 raise known from None  # AutoGraph wraps errors of classes it does not know
         return self._functions[key]
 
-    def _trace(self, spec, batches: Batches):
+    def _trace(self, spec: Any, batches: Batches) -> Any:
         self._counted, self._cut = batches.counted, batches.cut
         packed = tf.TensorSpec([None, 2], tf.float64)
         length = tf.TensorSpec([], tf.int64)
@@ -124,10 +124,10 @@ class StepLoop:
             self._lengths[steps] = tf.constant(steps, tf.int64)
         return self._lengths[steps]
 
-    def _one(self, iterator, packed):
+    def _one(self, iterator: Any, packed: Any) -> Any:
         return packed + self._replicas(next(iterator))
 
-    def _many(self, iterator, steps, packed):
+    def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
         for _ in tf.range(steps):
             tf.autograph.experimental.set_loop_options(
                 shape_invariants=[(packed, tf.TensorShape([None, 2]))]
@@ -135,7 +135,7 @@ class StepLoop:
             packed = packed + self._replicas(next(iterator))
         return packed
 
-    def _until_end(self, iterator, steps, packed):
+    def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
         done = tf.constant(0, tf.int64)
         more = tf.constant(True)
         while more and done < steps:
@@ -149,7 +149,7 @@ class StepLoop:
                 done += 1
         return packed, done
 
-    def _replicas(self, batch):
+    def _replicas(self, batch: Any) -> Any:
         """One step on every replica of this process; `[m, 2]`, the sum over them."""
         if self._cut is not None:
             result = self._strategy.run(self._own, (batch,))
@@ -162,7 +162,7 @@ class StepLoop:
         return local[0] if len(local) == 1 else tf.add_n(local)
 
     @tf.autograph.experimental.do_not_convert
-    def _own(self, batch):
+    def _own(self, batch: Any) -> Any:
         """The step of one replica on its rows of a global batch."""
         replica = 0
         if self._local > 1:
@@ -172,12 +172,12 @@ class StepLoop:
         return self._step(*share) if self._counted else self._step(share)
 
     @tf.autograph.experimental.do_not_convert
-    def _everywhere(self, here, iterator):
+    def _everywhere(self, here: Any, iterator: Any) -> Any:
         """True if every worker has a batch; TensorFlow's distributed iterators agree by themselves."""
         if self._workers == 1 or not isinstance(iterator, tf.data.Iterator):
             return here
 
-        def count(value):
+        def count(value: Any) -> Any:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, tf.int32))
 

@@ -9,12 +9,14 @@ from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
 from ctl.training import validation
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
 
 
 def open_train(
-    trainer: Any, session: Any, steps: int | None, epochs: float | None
+    trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
 ) -> tuple[int | None, Batches]:
     """The step to stop at (None: when the data ends), and the batches from where the session is.
 
@@ -39,7 +41,9 @@ def open_train(
     return (end if steps is None else min(steps, end)), batches
 
 
-def _open_batches(trainer: Any, session: Any, steps: int | None, epochs: float | None) -> Batches:
+def _open_batches(
+    trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
+) -> Batches:
     where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
     parts = getattr(trainer, "train_data_fn", None)
     served = parameter_servers.is_used(trainer.strategy)
@@ -78,7 +82,7 @@ def _open_batches(trainer: Any, session: Any, steps: int | None, epochs: float |
     )
 
 
-def open_eval(trainer: Any) -> Batches:
+def open_eval(trainer: TrainerProtocol) -> Batches:
     """One pass over the examples to evaluate; looked at closely for the first time only."""
     opened = pipeline.open_eval(
         trainer.eval_data,
@@ -90,7 +94,7 @@ def open_eval(trainer: Any) -> Batches:
     return opened
 
 
-def warn_of_small_batches(trainer: Any, batches: Batches, rows: float) -> None:
+def warn_of_small_batches(trainer: TrainerProtocol, batches: Batches, rows: float) -> None:
     """Says once that batches are smaller than what `average` divides by."""
     size = trainer.global_batch_size
     known = batches.examples is not None or batches.steps is not None or not batches.certain

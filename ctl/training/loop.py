@@ -183,7 +183,7 @@ class Synchronous:
         ends = [e - step for e in (mark, steps) if e is not None]
         return max(1, min([pace.length, *ends]))
 
-    def _agree(self, pace, timers, step, stop, due, signals):
+    def _agree(self, pace: Any, timers: Any, step: Any, stop: Any, due: Any, signals: Any) -> Any:
         """Workers compare notes: anybody's wish to stop counts, the chief's clock and pace hold."""
         names = ("log", "evaluate", "save")
         ready = timers.due(self._clock()) if timers and self._is_chief else frozenset()

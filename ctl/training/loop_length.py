@@ -56,7 +56,7 @@ class Interval:
             self.timed_steps += steps
             self.secs += secs
 
-    def fetch(self, summed) -> None:
+    def fetch(self, summed: Any) -> None:
         """Takes the totals off the device; `summed` adds a vector up over workers."""
         here = self._totals.full(self.packed)
         here = np.asarray(summed(here.ravel())).reshape(here.shape)

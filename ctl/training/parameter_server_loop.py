@@ -171,17 +171,17 @@ class ScheduledLoop:
         """False until the first call, which also traces and compiles."""
         return self._graph is not None
 
-    def graph_def(self):
+    def graph_def(self) -> Any:
         """The graph of the step as a GraphDef, once something ran; None before."""
         return None if self._graph is None else self._graph.as_graph_def()
 
-    def _schedule(self, arguments):
+    def _schedule(self, arguments: Any) -> Any:
         try:
             return self._coordinator.schedule(self._function, arguments)
         except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
             raise ours(e) or e from None
 
-    def _draw(self, iterator, most, until):
+    def _draw(self, iterator: Any, most: Any, until: Any) -> Any:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
         self._graph = tf.compat.v1.get_default_graph()
         packed = tf.zeros([1, 2], tf.float64)
@@ -198,7 +198,7 @@ class ScheduledLoop:
                 done = most
         return packed
 
-    def _one(self, batch):
+    def _one(self, batch: Any) -> Any:
         before = len(tf.compat.v1.get_default_graph().get_operations())
         packed = self._strategy.run(self._step, (batch,))
         update_lock.count_after(self._counter, packed, before)

@@ -6,7 +6,6 @@ Also what it takes: where all processes end with the chief, the evaluator has to
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ctl.checkpoints import export
 from ctl.distribute.cluster import Cluster
@@ -15,9 +14,10 @@ from ctl.io import paths
 from ctl.io.directories import Directories
 from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training import checkpoint_follower, evaluator, validation
+from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> None:
+def prepare(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
     """Before anything is built; `hypertune` is a metric of the evaluation, or empty.
 
     Raises UsageError where nothing is evaluated, or no model can be copied to the platform's place.
@@ -37,7 +37,7 @@ def prepare(trainer: Any, places: Directories, hypertune: str, mode: str) -> Non
     trainer.extra_writers = (*trainer.extra_writers, HypertuneWriter(hypertune))
 
 
-def _check_model_directory(trainer: Any, model: str) -> None:
+def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
     """A model that cannot be served is found now, not after hours."""
     if trainer.model_dir is None:
         raise UsageError(
@@ -57,13 +57,14 @@ def _check_model_directory(trainer: Any, model: str) -> None:
         ) from None
 
 
-def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None:
+def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[str]) -> None:
     """After an export: a copy of the SavedModel goes where the platform serves it from.
 
     What is there is replaced; `saved_model.pb` is deleted first and written last. Raises CtlError.
     """
     if not places.model or "saved_model" not in formats or not trainer.placement.is_chief:
         return
+    assert trainer.model_dir is not None  # `_check_model_directory` has seen to it
     source = paths.path(trainer.model_dir) / "export" / "saved_model"
     try:
         paths.copy_tree(source, paths.path(places.model), last=export.MARK)
@@ -74,7 +75,7 @@ def hand_over(trainer: Any, places: Directories, formats: Sequence[str]) -> None
         ) from e
 
 
-def wait_for_evaluator(trainer: Any, me: Cluster) -> None:
+def wait_for_evaluator(trainer: TrainerProtocol, me: Cluster) -> None:
     """After a training, on the chief, where its end is everybody's.
 
     `me` is the cluster as the platform told it, before TF_CONFIG was written anew for TensorFlow.

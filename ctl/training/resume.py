@@ -17,12 +17,14 @@ from ctl.io import paths
 from ctl.metrics.protocol import Started
 from ctl.supervision import lease
 from ctl.training import error_translation, run_metadata
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
 
 
-def claim(trainer: Any) -> None:
+def claim(trainer: TrainerProtocol) -> None:
     """Raises UsageError while another job trains in the trainer's model_dir."""
     if trainer.placement.is_chief:
         lease.claim(trainer.model_dir)
@@ -32,7 +34,7 @@ _MAY_DIFFER = ("workers", "replicas", "strategy", "tensorflow", "ctl")  # the nu
 
 
 def check_configuration(
-    trainer: Any, resumed: Manifest | None, batches: Batches, config: Mapping[str, Any]
+    trainer: TrainerProtocol, resumed: Manifest | None, batches: Batches, config: Mapping[str, Any]
 ) -> None:
     """Shows what differs from the run that is resumed; raises UsageError where data come in another order.
 
@@ -70,7 +72,7 @@ def check_configuration(
         _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
 
 
-def restore(trainer: Any, manager: Any, state: Any, agreement: Agreement) -> Manifest | None:
+def restore(trainer: TrainerProtocol, manager: Any, state: Any, agreement: Agreement) -> Manifest | None:
     """Restores one checkpoint on all workers, the one that the chief chooses where `manager` can; or None.
 
     All workers must call it. Where one of them fails, every one raises a CtlError.
@@ -94,7 +96,7 @@ def restore(trainer: Any, manager: Any, state: Any, agreement: Agreement) -> Man
     )
 
 
-def _check_not_deleted(trainer: Any, manager: Any) -> None:
+def _check_not_deleted(trainer: TrainerProtocol, manager: Any) -> None:
     """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
     temporary = hasattr(manager, "succeeded")  # it deletes them itself
     if temporary or not (trainer.model_dir and trainer.placement.is_chief and hasattr(manager, "choose")):
@@ -128,7 +130,7 @@ def _same_everywhere(agreement: Agreement, place: Any, step: int) -> None:
 _ROLLBACKS = 3  # to one checkpoint
 
 
-def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int], Manifest]:
+def rolling_back(trainer: TrainerProtocol, session: Session, batches: Batches) -> Callable[[int], Manifest]:
     """What takes the run from a step back to its newest checkpoint.
 
     Raises UsageError where that is asked for and cannot be; else the call does.
@@ -140,7 +142,7 @@ def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int]
         _check_can_roll_back(trainer)
         session.advance(step, trainer.global_batch_size, batches.examples)
         manifest = _roll_back(trainer, session, step)
-        if session.running is not None:
+        if session.running is not None and session.info is not None:
             note = Started(manifest.step, None, session.info, f"going back from step {step}")
             session.running.note(note)
         return manifest
@@ -148,13 +150,13 @@ def rolling_back(trainer: Any, session: Any, batches: Batches) -> Callable[[int]
     return roll_back
 
 
-def rolls_back_on_nonfinite(trainer: Any) -> bool:
+def rolls_back_on_nonfinite(trainer: TrainerProtocol) -> bool:
     """Whether a loss or gradient that is NaN or infinite takes the run back."""
     wanted: bool = trainer.gradients.on_nonfinite == "rollback"
     return wanted
 
 
-def _check_can_roll_back(trainer: Any) -> None:
+def _check_can_roll_back(trainer: TrainerProtocol) -> None:
     if parameter_servers.is_used(trainer.strategy):
         raise UsageError(
             "rollback needs workers in step, and those of parameter servers go at their own speed. Write "
@@ -167,7 +169,7 @@ def _check_can_roll_back(trainer: Any) -> None:
         )
 
 
-def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
+def _roll_back(trainer: TrainerProtocol, session: Session, step: int) -> Manifest:
     """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
     if hasattr(session.manager, "finish"):
         session.manager.finish()  # a save in the background
@@ -201,7 +203,7 @@ def _roll_back(trainer: Any, session: Any, step: int) -> Manifest:
     return manifest
 
 
-def manifest_of(trainer: Any, session: Any, batches: Batches, step: int) -> Manifest:
+def manifest_of(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
     """What a checkpoint of `step` says of the run, for one that resumes it."""
     place = trainer.placement
     return Manifest(

@@ -7,35 +7,25 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 from ctl.callbacks.schedule import Every
 from ctl.checkpoints import saving, warm_start
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
+from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
 from ctl.data.batches import Batches
 from ctl.data.resume_position import SavedIterator
-from ctl.distribute import (
-    cluster,
-    collective_debug,
-    communication,
-    exit_barrier,
-    parameter_servers,
-    strategies,
-)
+from ctl.distribute import cluster, collective_debug, exit_barrier, parameter_servers, strategies
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import Stopped, UsageError
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Saved, Started
 from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.supervision import heartbeat, signals
-from ctl.supervision.lease import Lease
-from ctl.supervision.signals import Signals
 from ctl.training import (
     checkpoint_follower,
     error_translation,
@@ -49,56 +39,13 @@ from ctl.training.callback_runner import CallbackRunner
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import Actions, Synchronous
 from ctl.training.parameter_server_loop import Asynchronous, ScheduledLoop
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
 
 
-@dataclass
-class Session:
-    """What a prepared trainer keeps.
-
-    Attributes:
-      state: its variables; manager: where they are saved; resumed: what was restored, or None.
-      examples: consumed since the start of the data, up to the newest save.
-      agreement: sums over workers; callbacks: with what they know.
-      position: of the data's iterator, where that is what is saved.
-    """
-
-    state: State
-    manager: CheckpointManager
-    agreement: Agreement
-    callbacks: CallbackRunner
-    resumed: Manifest | None
-    position: SavedIterator | None = None
-    loop_state: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
-    examples: int = 0
-    at: int = 0  # the step that `examples` belongs to
-    saved: int = 0  # the step of the newest checkpoint that was restored or saved
-    loops: dict[str, Any] = field(default_factory=dict)
-    running: WriterGroup | None = None
-    info: RunInfo | None = None  # of the run that is on
-    last_step: int = 0  # that was read
-    rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
-    lease: Lease | None = None  # of model_dir, on the chief, while it trains
-    signals: Signals | None = None  # while it trains
-
-    @property
-    def step(self) -> int:
-        """Completed steps; those last known, where the parameter server that counts them is gone."""
-        with contextlib.suppress(*communication.PEER_ERRORS):
-            self.last_step = int(self.state.step.numpy())
-        return self.last_step
-
-    def advance(self, step: int, global_batch_size: int, limit: int | None = None) -> None:
-        """Counts the examples consumed up to `step`; `limit`, where the last batch was short."""
-        self.examples += (step - self.at) * global_batch_size
-        if limit is not None:
-            self.examples = min(self.examples, limit)
-        self.at = step
-
-
-def prepared(trainer: Any) -> Session:
+def prepared(trainer: TrainerProtocol) -> Session:
     """The trainer's session, made on the first call."""
     if trainer._session is None:
         evaluates = trainer.placement.evaluates
@@ -108,7 +55,7 @@ def prepared(trainer: Any) -> Session:
     return trainer._session
 
 
-def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
+def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
     if not validation.is_written(trainer, "build"):
         validation.methods(trainer, "train")
@@ -152,7 +99,7 @@ def prepare(trainer: Any, checkpoints: CheckpointManager | None) -> Session:
 
 
 def train(
-    trainer: Any, session: Session, *, steps: int | None, epochs: float | None, formats: tuple
+    trainer: TrainerProtocol, session: Session, *, steps: int | None, epochs: float | None, formats: tuple
 ) -> dict[str, float]:
     """One call of `Trainer.train`."""
     exit_barrier.disarm()
@@ -208,7 +155,7 @@ def train(
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
 
 
-def _check_evaluation(trainer: Any, session: Session) -> None:
+def _check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
     """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
     batches, several = input_pipeline.open_eval(trainer), trainer.placement.num_workers > 1
     if not several and not validation.names_matter(trainer, session.manager):
@@ -224,7 +171,7 @@ def leave_together(session: Session) -> None:
         exit_barrier.arm(cluster.read())
 
 
-def _watched(trainer: Any, session: Session) -> contextlib.AbstractContextManager[None]:
+def _watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
     """Somebody looks whether steps go on; those within a long graph call count."""
     heartbeat.here.reached(session.step)
     served = parameter_servers.is_used(trainer.strategy)
@@ -244,18 +191,18 @@ def _saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContex
     return saving.around(session.manager, session.state, told)
 
 
-def _export(trainer: Any, session: Session, formats: tuple) -> list[str]:
+def _export(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:
     if session.lease is not None:
         session.lease.check_now()
     return trainer.export(*formats) if formats else []
 
 
-def _stopped(trainer: Any, step: int, signal: int) -> Stopped:
+def _stopped(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
     after = "; the same command goes on from there." if trainer.model_dir else "."
     return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
 
 
-def _explained(error: BaseException, trainer: Any, session: Session) -> BaseException:
+def _explained(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:
     return error_translation.explained(
         error,
         step=session.step,
@@ -266,12 +213,14 @@ def _explained(error: BaseException, trainer: Any, session: Session) -> BaseExce
     )
 
 
-def several_processes(trainer: Any) -> bool:
+def several_processes(trainer: TrainerProtocol) -> bool:
     """Whether other processes take part, so that some errors may be theirs."""
     return trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy)
 
 
-def _synchronous(trainer: Any, session: Session, batches: Batches, writers: WriterGroup) -> Synchronous:
+def _synchronous(
+    trainer: TrainerProtocol, session: Session, batches: Batches, writers: WriterGroup
+) -> Synchronous:
     """The loop of one call of `train`, where a restored one was left."""
     kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
     run = kind(
@@ -301,7 +250,7 @@ def _synchronous(trainer: Any, session: Session, batches: Batches, writers: Writ
     return run
 
 
-def evaluate(trainer: Any, session: Session) -> dict[str, float]:
+def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
     """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
     exit_barrier.disarm()
     validation.methods(trainer, "evaluate")
@@ -326,19 +275,19 @@ def evaluate(trainer: Any, session: Session) -> dict[str, float]:
     return means
 
 
-def _evaluates(trainer: Any) -> bool:
+def _evaluates(trainer: TrainerProtocol) -> bool:
     written = validation.is_written(trainer, "eval_data") and validation.is_written(trainer, "eval_step")
     return written and trainer.intervals.evaluate != Every()
 
 
-def report_evaluation(trainer: Any, session: Session, means: Mapping[str, float]) -> None:
+def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
     """Tells the writers about an evaluation outside a run."""
     writers = run_metadata.writers_of(trainer)
     writers.write(session.step, means, "eval")
     writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 
 
-def _loop(trainer: Any, session: Session, kind: str) -> Any:
+def _loop(trainer: TrainerProtocol, session: Session, kind: str) -> Any:
     """The graph loop for "train" or "eval", traced once per trainer."""
     if kind not in session.loops:
         train_kind = kind == "train"
@@ -367,14 +316,16 @@ def _loop(trainer: Any, session: Session, kind: str) -> Any:
     return session.loops[kind]
 
 
-def _amend(trainer: Any, session: Session, *what: Any) -> bool:
+def _amend(trainer: TrainerProtocol, session: Session, *what: Any) -> bool:
     """Whether the checkpoint that was just written could take in the evaluation that followed it."""
     if not trainer.placement.is_chief:
         return True
     return hasattr(session.manager, "amend") and session.manager.amend(*what)
 
 
-def _save(trainer, session, batches, step: int, metrics, loop_state) -> None:
+def _save(
+    trainer: TrainerProtocol, session: Session, batches: Any, step: int, metrics: Any, loop_state: Any
+) -> None:
     session.advance(step, trainer.global_batch_size, batches.examples)
     session.loop_state, session.metrics = loop_state, metrics
     manifest = resume.manifest_of(trainer, session, batches, step)

@@ -17,12 +17,13 @@ from ctl.io import paths
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.training.loop import Synchronous
+from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
 
 
-def writers_of(trainer: Any) -> WriterGroup:
+def writers_of(trainer: TrainerProtocol) -> WriterGroup:
     """The given writers, or the default ones; on the chief, or where one says `everywhere = True`."""
     if not trainer.placement.is_chief:
         given = trainer._writers or ()
@@ -45,12 +46,12 @@ def writers_of(trainer: Any) -> WriterGroup:
     return WriterGroup(writers)
 
 
-def log_dir(trainer: Any) -> str:
+def log_dir(trainer: TrainerProtocol) -> str:
     """Where TensorBoard's files go."""
     return trainer.log_dir or f"{trainer.model_dir}/logs"
 
 
-def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
+def run_info(trainer: TrainerProtocol, state: State, batches: Batches) -> RunInfo:
     """What does not change during a run."""
     place = trainer.placement
     models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]
@@ -78,7 +79,7 @@ def run_info(trainer: Any, state: State, batches: Batches) -> RunInfo:
     )
 
 
-def configuration(trainer: Any) -> dict[str, Any]:
+def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
     """Everything a run was made of, JSON-able."""
     place, intervals = trainer.placement, trainer.intervals
     return {
@@ -97,12 +98,12 @@ def configuration(trainer: Any) -> dict[str, Any]:
     }
 
 
-def plain_configuration(trainer: Any) -> dict[str, Any]:
+def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:
     """The same in values that JSON gives back as they are."""
     return json.loads(json.dumps(configuration(trainer), default=str))
 
 
-def write_config(trainer: Any) -> None:
+def write_config(trainer: TrainerProtocol) -> None:
     """`model_dir/config.json`, by the chief."""
     if not trainer.placement.is_chief or not trainer.model_dir:
         return
@@ -145,7 +146,9 @@ def learning_rate_of(optimizer: Any) -> float | None:
         return None
 
 
-def summary_of(trainer: Any, run: Synchronous, steps: int, secs: float, exported: list[str]) -> dict:
+def summary_of(
+    trainer: TrainerProtocol, run: Synchronous, steps: int, secs: float, exported: list[str]
+) -> dict:
     """Label -> value for the last lines a person sees."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
     rate = run.steps_per_sec()

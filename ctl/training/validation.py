@@ -19,6 +19,7 @@ from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import MetricWriter
 from ctl.step import optimizers as optimizers_lib
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _PROBE_BYTES = 1 << 16
 _REQUIRED = {
@@ -38,12 +39,12 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> None:
         raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
 
 
-def is_written(trainer: Any, method: str) -> bool:
+def is_written(trainer: TrainerProtocol, method: str) -> bool:
     """True if a subclass defines `method`."""
     return getattr(type(trainer), method).__module__ != "ctl.trainer"
 
 
-def methods(trainer: Any, purpose: str) -> None:
+def methods(trainer: TrainerProtocol, purpose: str) -> None:
     """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
     missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
     if "train_data" in missing and hasattr(trainer, "train_data_fn"):
@@ -57,7 +58,7 @@ def methods(trainer: Any, purpose: str) -> None:
         )
 
 
-def data(trainer: Any) -> None:
+def data(trainer: TrainerProtocol) -> None:
     """Raises UsageError for two sources of training data."""
     if hasattr(trainer, "train_data_fn") and is_written(trainer, "train_data"):
         raise UsageError(
@@ -65,7 +66,7 @@ def data(trainer: Any) -> None:
         )
 
 
-def evaluation(trainer: Any, manager: Any) -> None:
+def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
     """Warns of half an evaluation; raises UsageError for a best checkpoint that nothing decides."""
     written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
     asked = trainer.intervals.evaluate != Every()
@@ -95,7 +96,7 @@ def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
         )
 
 
-def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
+def evaluated_names(trainer: TrainerProtocol, manager: Any, names: Sequence[str]) -> None:
     """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
     best_is_known(manager, means)
@@ -104,13 +105,13 @@ def evaluated_names(trainer: Any, manager: Any, names: Sequence[str]) -> None:
         watched.of(means, "eval")
 
 
-def watched_metrics(trainer: Any) -> list[BestValue]:
+def watched_metrics(trainer: TrainerProtocol) -> list[BestValue]:
     """What the callbacks of a trainer want to know of the evaluation."""
     found = [getattr(callback, "best", None) for callback in trainer.callbacks]
     return [best for best in found if isinstance(best, BestValue) and best.run == "eval"]
 
 
-def names_matter(trainer: Any, manager: Any) -> bool:
+def names_matter(trainer: TrainerProtocol, manager: Any) -> bool:
     """Whether anything asks for a metric of the evaluation by its name."""
     best = getattr(getattr(manager, "keep", None), "best", None)
     reported = any(getattr(r, "metric", None) is not None for r in trainer.extra_writers)
@@ -128,7 +129,7 @@ def reported_is_known(writers: Sequence[Any], means: Mapping[str, float]) -> Non
             )
 
 
-def mask(trainer: Any, recorder: Any) -> None:
+def mask(trainer: TrainerProtocol, recorder: Any) -> None:
     """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
     if recorder.parts > 1:
         raise UsageError(
@@ -142,7 +143,7 @@ def mask(trainer: Any, recorder: Any) -> None:
         )
 
 
-def callbacks(trainer: Any, given: Any) -> None:
+def callbacks(trainer: TrainerProtocol, given: Any) -> None:
     """Raises UsageError for callbacks that would never be called, or could not act."""
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"callbacks is {given!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
@@ -195,7 +196,7 @@ def parts(checkpoints: Any, writers: Any) -> None:
         )
 
 
-def model(trainer: Any) -> None:
+def model(trainer: TrainerProtocol) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
     owned = tracked_state.collect(trainer)
     if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
@@ -216,7 +217,7 @@ def model(trainer: Any) -> None:
     compilation(trainer)
 
 
-def optimizers(trainer: Any) -> None:
+def optimizers(trainer: TrainerProtocol) -> None:
     """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
     for name, thing in vars(trainer).items():
         keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
@@ -235,7 +236,7 @@ def optimizers(trainer: Any) -> None:
                 )
 
 
-def compilation(trainer: Any) -> None:
+def compilation(trainer: TrainerProtocol) -> None:
     """Raises UsageError where XLA cannot compile forward and backward of a replica."""
     if not trainer.jit_compile:
         return
@@ -260,7 +261,7 @@ def _layers(thing: Any) -> list:
     return list(thing._flatten_layers()) if hasattr(thing, "_flatten_layers") else []
 
 
-def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
+def _central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
     """What TensorFlow does not carry where variables are updated outside the replicas."""
     if strategies.word_of(trainer.strategy) != "central_storage" or trainer.placement.num_replicas == 1:
         return
@@ -280,13 +281,13 @@ def _central_storage(trainer: Any, owned: Mapping[str, Any]) -> None:
                 )
 
 
-def _optimizer_strategy(trainer: Any, name: str, optimizer: Any) -> None:
+def _optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
     if is_keras3(optimizer) and made_under is not None and (made_under is not trainer.strategy):
         raise UsageError(_outside(f"self.{name}"))
 
 
-def _created_in_scope(trainer: Any, name: str, thing: Any) -> None:
+def _created_in_scope(trainer: TrainerProtocol, name: str, thing: Any) -> None:
     if trainer.strategy.num_replicas_in_sync == 1:
         return
     for variable in tracked_state.variables_of(thing):
@@ -312,7 +313,7 @@ def _outside(name: str) -> str:
     )
 
 
-def _batch_normalization(trainer: Any, owned: dict) -> None:
+def _batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
     """Keras 3's moving statistics drift apart per replica, without an error, unless synchronised."""
     if trainer.strategy.num_replicas_in_sync == 1:
         return
@@ -327,7 +328,7 @@ def _batch_normalization(trainer: Any, owned: dict) -> None:
                 )
 
 
-def export(trainer: Any, formats: Sequence[str]) -> None:
+def export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
     """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
     if formats and trainer.model_dir is None:
         raise UsageError(

@@ -167,7 +167,9 @@ def port(environ: Mapping[str, str], default: int) -> int:
     return given
 
 
-def workers(platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more) -> Job:
+def workers(
+    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more: Any
+) -> Job:
     """A job of equal workers; of one process, where there is one address. Raises UsageError."""
     for i, address in enumerate(addresses):
         check_address(address, sources[0], f"task {i}")

@@ -6,6 +6,7 @@ list of hosts of the Slurm job around.
 
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 from ctl.distribute.platforms import job, slurm
 from ctl.distribute.platforms.job import Job
@@ -66,7 +67,7 @@ def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
     return rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
 
 
-def _over_hosts(environ, platform: str, rank: int, size: int, sources) -> Job:
+def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any) -> Job:
     listed = environ.get("SLURM_JOB_NODELIST", "").strip()
     per_host = environ.get("SLURM_TASKS_PER_NODE", "").strip()
     if listed and per_host:

@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ctl.distribute.platforms import job
 from ctl.distribute.platforms.job import Job
@@ -174,7 +175,7 @@ def _check_count(hosts: int, part: str) -> None:
         )
 
 
-def _check_blocks(environ, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
+def _check_blocks(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
     """Tasks that Slurm dealt out in turn are elsewhere than the list says."""
     host, local = placed[number]
     came = job.number(environ, "SLURM_NODEID"), job.number(environ, "SLURM_LOCALID")

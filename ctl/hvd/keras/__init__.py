@@ -6,6 +6,8 @@ take; and `optimizer.lr`, which is `optimizer.learning_rate`. `optimizer.variabl
 called, as it was before, on a `DistributedOptimizer`.
 """
 
+from typing import Any
+
 from ctl.hvd.built import (
     ccl_built,
     cuda_built,
@@ -53,7 +55,7 @@ __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "M
            "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline"]  # fmt: skip
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """`elastic`, which not every script needs."""
     if name == "elastic":
         import importlib

@@ -1,0 +1,62 @@
+"""What a trainer keeps between its calls, once it is prepared."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctl.checkpoints.protocol import CheckpointManager, Manifest
+from ctl.checkpoints.tracked_state import State
+from ctl.data.resume_position import SavedIterator
+from ctl.distribute import communication
+from ctl.distribute.host_allreduce import Agreement
+from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import RunInfo
+from ctl.supervision.lease import Lease
+from ctl.supervision.signals import Signals
+from ctl.training.callback_runner import CallbackRunner
+
+
+@dataclass
+class Session:
+    """What a prepared trainer keeps.
+
+    Attributes:
+      state: its variables; manager: where they are saved; resumed: what was restored, or None.
+      examples: consumed since the start of the data, up to the newest save.
+      agreement: sums over workers; callbacks: with what they know.
+      position: of the data's iterator, where that is what is saved.
+    """
+
+    state: State
+    manager: CheckpointManager
+    agreement: Agreement
+    callbacks: CallbackRunner
+    resumed: Manifest | None
+    position: SavedIterator | None = None
+    loop_state: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
+    examples: int = 0
+    at: int = 0  # the step that `examples` belongs to
+    saved: int = 0  # the step of the newest checkpoint that was restored or saved
+    loops: dict[str, Any] = field(default_factory=dict)
+    running: WriterGroup | None = None
+    info: RunInfo | None = None  # of the run that is on
+    last_step: int = 0  # that was read
+    rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
+    lease: Lease | None = None  # of model_dir, on the chief, while it trains
+    signals: Signals | None = None  # while it trains
+
+    @property
+    def step(self) -> int:
+        """Completed steps; those last known, where the parameter server that counts them is gone."""
+        with contextlib.suppress(*communication.PEER_ERRORS):
+            self.last_step = int(self.state.step.numpy())
+        return self.last_step
+
+    def advance(self, step: int, global_batch_size: int, limit: int | None = None) -> None:
+        """Counts the examples consumed up to `step`; `limit`, where the last batch was short."""
+        self.examples += (step - self.at) * global_batch_size
+        if limit is not None:
+            self.examples = min(self.examples, limit)
+        self.at = step

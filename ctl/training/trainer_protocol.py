@@ -1,0 +1,56 @@
+"""What the parts of a run use of a trainer: `ctl.Trainer` has it all, and a subclass writes the methods."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import tensorflow as tf
+from ctl.callbacks.protocol import Callback
+from ctl.callbacks.schedule import Intervals
+from ctl.checkpoints.protocol import CheckpointManager
+from ctl.distribute.strategies import Placement
+from ctl.metrics.protocol import MetricWriter
+from ctl.step.gradients import Gradients
+from ctl.step.replica_step import Recorder
+
+if TYPE_CHECKING:
+    from ctl.training.session import Session
+
+
+class TrainerProtocol(Protocol):
+    """Settings, what `build` has made, and the methods of the user; see `ctl.Trainer` for each."""
+
+    model: Any
+    optimizer: Any
+    step_variable: Any
+    strategy: tf.distribute.Strategy
+    placement: Placement
+    global_batch_size: int
+    seed: int
+    model_dir: str | None
+    log_dir: str | None
+    intervals: Intervals
+    gradients: Gradients
+    callbacks: list[Callback]
+    hparams: dict[str, Any]
+    extra_writers: Sequence[MetricWriter]
+    init_from: str | None
+    jit_compile: bool
+    check_collectives: bool
+    step_timeout_secs: float
+    allow_config_change: bool
+    data_position: str
+    _checkpoints: CheckpointManager | None
+    _writers: Sequence[MetricWriter] | None
+    _recorder: Recorder
+    _session: "Session | None"
+    _warned: bool
+    _eval_is_known: bool
+
+    def build(self) -> None: ...
+    def train_data(self, batch_size: int) -> Any: ...
+    def eval_data(self, batch_size: int) -> Any: ...
+    def train_step(self, batch: Any) -> dict[str, Any]: ...
+    def eval_step(self, batch: Any) -> dict[str, Any]: ...
+    def after_loop(self, step: int, means: dict[str, float]) -> Any: ...
+    def export(self, *formats: str, directory: str | None = None) -> list[str]: ...
+    def evaluate(self) -> Mapping[str, float]: ...
