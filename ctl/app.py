@@ -14,10 +14,11 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
+from ctl.config import define_flags, help_text, settle
 from ctl.distribute import cluster, job_fingerprint
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 from ctl.io import directories, exit_hook, log_filter, paths
@@ -29,86 +30,8 @@ if TYPE_CHECKING:
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
 
-_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
-    ("text", "model_dir", "", "Directory where the run lives: checkpoints, logs, export. Given again, "
-     "the run resumes. Empty: as AIP_CHECKPOINT_DIR says on Vertex AI, else nothing is kept."),
-    ("number", "train_steps", 1000, "Steps to complete in all, resumed ones included. 0 turns it off: "
-     "train until the data ends."),
-    ("real", "epochs", 0.0, "Passes over the training data in all, instead of --train_steps. 0 turns "
-     "it off."),
-    ("positive", "global_batch_size", 128, "Examples in one step, over all replicas of all workers."),
-    ("word", "strategy", ("auto", "default", "one_device", "mirrored", "multi_worker",
-                          "parameter_server", "central_storage", "tpu"),
-     "How to distribute; auto looks at TF_CONFIG and the devices."),
-    ("list", "devices", [], "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the "
-     "strategy's own choice."),
-    ("number", "num_virtual_devices", 0, "Logical devices to split the CPU into, to try several "
-     "replicas. 0 turns it off."),
-    ("word", "cross_device_ops", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
-     "How mirrored adds gradients up."),
-    ("word", "communication", ("auto", "ring", "nccl"), "How multi_worker adds gradients up."),
-    ("real", "collective_timeout_secs", 0.0, "Seconds that multi_worker waits in one sum over workers. "
-     "0 turns it off: as long as the others live."),
-    ("real", "heartbeat_secs", 0.0, "Seconds of silence after which multi_worker gives a worker up. 0 "
-     "leaves it to TensorFlow."),
-    ("real", "startup_timeout_secs", 0.0, "Seconds that multi_worker waits for workers that do not come. "
-     "0 leaves it to the launcher, or ten minutes."),
-    ("real", "step_timeout_secs", 0.0, "Seconds without a step after which all stacks are printed "
-     "and the process ends with 134; compiling, evaluating and saving have longer limits. 0 turns it "
-     "off."),
-    ("text", "tpu", "", "Name or address of the TPU for --strategy=tpu. Empty: the one of this "
-     "environment."),
-    ("text", "variable_partitioner", "", "How parameter servers share large variables: min_size:256K, "
-     "max_shards:2 or fixed_shards:2. Empty: each variable stays whole."),
-    ("text", "steps_per_loop", "auto", "Steps in one graph call, or auto for about half a second. 0 "
-     "means auto."),
-    ("number", "log_every_steps", 100, "Steps between reports of the training numbers. 0 turns it "
-     "off: only at the end."),
-    ("number", "eval_every_steps", 0, "Steps between evaluations. 0 turns it off: only at the end."),
-    ("number", "save_every_steps", 500, "Steps between checkpoints; one is also saved before each "
-     "evaluation. 0 turns it off: only there and at the end."),
-    ("text", "keep", "5", "Newest checkpoints to keep, optionally with the best and every k-th step's: "
-     "3,best=accuracy,every=1000. 0 turns deletion off: keep all."),
-    ("bool", "background_save", False, "Write checkpoints while training goes on; takes memory for one "
-     "more copy of the state."),
-    ("text", "init_from", "", "Checkpoint, or model_dir of another run, whose model variables to begin "
-     "with where model_dir has no checkpoint. Empty: as the model is built."),
-    ("bool", "jit_compile", False, "Compile forward and backward of the step with XLA."),
-    ("bool", "check_collectives", False, "Have workers compare what they are about to sum, and name the "
-     "line that breaks their order. Slow: for debugging."),
-    ("word", "on_nonfinite", ("stop", "skip", "rollback"), "What a loss or gradient that is NaN or "
-     "infinite does: end the run, leave the step out, or go back to a checkpoint, past those data."),
-    ("bool", "allow_config_change", False, "Go on in a model_dir although the seed, the batch size or the "
-     "data are others than before: examples come in another order then."),
-    ("number", "seed", 0, "Seed of everything random, the same on every worker."),
-    ("text", "report_hypertune", "", "Metric of the evaluation to report to a hyperparameter tuning job "
-     "on Vertex AI, such as accuracy. Empty: none."),
-    ("word", "mode", ("train_and_eval", "train", "eval", "export", "predict"), "What to do; predict prints "
-     "a line of JSON per example."),
-    ("text", "export", "keras,saved_model", "Formats to write into model_dir/export at the end, of "
-     "keras, saved_model, weights. none (or 0) turns it off."),
-)  # fmt: skip
+_PLAIN = (bool, int, float, str, list, type(None))  # what is compared between workers as it is
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
-NAMES = tuple(name for _, name, _, _ in _FLAGS)
-
-
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
-    where: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
-    for kind, name, default, text in _FLAGS:
-        if kind == "word":
-            flags.DEFINE_enum(name, default[0], default, text, **where)
-        elif kind == "text":
-            flags.DEFINE_string(name, default, text, **where)
-        elif kind == "bool":
-            flags.DEFINE_bool(name, default, text, **where)
-        elif kind == "list":
-            flags.DEFINE_list(name, default, text, **where)
-        elif kind == "real":
-            flags.DEFINE_float(name, default, text, lower_bound=0.0, **where)
-        else:
-            least = 1 if kind == "positive" else 0
-            flags.DEFINE_integer(name, default, text, lower_bound=least, **where)
 
 
 def run(trainer: Callable[..., Any], **settings: Any) -> None:
@@ -137,8 +60,6 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
 
 def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     """Reads flags; --help prints the grouped list and ends with 0, a bad flag ends with 2."""
-    from ctl.flags_help import help_text
-
     before = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if any(a in ("--help", "-help", "-h", "-?", "--helpshort") for a in before):
         with contextlib.suppress(BrokenPipeError):
@@ -183,17 +104,18 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
     settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
+    settings = settle(values, settings, make_trainer)
     from ctl.training import platform_hooks
 
     me, places = cluster.read(), directories.read(values.model_dir)
     values.model_dir = places.model_dir
-    options = _options(values)
+    options = _options(values, settings)
     from ctl.checkpoints.export import parse_formats
 
     formats = parse_formats(values.export)
     _check_mode(values, formats)
     steps, epochs = _length(values)
-    trainer = make_trainer(**options, **settings)
+    trainer = make_trainer(**{**settings, **options})
     if not hasattr(trainer, "hparams"):
         raise UsageError(
             f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
@@ -270,8 +192,10 @@ def _prepare(trainer: "Trainer", values: flags.FlagValues) -> None:
             "yields a dictionary per example."
         )
     for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
-        setattr(trainer, name, getattr(trainer, name, False) or getattr(values, name))
-    trainer.init_from = values.init_from or getattr(trainer, "init_from", None)
+        if not values[name].using_default_value or not getattr(trainer, name, False):
+            setattr(trainer, name, getattr(values, name))
+    if not values["init_from"].using_default_value or not getattr(trainer, "init_from", None):
+        trainer.init_from = values.init_from or None
     if values.mode in ("train", "train_and_eval"):
         from ctl.training.resume import claim
 
@@ -306,8 +230,8 @@ def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:
     return (None, values.epochs) if values.epochs else (values.train_steps or None, None)
 
 
-def _options(values: flags.FlagValues) -> dict:
-    """The Trainer's arguments from the flags."""
+def _options(values: flags.FlagValues, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments from the flags, and from objects that `ctl.run` was given for them."""
     from ctl.callbacks.schedule import Every, Intervals
     from ctl.checkpoints.retention import Keep
 
@@ -318,28 +242,38 @@ def _options(values: flags.FlagValues) -> dict:
     if values.mode == "train_and_eval" and evaluates:
         evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
     intervals = Intervals(
-        steps_per_loop=_steps_per_loop(values.steps_per_loop),
+        steps_per_loop=_steps_per_loop(str(values.steps_per_loop)),
         log=Every(steps=values.log_every_steps),
         save=Every(steps=values.save_every_steps),
         evaluate=evaluate,
     )
-    checkpoints = None
+    given = settings.get("intervals")
+    if given is not None:
+        flag_of = {"steps_per_loop": "steps_per_loop", "log": "log_every_steps",
+                   "save": "save_every_steps", "evaluate": "eval_every_steps"}  # fmt: skip
+        asked = {n: getattr(intervals, n) for n, flag in flag_of.items() if values[flag].present}
+        intervals = dataclasses.replace(given, **asked)
+    checkpoints = settings.get("checkpoints")
     from ctl.distribute import strategies
 
-    strategy = strategies.make(
-        values.strategy,
-        devices=values.devices,
-        num_virtual_devices=values.num_virtual_devices,
-        cross_device_ops=values.cross_device_ops,
-        communication=values.communication,
-        timeout_secs=values.collective_timeout_secs,
-        heartbeat_secs=values.heartbeat_secs,
-        tpu=values.tpu,
-        variable_partitioner=values.variable_partitioner,
-        flags=_given(values),
-        startup_timeout_secs=values.startup_timeout_secs or None,
+    strategy = (
+        values.strategy
+        if not isinstance(values.strategy, str)
+        else strategies.make(
+            values.strategy,
+            devices=values.devices,
+            num_virtual_devices=values.num_virtual_devices,
+            cross_device_ops=values.cross_device_ops,
+            communication=values.communication,
+            timeout_secs=values.collective_timeout_secs,
+            heartbeat_secs=values.heartbeat_secs,
+            tpu=values.tpu,
+            variable_partitioner=values.variable_partitioner,
+            flags=_given(values),
+            startup_timeout_secs=values.startup_timeout_secs or None,
+        )
     )
-    if values.model_dir:
+    if values.model_dir and (checkpoints is None or values["keep"].present):
         from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 
         checkpoints = ChiefOnlyCheckpoints(
@@ -358,7 +292,7 @@ def _options(values: flags.FlagValues) -> dict:
 def _given(values: flags.FlagValues) -> dict[str, Any]:
     """The flags that workers must agree on: all but those of absl itself."""
     return {
-        flag.name: flag.value
+        flag.name: flag.value if isinstance(flag.value, _PLAIN) else type(flag.value).__name__
         for module, found in values.flags_by_module_dict().items()
         if not module.startswith("absl")
         for flag in found

@@ -8,8 +8,7 @@ tests/test_flags_doc.py compares the file with what this makes.
 from pathlib import Path
 
 from absl import flags
-from ctl.app import define_flags
-from ctl.flags_help import GROUPS, describe_default, description
+from ctl.config import SETTINGS, define_flags, describe_default, description
 
 PAGE = Path(__file__).with_name("flags.md")
 _INTRO = """\
@@ -24,6 +23,9 @@ Every flag has the form `--name=value`. `--help` shows the same list and ends wi
 python -m models.mnist --help
 ```
 
+A flag that is given wins over the same keyword of `ctl.run`, this over an attribute or a constructor's default
+of the class, and this over the default below. `--nojit_compile` turns off what a class turns on.
+
 The list is a promise: a name stays, and a new one needs a decision note. Settings of a model (a
 learning rate, a width) are flags of the model's file, see
 [decision 9](decisions/0009-model-settings-are-constructor-arguments.md).
@@ -35,8 +37,8 @@ def page() -> str:
     values = flags.FlagValues()
     define_flags(values)
     parts = [_INTRO]
-    for title, names in GROUPS.items():
-        rows = "".join(_row(values[name]) for name in names)
+    for title, group in SETTINGS.items():
+        rows = "".join(_row(values[setting.name]) for setting in group)
         parts.append(f"\n## {title}\n\n| flag | default | meaning |\n|---|---|---|\n{rows}")
     return "".join(parts)
 

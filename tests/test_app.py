@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from absl import flags
 from conftest import ROOT, environment
-from ctl import app
+from ctl import app, config
 
 MNIST = [sys.executable, "-m", "models.mnist"]
 BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--log_every_steps=2"]
@@ -74,7 +74,7 @@ def test_a_bad_setting_ends_with_2_and_one_line(tmp_path):
 def test_help_is_grouped_names_every_flag_and_ends_with_0():
     done = run("--help")
     assert done.code == 0 and done.err == ""
-    for name in (*app.NAMES, "learning_rate", "data"):
+    for name in (*config.NAMES, "learning_rate", "data"):
         assert f"\n  --{name}=" in done.out
     titles = ["The model:", "What to do:", "Where it runs:", "The loop:", "What stays:"]
     places = [done.out.index(f"\n{title}\n") for title in titles]
@@ -83,7 +83,7 @@ def test_help_is_grouped_names_every_flag_and_ends_with_0():
 
 def parsed(*arguments):
     values = flags.FlagValues()
-    app.define_flags(values)
+    config.define_flags(values)
     app.parse(["program", *arguments], values)
     return values
 

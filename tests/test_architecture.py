@@ -17,7 +17,7 @@ FLOORS = [
     ["supervision"],
     ["collectives"],
     ["distribute"],
-    ["launch", "flags_help"],
+    ["launch", "config"],
     ["deploy", "callbacks"],
     ["step", "data", "checkpoints", "metrics"],
     ["hvd"],

@@ -17,7 +17,7 @@ import pytest
 from absl import flags
 from conftest import ROOT, environment
 from ctl import errors
-from ctl.app import define_flags
+from ctl.config import define_flags
 from ctl.deploy import args as deploy_words
 from ctl.deploy import slurm
 from ctl.deploy.docker import command as docker_command

@@ -4,8 +4,7 @@ import importlib.util
 
 from absl import flags
 from conftest import ROOT
-from ctl.app import NAMES, define_flags
-from ctl.flags_help import GROUPS
+from ctl.config import NAMES, SETTINGS, define_flags
 
 
 def defined() -> flags.FlagValues:
@@ -36,7 +35,7 @@ def test_the_names_of_the_flags_are_frozen():
 
 
 def test_every_flag_is_in_exactly_one_group_of_the_help():
-    grouped = [name for names in GROUPS.values() for name in names]
+    grouped = [setting.name for group in SETTINGS.values() for setting in group]
     assert sorted(grouped) == sorted(NAMES)
 
 

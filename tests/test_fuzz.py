@@ -5,7 +5,7 @@ import string
 
 import pytest
 from absl import flags
-from ctl import app
+from ctl import app, config
 from ctl.checkpoints import export
 from ctl.checkpoints.retention import Keep
 from ctl.distribute import cluster, parameter_servers
@@ -66,8 +66,8 @@ def test_any_tf_config_is_a_cluster_or_a_sentence(text, servers):
 
 WORD = st.one_of(
     TEXT,
-    st.builds("--{}={}".format, st.sampled_from(app.NAMES), st.one_of(TEXT, st.integers(), st.floats())),
-    st.builds("--{}".format, st.sampled_from([*app.NAMES, "no", "nojit_compile", "x"])),
+    st.builds("--{}={}".format, st.sampled_from(config.NAMES), st.one_of(TEXT, st.integers(), st.floats())),
+    st.builds("--{}".format, st.sampled_from([*config.NAMES, "no", "nojit_compile", "x"])),
     st.text(alphabet=string.punctuation + "a1", max_size=12),
 )
 
@@ -78,7 +78,7 @@ def test_any_words_are_flags_or_a_sentence(words):
     if any(w.startswith(("--flagfile", "-flagfile")) for w in words):
         return  # reads files
     values = flags.FlagValues()
-    app.define_flags(values)
+    config.define_flags(values)
     try:
         app.parse(["program", *words], values)
     except SystemExit as end:
