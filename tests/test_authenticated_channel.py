@@ -1,9 +1,12 @@
 """Who does not know the secret is not let in and harms nobody: bytes, order, reflection, replay, crowds."""
 
+import contextlib
+import errno
 import random
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import TIMEOUT_SECS
@@ -272,3 +275,98 @@ def test_fewer_descriptors_than_strangers_do_not_end_the_listener(monkeypatch):
         assert door.let_in(1) == [{"rank": 1}] and door.listener.refused >= 42
         for one in held:
             one.close()
+
+
+def test_a_proof_says_for_whom_and_where_each_part_ends():
+    proofs = [
+        Endpoint(SECRET, purpose, identity).proof(role, *parts)
+        for role, purpose, identity, parts in [
+            ("caller", "a", "bc", (b"x", b"yz")), ("listener", "a", "bc", (b"x", b"yz")),
+            ("caller", "ab", "c", (b"x", b"yz")), ("caller", "a", "b", (b"cx", b"yz")),
+            ("caller", "a", "bc", (b"xy", b"z")), ("caller", "a", "bc", (b"xyz",)),
+        ]
+    ]  # fmt: skip
+    assert len(set(proofs)) == len(proofs)
+
+
+def test_a_caller_that_sends_a_byte_now_and_then_leaves_when_its_time_is_over(monkeypatch):
+    monkeypatch.setattr(channel, "PROOF_SECS", 0.3)
+    sent = 0
+    with Door() as door, socket.create_connection(door.address, timeout=TIMEOUT_SECS) as slow:
+        with contextlib.suppress(ConnectionError):
+            for byte in MAGIC + bytes(32) + b"\2\0" + bytes(500):
+                slow.sendall(bytes([byte]))
+                sent += 1
+                time.sleep(0.05)
+        assert door.listener.refused == 1
+    assert sent < 100  # of 542
+
+
+def test_a_claim_that_would_be_too_long_ends_the_connection_before_it_comes(monkeypatch):
+    monkeypatch.setattr(channel, "PROOF_SECS", 1000.0)
+    with Door() as door, socket.create_connection(door.address, timeout=TIMEOUT_SECS / 2) as raw:
+        assert len(raw.recv(4096)) == 40
+        raw.sendall(MAGIC + bytes(32) + (channel.MOST_CLAIM_BYTES + 1).to_bytes(2, "big"))
+        with pytest.raises(ConnectionError):
+            if raw.recv(4096) == b"":
+                raise ConnectionError
+
+
+class Full(socket.socket):
+    """A listening socket for whose callers there is no file descriptor, as long as it `is_full`."""
+
+    is_full = False
+
+    def accept(self):
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_without_a_free_descriptor_the_oldest_stranger_leaves_and_the_listener_goes_on():
+    server = Full()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    listener = Listener(server, HERE)
+    with socket.create_connection(server.getsockname()), contextlib.closing(listener):
+        listener.accepted(TIMEOUT_SECS)
+        server.is_full = True
+        with socket.create_connection(server.getsockname()):
+            for _ in range(3):  # the second time there is nobody to leave
+                assert listener.accepted(TIMEOUT_SECS) == []
+            assert listener.refused == 1
+            server.is_full = False
+            with ThreadPoolExecutor() as pool:
+                caller = pool.submit(connect, server.getsockname(), HERE, {"rank": 1}, TIMEOUT_SECS)
+                found, until_secs = [], time.monotonic() + TIMEOUT_SECS
+                while not found and time.monotonic() < until_secs:
+                    found = listener.accepted(0.05)
+                caller.result(TIMEOUT_SECS).close()
+            assert [claim for _, claim in found] == [{"rank": 1}]
+            found[0][0].close()
+
+
+@pytest.mark.parametrize("verdict", [None, b"[" * 2000, b"5", b"{"])
+def test_a_listener_that_answers_nonsense_is_something_else(verdict):
+    """Without a secret anybody can sign; None: only a length, longer than any verdict."""
+    here = Endpoint(b"", "test", "rank 0")
+    false = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        connection, _ = false.accept()
+        with connection:
+            connection.sendall(MAGIC + bytes(32))
+            came = connection.recv(4096)
+            if verdict is None:
+                connection.sendall(b"\xff\xff")
+            else:
+                claim = came[len(MAGIC) + 34 : -32]
+                proof = here.proof("listener", bytes(32), came[len(MAGIC) :][:32], claim, verdict)
+                connection.sendall(len(verdict).to_bytes(2, "big") + verdict + proof)
+            connection.recv(1)  # until the caller leaves
+
+    with false, ThreadPoolExecutor() as pool:
+        answered = pool.submit(answer)
+        with pytest.raises(UnprovenError, match="something else answers there"):
+            connect(false.getsockname(), here, {"rank": 1}, 10.0)
+        answered.result(TIMEOUT_SECS)

@@ -16,6 +16,7 @@ from ctl.distribute import cluster
 from ctl.distribute.platforms import slurm
 from ctl.distribute.strategies import Placement
 from ctl.errors import PeerLostError, ReadError
+from ctl.io import paths
 from ctl.supervision.lease import Lease
 from ctl.training import error_translation
 from small_disks import fill
@@ -48,6 +49,23 @@ def test_a_disk_with_too_little_room_for_a_checkpoint_is_found_before_the_first_
         trainer.train(2)
     assert trainer.step == 0
     assert not list(small_disk.rglob(".probe*"))
+
+
+def test_a_checkpoint_larger_than_what_is_probed_is_found_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "bytes_free", lambda where: 1_000_000)
+    trainer = Large(strategy="default", writers=[], model_dir=str(tmp_path))
+    with pytest.raises(ctl.UsageError, match=r"needs 1,6\d\d,\d* bytes and 1,000,000 are free"):
+        trainer.train(2)
+
+
+def test_a_disk_that_is_full_only_when_it_is_synced_is_found_too(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(paths.os, "fsync", full)
+    with pytest.raises(OSError, match="quota"):
+        paths.probe(tmp_path, 10)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk):  # noqa: F811

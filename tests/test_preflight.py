@@ -1,18 +1,21 @@
 """Before TensorFlow waits: who is missing is named, and who is different is refused; in threads here."""
 
+import contextlib
 import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
 from ctl.distribute import job_fingerprint, startup_barrier
 from ctl.distribute.cluster import Cluster
+from ctl.distribute.startup_barrier import chief as chief_side
 from ctl.distribute.startup_barrier import messages
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, RefusedError
+from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError
 
 
 @pytest.fixture(autouse=True)
@@ -97,32 +100,120 @@ def test_two_processes_of_one_index_are_refused(monkeypatch):
 def test_a_refusal_reaches_a_worker_that_has_not_yet_said_how_it_was_started(monkeypatch):
     monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
     chief, worker = clusters(2)
-    endpoint = Endpoint(b"known to this job only", messages.PURPOSE, messages.IDENTITY)
     found = []
     thread = threading.Thread(target=lambda: found.extend(meeting([chief], [{}])), daemon=True)
     thread.start()
-
-    def connected(process):
-        until_secs = time.monotonic() + TIMEOUT_SECS
-        while True:
-            try:
-                address = messages.address_of(worker, 0)
-                claim = {"rank": 1, "process": process}
-                return authenticated_channel.connect(address, endpoint, claim, PROOF_SECS)
-            except RefusedError:
-                raise
-            except OSError:
-                assert time.monotonic() < until_secs
-                time.sleep(0.02)
-
-    with connected("one") as first:
+    with guest(worker, process="one") as first:
         with pytest.raises(RefusedError, match="two processes say"):
-            connected("another")
+            guest(worker, process="another")
         first.settimeout(TIMEOUT_SECS)
         said = json.loads(first.makefile().readline())
     assert "two processes say" in said["refused"]
     thread.join(TIMEOUT_SECS)
     assert isinstance(found[0], UsageError)
+
+
+def guest(place, rank=1, process="a guest"):
+    """An authenticated connection to the chief, once it listens; raises its RefusedError."""
+    endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
+    until_secs = time.monotonic() + TIMEOUT_SECS
+    while True:
+        try:
+            claim = {"rank": rank, "process": process}
+            return authenticated_channel.connect(messages.address_of(place, 0), endpoint, claim, PROOF_SECS)
+        except RefusedError:
+            raise
+        except OSError:
+            assert time.monotonic() < until_secs
+            time.sleep(0.02)
+
+
+def assert_closed(connection):
+    until_secs = time.monotonic() + TIMEOUT_SECS / 2
+    connection.settimeout(TIMEOUT_SECS / 2)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(4096):  # what the chief says meanwhile
+            assert time.monotonic() < until_secs
+
+
+RANKS = (-1, 0, 2, 10**30, True, 1.0, "1", None)
+
+
+def test_a_rank_that_cannot_be_is_refused_and_without_a_secret_nobody_else_notices():
+    places = clusters(2)
+    with ThreadPoolExecutor() as pool:
+        chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
+        for rank in RANKS:
+            with pytest.raises(RefusedError, match="says that it is number"):
+                guest(places[0], rank)
+        with pytest.raises(RefusedError, match="says that it is number"):
+            guest(places[0], 1, process=5)
+        assert meeting(places[1:], [{}]) == [None]
+        assert chief.result(TIMEOUT_SECS) == [None]
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_with_a_secret_a_rank_that_cannot_be_is_a_mistake_in_the_job(rank, monkeypatch):
+    monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
+    places = clusters(2)
+    with ThreadPoolExecutor() as pool:
+        chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
+        with pytest.raises(RefusedError, match="says that it is number"):
+            guest(places[0], rank)
+        (error,) = chief.result(TIMEOUT_SECS)
+    assert isinstance(error, UsageError) and "says that it is number" in str(error)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[" * 60_000 + b"\n", b"5\n", b"{}\n", b'{"facts": []}\n', b'{"facts": {"a": 1}}\n',
+     b'{"facts": {"a": null}}\n', b"x" * (messages.MOST_LINE_BYTES + 200_000)],
+)  # fmt: skip
+def test_a_guest_that_says_nonsense_leaves_and_its_place_is_free(line, monkeypatch):
+    monkeypatch.setattr(chief_side, "PROOF_SECS", 1000.0)
+    places = clusters(2)
+    with ThreadPoolExecutor() as pool:
+        chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
+        with guest(places[0]) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(line)
+            assert_closed(connection)
+        assert meeting(places[1:], [{}]) == [None]
+        assert chief.result(TIMEOUT_SECS) == [None]
+
+
+def test_a_guest_that_says_nothing_leaves_and_its_place_is_free(monkeypatch):
+    monkeypatch.setattr(chief_side, "PROOF_SECS", 0.3)
+    places = clusters(2)
+    with ThreadPoolExecutor() as pool:
+        chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
+        with guest(places[0]) as connection:
+            assert_closed(connection)
+            assert meeting(places[1:], [{}]) == [None]
+        assert chief.result(TIMEOUT_SECS) == [None]
+
+
+@pytest.mark.parametrize("line", [b"[" * 60_000 + b"\n", b"5\n", b"[]\n", b"{}\n"])
+def test_a_chief_that_says_nonsense_is_something_else(line):
+    """Without a secret anybody can stand in for it."""
+    place = clusters(2)[1]
+    over = threading.Event()
+    endpoint = Endpoint(b"", messages.PURPOSE, messages.IDENTITY)
+    listener = Listener(socket.create_server(messages.address_of(place, 0)), endpoint)
+
+    def answer():
+        while not over.is_set():
+            for connection, _ in listener.accepted(0.05):
+                with connection:
+                    connection.sendall(line)
+                    connection.recv(65536)
+
+    with ThreadPoolExecutor() as pool, contextlib.closing(listener):
+        answered = pool.submit(answer)
+        (error,) = meeting([place], [{}], timeout_secs=0.5)
+        over.set()
+        answered.result(TIMEOUT_SECS)
+    assert isinstance(error, PeerLostError) and "something else answers" in str(error)
 
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():

@@ -4,13 +4,19 @@ import errno
 import os
 import threading
 import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import ctl
+import numpy as np
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
+from ctl.distribute.strategies import Placement
 from ctl.errors import ReadError
 from ctl.io import paths
+from ctl.training import resume
 
 
 @pytest.fixture
@@ -86,7 +92,59 @@ def test_an_error_that_stays_is_worth_another_attempt_and_is_no_damage(
 
 def test_an_old_one_that_cannot_be_read_does_not_matter(directory, monkeypatch):
     Failing(monkeypatch, "ckpt-1/manifest.json", 10**6, errno.EIO)
-    assert restoring.newest(directory).manifest.step == 2
+    found = restoring.newest(directory)
+    assert found.manifest.step == 2 and not found.damaged, "damaged ones are set aside"
+
+
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_at_step_0(directory, monkeypatch):
+    Failing(monkeypatch, "manifest.json", 10**6, errno.EIO)
+    with pytest.raises(ReadError, match="cannot be read"):
+        restoring.newest(directory)
+
+
+class Agreement:
+    """Sums over two workers that are threads."""
+
+    num_workers = 2
+
+    def __init__(self):
+        self._given, self._all = [], threading.Barrier(2, timeout=TIMEOUT_SECS)
+
+    def sum(self, numbers):
+        self._given.append(np.asarray(numbers, np.float64))
+        self._all.wait()
+        total = sum(self._given)
+        if self._all.wait() == 0:
+            self._given.clear()
+        self._all.wait()
+        return total
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypatch):
+    monkeypatch.setattr(resume, "_check_not_deleted", lambda trainer, manager: None)
+    agreement = Agreement()
+
+    class Manager:
+        def __init__(self, worker):
+            self.worker = worker
+
+        def choose(self):
+            return self.restore(None, 7) or 7
+
+        def restore(self, state, step):
+            if self.worker == failing:
+                raise ReadError("ckpt-7 cannot be read.")
+
+    def restored(worker):
+        place = Placement(2, worker, 2, 1, is_chief=worker == 0)
+        resume.restore(None, Manager(worker), types.SimpleNamespace(placement=place), agreement)
+
+    with ThreadPoolExecutor() as pool:
+        errors = [job.exception(TIMEOUT_SECS) for job in [pool.submit(restored, i) for i in range(2)]]
+    assert [e.exit_code for e in errors] == [134, 134]
+    assert "ckpt-7 cannot be read" in str(errors[failing])
+    assert f"Worker {failing} could not restore" in str(errors[1 - failing])
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.index"])

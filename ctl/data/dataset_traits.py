@@ -1,9 +1,11 @@
 """What a `tf.data` pipeline is made of, as far as the order and the content of its examples go."""
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 RANDOM_OPS = {
@@ -27,6 +29,7 @@ _STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed genera
     "StatefulUniform",
     "StatefulStandardNormalV2",
 }
+_SEED_INPUTS = ("seed", "seed2")  # of operations that draw; attributes of RANDOM_OPS have the same names
 _IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
 _MOST_BYTES = 1 << 28  # of a pipeline that is serialized to look at its operations
 
@@ -53,6 +56,23 @@ def operations(graph: tf.Tensor) -> set[str]:
     return {node.op for node in (*nodes, *(n for body in functions.values() for n in body))}
 
 
+class Unseeded(NamedTuple):
+    """What draws another order in each process, as a part of a sentence, and what to write instead."""
+
+    cause: str
+    cure: str
+
+
+_SHUFFLED = Unseeded("is shuffled without a seed", "shuffle(n, seed=0)")
+_DRAWN = Unseeded(
+    "is drawn by random numbers without a seed (Dataset.random, sample_from_datasets)",
+    "sample_from_datasets(..., seed=0)",
+)
+_FILTERED = Unseeded(
+    "is filtered by random numbers without a seed", "the seed of the random operation, as seed=0"
+)
+
+
 class Traits:
     """What is known about a pipeline; empty for one that cannot be looked at.
 
@@ -61,6 +81,7 @@ class Traits:
       any_order: how it says that the order of its examples may be any, or "".
       parallel_state: it changes variables or draws random numbers in several calls at a time, so which
         example gets which number differs from run to run.
+      unseeded: what gives other examples, or another order, in each process; None if nothing does.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
@@ -72,18 +93,10 @@ class Traits:
             self.any_order = "its options say deterministic=False"
         elif any(n.attr["deterministic"].s == b"false" for n in (*nodes, *bodies)):
             self.any_order = "an operation in it says deterministic=False"
+        # TensorFlow ignores options of datasets that functions make: those are always in order.
         parallel = [n for n in (*nodes, *bodies) if n.op.startswith("Parallel") or "MapAndBatch" in n.op]
         self.parallel_state = any(_reached(n, functions) & _STATEFUL for n in parallel)
-
-
-def is_unseeded_shuffle(dataset: Any) -> bool:
-    """Whether a dataset is a shuffle that was made without any seed."""
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if "Shuffle" not in type(dataset).__name__ or not all(
-        isinstance(s, tf.Tensor) and hasattr(s, "numpy") for s in seeds
-    ):
-        return False
-    return not any(int(s.numpy()) for s in seeds if s is not None)
+        self.unseeded = _unseeded(nodes, functions)
 
 
 def repeatable(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -103,22 +116,25 @@ def repeatable(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _nodes(dataset: tf.data.Dataset) -> tuple[list[Any], dict[str, list[Any]]]:
     """All nodes of the pipeline, and those of its functions by name."""
-    try:
+    with contextlib.suppress(tf.errors.OpError, ValueError):
         if _bytes_in_memory(dataset) <= _MOST_BYTES:
             return _parsed(tf.compat.v1.GraphDef.FromString(graph_of(dataset).numpy()))
+    with contextlib.suppress(tf.errors.OpError, ValueError):
         return _from_objects(dataset)
-    except (tf.errors.OpError, ValueError):
-        pass
     return [], {}
 
 
 def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
-    """The same for a pipeline that holds too many bytes to be serialized: a node for each of its parts."""
+    """The same for a pipeline that is not serialized, as it holds too many bytes: a node for each part."""
     nodes: list[Any] = []
     functions: dict[str, list[Any]] = {}
     for part in made_of(dataset):
         node = tf.compat.v1.NodeDef(op=type(part).__name__.strip("_"))
         node.attr["deterministic"].s = str(getattr(part, "_deterministic", "")).encode()
+        seeds: list[Any] = [getattr(part, f"_{name}", None) for name in _SEED_INPUTS]
+        if all(isinstance(s, tf.Tensor) and hasattr(s, "numpy") for s in seeds):
+            for name, seed in zip(_SEED_INPUTS, seeds, strict=True):
+                node.attr[name].i = int(seed.numpy())
         for i, wrapper in enumerate(part._functions()):
             called = node.attr[f"function_{i}"].func
             called.name = wrapper.function.name
@@ -132,15 +148,49 @@ def _parsed(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:
     return list(graph.node), {f.signature.name: list(f.node_def) for f in graph.library.function}
 
 
-def _reached(node: Any, functions: dict[str, list[Any]], seen: frozenset = frozenset()) -> set[str]:
-    """The types of operations within the functions that a node calls, however deep."""
-    found: set[str] = set()
+def _unseeded(nodes: list[Any], functions: dict[str, list[Any]]) -> Unseeded | None:
+    """The first cause of another order in each process: with a global seed every operation has a seed."""
+    drawing = [n for body in (nodes, *functions.values()) for n in body if _draws_unseeded(n, body)]
+    orders = {n.op for n in drawing if "Dataset" in n.op or "SeedGenerator" in n.op}
+    if any("Shuffle" in op for op in orders):
+        return _SHUFFLED
+    if orders:
+        return _DRAWN
+    for body in (nodes, *functions.values()):
+        for node in (n for n in body if "Filter" in n.op):
+            if any(_draws_unseeded(n, b) for b in _called(node, functions) for n in b):
+                return _FILTERED
+    return None
+
+
+def _draws_unseeded(node: Any, body: list[Any]) -> bool:
+    """Whether an operation draws random numbers with both seeds 0; `body` has what it is made from."""
+    if all(name in node.attr for name in _SEED_INPUTS):
+        return not any(node.attr[name].i for name in _SEED_INPUTS)
+    definition = op_def_registry.get(node.op)
+    names = [] if definition is None else [arg.name for arg in definition.input_arg]
+    if len(node.input) < len(names) or any(name not in names for name in _SEED_INPUTS):
+        return False
+    inputs = [node.input[names.index(name)].partition(":")[0] for name in _SEED_INPUTS]
+    constants = {n.name: n.attr["value"].tensor for n in body if n.op == "Const" and n.name in inputs}
+    return all(i in constants and not tf.make_ndarray(constants[i]).any() for i in inputs)
+
+
+def _called(
+    node: Any, functions: dict[str, list[Any]], seen: frozenset = frozenset()
+) -> Iterator[list[Any]]:
+    """The functions that a node calls, however deep."""
     for value in node.attr.values():
         names = [value.func.name, *(f.name for f in value.list.func)]
         for name in (n for n in names if n in functions and n not in seen):
+            yield functions[name]
             for inner in functions[name]:
-                found |= {inner.op} | _reached(inner, functions, seen | {name})
-    return found
+                yield from _called(inner, functions, seen | {name})
+
+
+def _reached(node: Any, functions: dict[str, list[Any]]) -> set[str]:
+    """The types of operations within the functions that a node calls, however deep."""
+    return {inner.op for body in _called(node, functions) for inner in body}
 
 
 def _bytes_in_memory(dataset: Any) -> int:

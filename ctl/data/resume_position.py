@@ -30,10 +30,10 @@ def _obstacles(dataset: tf.data.Dataset, traits: dataset_traits.Traits, resumabl
         reasons.append(f"it draws random numbers with a state ({names}); write tf.random.stateless_*")
     if traits.any_order:
         reasons.append(traits.any_order)
-    if resumable and any(dataset_traits.is_unseeded_shuffle(d) for d in dataset_traits.made_of(dataset)):
+    if resumable and traits.unseeded:
         reasons.append(
-            "it is shuffled without a seed and was made before training began, so a resumed run would "
-            "see some examples twice and others not at all; write shuffle(n, seed=0), or make it in "
+            f"it {traits.unseeded.cause} and was made before training began, so a resumed run would "
+            f"see some examples twice and others not at all; write {traits.unseeded.cure}, or make it in "
             "train_data (for ctl.fit: after tf.random.set_seed(0))"
         )
     return reasons
@@ -61,7 +61,7 @@ def checked(
 ) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
 
-    A shuffle without a seed counts where the run is `resumable`, as its checkpoints are kept. Returns the
+    An order without a seed counts where the run is `resumable`, as its checkpoints are kept. Returns the
     same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
     iterator could not be saved at all.
     """

@@ -71,17 +71,18 @@ def check(dataset: tf.data.Dataset, name: str, place: Placement) -> None:
         _check_files(dataset, name, place.num_workers)
     if is_per_worker(dataset):
         return
-    if any_order := dataset_traits.Traits(dataset).any_order:
+    traits = dataset_traits.Traits(dataset)
+    if traits.any_order:
         raise UsageError(
-            f"{name} may come in any order ({any_order}), so each of {place.num_workers} workers would "
-            "have another one, and their parts of a batch would overlap. Leave deterministic=False out; or "
-            'shard by yourself, with ctl.shard(dataset, "off").'
+            f"{name} may come in any order ({traits.any_order}), so each of {place.num_workers} workers "
+            "would have another one, and their parts of a batch would overlap. Leave deterministic=False "
+            'out; or shard by yourself, with ctl.shard(dataset, "off").'
         )
-    if any(dataset_traits.is_unseeded_shuffle(d) for d in dataset_traits.made_of(dataset)):
+    if traits.unseeded:
         raise UsageError(
-            f"{name} is shuffled without a seed and was made before training began, so each of "
+            f"{name} {traits.unseeded.cause} and was made before training began, so each of "
             f"{place.num_workers} workers has another order and their parts of a batch would overlap. "
-            "Write shuffle(n, seed=0); or make the dataset in train_data, or after "
+            f"Write {traits.unseeded.cure}; or make the dataset in train_data, or after "
             "ctl.make_strategy(...), which set the seed."
         )
 

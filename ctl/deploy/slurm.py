@@ -26,6 +26,7 @@ _TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-9]{2}):(?
 _MEMORY = re.compile(r"[1-9][0-9]{0,6}[KMGT]?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}")
 _NOT_STARTED = (126, 127)  # of a shell: the program cannot be run, or is not there
+_TRAINED_SECS = 600  # an attempt this long has got on, where its checkpoints cannot be seen
 _PATH = re.compile(r"[^\s'\"\\$`;&|<>*?]+")
 
 
@@ -202,6 +203,7 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
     setup = [f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env, PLATFORM).items()]
     setup += [f"module load {name}" for name in options.module]
     setup += [f"source {options.venv}/bin/activate || exit {EXIT_USAGE}"] if options.venv else []
+    model_dir = local_model_dir(program)
     return _BODY.format(
         header=texts.header(asked.line(), fill_in).rstrip("\n"),
         directives="\n".join(lines),
@@ -210,7 +212,8 @@ def script(asked: Asked, fill_in: Sequence[str]) -> str:
         restarts=options.max_restarts,
         preempted=EXIT_PREEMPTED,
         stuck=STUCK_ATTEMPTS,
-        checkpoints=shlex.quote(f"{local_model_dir(program) or '/nowhere'}/checkpoints"),
+        checkpoints=shlex.quote(f"{model_dir or '/nowhere'}/checkpoints"),
+        got_on="" if model_dir else f' || [ "$((SECONDS - began))" -ge {_TRAINED_SECS} ]',
         for_good="|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
         cpus=f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
     )
@@ -251,6 +254,7 @@ newest() {{ ls {checkpoints} 2> /dev/null | sed -n 's/^ckpt-\\([0-9]*\\)$/\\1/p'
 restart=0 best=$(newest) before= alike=0
 while [ "$restart" -le {restarts} ]; do
   if [ -n "$time_is_up" ]; then go_back; fi
+  began=$SECONDS
   srun --kill-on-bad-exit=1 --distribution=block {cpus}bash -c "$task" task \\
     {program} &
   step=$!
@@ -265,8 +269,8 @@ while [ "$restart" -le {restarts} ]; do
   echo "A task was lost (srun: $code), after $restart restarts of {restarts}." >&2
   now=$(newest)
   if [ "${{now:-0}}" -gt "${{best:-0}}" ]; then restart=0 best=$now alike=0; fi
-  if [ ! -d {checkpoints} ]; then alike=0
-  elif [ "$code" = "$before" ]; then alike=$((alike + 1)); else alike=1; fi
+  if [ "$code" != "$before" ]{got_on}; then alike=0; fi
+  alike=$((alike + 1))
   before=$code
   if [ "$alike" -ge {stuck} ]; then
     echo "No progress: {stuck} attempts in a row ended with $code." >&2

@@ -192,14 +192,26 @@ def _flush_standard() -> None:
             stream.flush()
 
 
+def _resources() -> list[Any]:
+    """All handles of TensorFlow's resources, iterators over anybody's data among them.
+
+    The last handle destroys the resource, wherever it is: in a module, a frame or a distributed iterator.
+    """
+    kinds = _loaded("tensorflow.python.framework.ops", "EagerTensor")
+    resource = getattr(sys.modules.get("tensorflow.python.framework.dtypes"), "resource", None)
+    gc.unfreeze()  # what gc.freeze() hides
+    return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.dtype == resource]
+
+
 def _skip_teardown() -> None:
     """What Python's end would destroy stays, and the C library's end is cut short."""
     context = sys.modules.get("tensorflow.python.eager.context")
     things = [] if context is None else [getattr(context, "_context", None)]
     for pause in () if _leaving else _pauses:
         pause()
-    for found in _kept:
-        things += found()
+    for found in (*_kept, _resources):
+        with contextlib.suppress(Exception):
+            things += found()
     with contextlib.suppress(Exception):
         for thing in things:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from conftest import PROGRAMS, ROOT, environment
-from ctl.deploy import command
+from ctl.deploy import command, slurm
 
 PROGRAM = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/run"]
 
@@ -170,6 +170,27 @@ def test_progress_gives_restarts_back_and_failures_alike_without_it_end_early(tm
     code, output = cluster.run()
     assert code == 134 and len(cluster.calls("srun")) == 3
     assert "No progress: 3 attempts in a row ended with 134." in output
+
+
+@pytest.mark.parametrize("flags", [["--model_dir=run"], [], ["--model_dir=gs://bucket/run"]])
+def test_failures_alike_before_the_first_checkpoint_end_early_too(tmp_path, flags):
+    cluster = Cluster(tmp_path, [*counting(tmp_path, *[134] * 9), *flags], 1, "--max_restarts=3")
+    code, output = cluster.run()
+    assert code == 134 and len(cluster.calls("srun")) == 3, output
+    assert "No progress: 3 attempts in a row ended with 134." in output
+
+
+@pytest.mark.parametrize(("flag", "attempts"), [("gs://bucket/run", 5), ("run", 3)])
+def test_a_long_attempt_is_progress_where_checkpoints_cannot_be_seen(
+    tmp_path, monkeypatch, flag, attempts
+):
+    monkeypatch.setattr(slurm, "_TRAINED_SECS", 0)
+    program = [*counting(tmp_path, 134, 134, 134, 134, 0), f"--model_dir={flag}"]
+    cluster = Cluster(tmp_path, program, 1, "--max_restarts=8")
+    text = cluster.script.read_text().replace("sleep $((restart", "sleep $((0 * restart")
+    cluster.script.write_text(text)
+    cluster.run()
+    assert len(cluster.calls("srun")) == attempts
 
 
 @pytest.mark.parametrize("code", [1, 2, 127])

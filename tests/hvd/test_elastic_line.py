@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import socket
 import threading
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.errors import PeerLostError, UsageError
 from ctl.hvd import elastic, rendezvous
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
-from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
+from ctl.io.authenticated_channel import Endpoint, RefusedError, UnprovenError, connect
 from ctl.io.json_lines import JsonLines
 from ctl.launch import worker_channels
 from ctl.launch.elastic import _planned
@@ -247,6 +249,50 @@ def test_what_is_no_message_ends_the_connection_of_its_worker_only():
     other.send({"join": 5})
     assert said(launcher, 1) == [(8, {"join": 5})]
     launcher.close()
+
+
+def test_the_end_of_an_older_connection_is_not_the_end_of_its_worker():
+    launcher = Service("s3cret", "127.0.0.1")
+    address, before = ("127.0.0.1", launcher.port), set(threading.enumerate())
+    older = dial(address, b"s3cret", 7)
+    older.send({"first": 1})
+    assert said(launcher, 1) == [(7, {"first": 1})]
+    [reader] = set(threading.enumerate()) - before
+    newer = dial(address, b"s3cret", 7)
+    newer.send({"second": 2})
+    assert said(launcher, 1) == [(7, {"second": 2})]
+    older.close()
+    reader.join(TIMEOUT_SECS)
+    assert launcher.send(7, {"place": {}}) and newer.receive() == {"place": {}}
+    assert list(launcher.events()) == []
+    newer.close()
+    assert said(launcher, 1) == [(7, {"gone": True})]
+    launcher.close()
+
+
+@pytest.mark.parametrize(("fault", "calls"), [(UnprovenError, 3), (ConnectionRefusedError, 1)])
+def test_a_launcher_that_is_busy_is_called_again_and_one_that_is_gone_is_not(monkeypatch, fault, calls):
+    monkeypatch.setenv("CTL_HVD_RENDEZVOUS", "127.0.0.1:1")
+    monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
+    monkeypatch.setenv("CTL_HVD_WORKER", "7")
+    monkeypatch.setattr(rendezvous, "_RETRY_SECS", 0.0)
+    left, right = socket.socketpair()
+    made = []
+
+    def called(*_):
+        made.append(1)
+        if len(made) < 3:
+            raise fault("not now")
+        return left
+
+    monkeypatch.setattr(rendezvous.authenticated_channel, "connect", called)
+    with left, right:
+        if calls == 1:
+            with pytest.raises(PeerLostError, match="cannot be reached: not now"):
+                rendezvous._call()
+        else:
+            rendezvous._call()
+    assert len(made) == calls
 
 
 def test_a_crowd_does_not_keep_a_replacement_from_the_launcher(monkeypatch):

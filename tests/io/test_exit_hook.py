@@ -191,6 +191,66 @@ def test_a_script_with_open_pipelines_ends_with_its_code_and_without_a_word():
     assert (done.returncode, said) == (5, [])
 
 
+OWN_ITERATORS = """
+import gc, os, sys
+import ctl
+import tensorflow as tf
+from ctl.io import exit_hook
+
+class Late:
+    def __init__(self, name): self.name = name
+    def __del__(self, write=os.write): write(1, b"destroyed " + self.name.encode() + b"\\n")
+
+known = set()
+def named(name, thing):
+    for tensor in gc.get_objects():               # handles that this one has made
+        is_handle = type(tensor).__name__ == "EagerTensor" and tensor.dtype == tf.resource
+        if is_handle and id(tensor) not in known:
+            known.add(id(tensor))
+            tensor.marker = Late(name)
+    return thing
+
+def opened():
+    return iter(data.map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
+
+def numbers():
+    iterator = named("generator", opened())
+    while True: yield next(iterator)
+
+def taking():
+    iterator = opened()
+    return named("function", tf.function(lambda: next(iterator)).get_concrete_function())
+
+gc.disable()
+data = tf.data.Dataset.range(10**9)
+module = named("module", opened())
+generator = numbers()
+next(generator)
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+distributed = named("distributed", iter(strategy.experimental_distribute_dataset(data.batch(4))))
+function = taking()
+cycle = [named("cycle", opened())]
+cycle.append(cycle)
+del cycle
+if sys.argv[1] == "frozen": gc.freeze()
+if sys.argv[1] != "bare": exit_hook.install()
+sys.exit(5)
+"""
+
+
+def destroyed_iterators(how):
+    done = run_script(OWN_ITERATORS, how)
+    assert done.returncode == 5, done.stderr
+    return set(done.stdout.splitlines())
+
+
+def test_iterators_of_a_script_s_own_are_not_destroyed_when_it_ends():
+    """tf.data's destructor waits for its autotuning thread, which may sleep for a minute."""
+    places = ("module", "generator", "distributed", "function", "cycle")
+    assert destroyed_iterators("bare") == {f"destroyed {place}" for place in places}  # they can be seen
+    assert destroyed_iterators("installed") == destroyed_iterators("frozen") == set()
+
+
 DESTROYED = """
 import os, threading
 import ctl, tensorflow as tf
