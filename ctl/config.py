@@ -176,7 +176,7 @@ def settle(values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Any) 
 
 
 def _own_default(trainer: Any, name: str) -> Any:
-    """What a class, or the signature of its constructor, has in place of a default of the table; else None."""
+    """What a class, or the signature of its constructor, has in place of the table's default, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
             return vars(kind)[name]

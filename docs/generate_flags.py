@@ -23,8 +23,8 @@ Every flag has the form `--name=value`. `--help` shows the same list and ends wi
 python -m models.mnist --help
 ```
 
-A flag that is given wins over the same keyword of `ctl.run`, this over an attribute or a constructor's default
-of the class, and this over the default below. `--nojit_compile` turns off what a class turns on.
+A flag that is given wins over the same keyword of `ctl.run`, this over an attribute or a constructor's
+default of the class, and this over the default below. `--nojit_compile` turns off what a class turns on.
 
 The list is a promise: a name stays, and a new one needs a decision note. Settings of a model (a
 learning rate, a width) are flags of the model's file, see
