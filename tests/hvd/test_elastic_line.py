@@ -252,7 +252,7 @@ def test_what_is_no_message_ends_the_connection_of_its_worker_only():
 
 
 def test_the_end_of_an_older_connection_is_not_the_end_of_its_worker():
-    launcher = Service("s3cret", "127.0.0.1")
+    launcher = WorkerChannels("s3cret", "127.0.0.1")
     address, before = ("127.0.0.1", launcher.port), set(threading.enumerate())
     older = dial(address, b"s3cret", 7)
     older.send({"first": 1})
