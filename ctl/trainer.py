@@ -48,7 +48,7 @@ class Trainer:
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
         with 134; 0 for no limit.
-      data_position: how the place in train_data is found again: "auto", or a word of positions.MODES.
+      data_position: how the place in train_data is found again: "auto", "indexed", "skip" or "iterator".
       allow_config_change: go on from a checkpoint although the order of the data is another one.
       callbacks: those of the constructor; `build` may add others.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.

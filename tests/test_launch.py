@@ -17,7 +17,7 @@ import pytest
 from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import cli as launch_cli
-from ctl.launch import monitor, output, process_tree
+from ctl.launch import log_files, monitor, output, process_tree
 from ctl.launch.host_allocation import RoleCounts, tasks_of
 from ctl.launch.monitor import Monitor, PassedOnSignals
 from ctl.launch.output import LogOutput
@@ -342,3 +342,20 @@ def test_a_system_without_prctl_starts_workers_without_it(monkeypatch):
     ctypes = types.SimpleNamespace(CDLL=lambda _: types.SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ctypes", ctypes)
     assert process_tree.die_with_parent() is None
+
+
+def test_a_lock_file_that_its_last_owner_deletes_meanwhile_does_not_make_two_owners(tmp_path, monkeypatch):
+    lock, path, deleted = fcntl.flock, tmp_path / ".launcher", []
+
+    def after_the_deletion(file, how):
+        if not deleted:  # the last owner deletes the file and then unlocks it
+            deleted.append(path.unlink())
+        return lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_deletion)
+    with log_files.log_dir_lock(tmp_path):
+        assert deleted and path.exists()
+        second = log_files.log_dir_lock(tmp_path)
+        with pytest.raises(UsageError, match="is in use: ctl launch, process"), second:
+            pass
+    assert not path.exists()

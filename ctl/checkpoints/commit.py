@@ -156,7 +156,7 @@ def survey(
     In object stores one without a manifest was never complete, and is in neither.
 
     Args:
-      attempt: calls what it is given, such as `files.persistently`.
+      attempt: calls what it is given, such as `paths.persistently`.
     """
     found: dict[int, tuple[AnyPath, Manifest]] = {}
     faults: dict[AnyPath, CheckpointError] = {}

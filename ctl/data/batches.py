@@ -38,7 +38,7 @@ class Batches:
       examples: from the start of the data to its end, where that is not a matter of whole batches.
       ends_unknown: the data ends, nobody knows when: the loop asks before every step.
       steps_per_epoch: None if unknown; not always whole.
-      mode: "indexed", "skip", "iterator": how a position is found again, see positions.py.
+      mode: "indexed", "skip", "iterator": how a position is found again, see resume_position.py.
       description: one line for people.
       cut: (element, which replica of this process) -> its share, where elements are global batches: a
         saved iterator does not depend on the number of replicas. None: elements are shares.

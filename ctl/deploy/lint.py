@@ -1,6 +1,6 @@
 """What looks wrong on every platform and may still be meant.
 
-doubts.strategy(asked, ps=0, workers=2, each="pods", cure="--ps=N")
+lint.strategy(asked, ps=0, workers=2, each="pods", cure="--ps=N")
 -> ["the program has --strategy=mirrored, so 2 pods would each train alone"]
 """
 

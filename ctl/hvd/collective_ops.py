@@ -45,7 +45,7 @@ graph_errors.install()
 
 @dataclass(frozen=True)
 class Call:
-    """What all ranks do; the fields are those of `engine.requests.Request`."""
+    """What all ranks do; the fields are those of `ctl.collectives.requests.Request`."""
 
     kind: str
     name: str

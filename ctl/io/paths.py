@@ -1,8 +1,8 @@
 """Paths of two kinds with the same methods: local ones are `pathlib.Path`, URLs are `UrlPath`.
 
-    directory = files.path("gs://bucket/run") / "checkpoints"
-    files.has_rename(directory)            # False: what is to be whole must be marked last
-    files.write_whole(directory / "a.json", text)    # readers see the old text or the new one
+    directory = paths.path("gs://bucket/run") / "checkpoints"
+    paths.has_rename(directory)            # False: what is to be whole must be marked last
+    paths.write_whole(directory / "a.json", text)    # readers see the old text or the new one
 
 What counts as an object store: URLs, paths below /gcs/, mounts of a type that is known to be one, and
 what the variable CTL_OBJECT_STORES names (directories with a colon between them).

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from ctl.distribute.cluster import Cluster
 from ctl.errors import UsageError
@@ -39,21 +40,35 @@ def log_dir_lock(log_dir: Path) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            file = stack.enter_context(open(log_dir / _LOCK_FILE, "a+", encoding="utf-8"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                who = file.read().strip() or "another process"
-                raise UsageError(
-                    f"{str(log_dir)!r} is in use: {who} writes its logs there. Wait for its end, or give "
-                    "another --model_dir or --log_dir"
-                ) from None
+            file = stack.enter_context(_locked(log_dir))
             file.truncate(0)
             file.write(f"ctl launch, process {os.getpid()} on {os.uname().nodename}\n")
             file.flush()
             stack.callback((log_dir / _LOCK_FILE).unlink, missing_ok=True)  # before it is unlocked
         yield
+
+
+def _locked(log_dir: Path) -> TextIO:
+    """The lock file, locked; its last owner may delete it between our opening and our locking it."""
+    while True:
+        file = open(log_dir / _LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115  the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(log_dir / _LOCK_FILE)):
+                    return file
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read().strip() or "another process"
+            file.close()
+            raise UsageError(
+                f"{str(log_dir)!r} is in use: {who} writes its logs there. Wait for its end, or give "
+                "another --model_dir or --log_dir"
+            ) from None
+        except OSError:
+            file.close()
+            raise
+        file.close()
 
 
 def earlier_log_name(task: Cluster, attempt: int) -> str:

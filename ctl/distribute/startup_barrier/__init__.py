@@ -1,6 +1,6 @@
 """Before TensorFlow waits for its peers: are they all there, and are they alike?
 
-    with preflight.checked(cluster, facts, timeout_secs=600.0):
+    with startup_barrier.checked(cluster, facts, timeout_secs=600.0):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 TensorFlow's constructor waits for ever, without a word, and holds the interpreter's lock. So the
