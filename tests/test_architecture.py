@@ -206,3 +206,42 @@ def test_the_step_is_at_most_five_frames_below_train():
     Watched(strategy="default", intervals=every_step(), writers=[]).train(1)
     below = frames[frames.index("train") + 1 :]
     assert len(below) <= 5, below
+
+
+SIDE_EFFECTS = """
+import atexit, importlib, json, logging, os, pkgutil, signal, sys, threading, warnings
+import tensorflow, keras, absl.flags, absl.logging  # what they do is theirs
+
+def state():
+    loggers = [logging.getLogger(name) for name in ("", "ctl", "tensorflow", "absl")]
+    return {
+        "environment": dict(os.environ), "excepthooks": repr((sys.excepthook, threading.excepthook)),
+        "exit functions": atexit._ncallbacks(), "threads": [t.name for t in threading.enumerate()],
+        "descriptors": sorted(os.listdir("/proc/self/fd")), "warnings": len(warnings.filters),
+        "signals": [repr(signal.getsignal(number)) for number in signal.valid_signals()],
+        "loggers": repr([(logger.handlers, logger.filters, logger.level) for logger in loggers]),
+        "flags": sorted(absl.flags.FLAGS), "streams": repr((sys.stdout, sys.stderr)),
+        "import hooks": repr(sys.meta_path), "methods": repr((
+            tensorflow.compat.v1.Session.run, keras.Model._resolve_auto_jit_compile)),
+    }
+
+import ctl  # hides TensorFlow's start-up lines where TensorFlow comes later, and does nothing else
+found, before = {}, state()
+names = [module.name for module in pkgutil.walk_packages(ctl.__path__, "ctl.")]
+for name in (n for n in names if not n.endswith("__main__")):
+    importlib.import_module(name)
+    after = state()
+    changed = [what for what in after if after[what] != before[what]]
+    if changed:
+        found[name] = changed
+    before = after
+print(json.dumps(found))
+"""
+
+
+def test_importing_a_module_does_nothing_but_define_names():
+    done = subprocess.run(
+        [sys.executable, "-c", SIDE_EFFECTS], env=environment(), capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "{}", done.stdout + done.stderr[-2000:]

@@ -19,28 +19,14 @@ import numpy as np
 import tensorflow as tf
 from ctl.collectives import arithmetic
 from ctl.collectives.engine import Pending
-from ctl.hvd import graph_errors, process
+from ctl.hvd import process
 from ctl.hvd.process_sets import ProcessSet, check, ranks_of
 
 _REDUCTIONS = ("allreduce", "reducescatter")
-_SESSION_THREADS = 256
 _LARGE = 1 << 20
 _ALIGNMENT = 64
 _NOT_THE_PROGRAM = tuple(os.path.dirname(path) + os.sep for path in (__file__, tf.__file__) if path)
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
-
-
-def _let_sessions_wait() -> None:
-    """More threads for `tf.compat.v1` sessions, unless somebody has said how many.
-
-    Nodes of a session run in any order, another one on each rank, and one that waits holds a thread:
-    with a few threads, all could wait for nodes that have none. Eager TensorFlow keeps its number.
-    """
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(_SESSION_THREADS))
-
-
-_let_sessions_wait()
-graph_errors.install()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """This process among the ranks: joins them, leaves them, and knows its place."""
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from ctl.collectives.placement import Placement
 from ctl.collectives.settings import Settings
 from ctl.distribute import placement
 from ctl.errors import UsageError
-from ctl.hvd import keras_compilation
+from ctl.hvd import graph_errors, keras_compilation
 from ctl.supervision import heartbeat
 
+_SESSION_THREADS = 256
 _engine: Engine | None = None
 _lock = threading.RLock()
 
@@ -42,8 +44,19 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             sets.begin(made)
             atexit.register(_leave_at_exit)
             _begin_to_beat()
+            _let_sessions_wait()
+            graph_errors.install()
             keras_compilation.install(has_peers)
         sets.add_static(process_sets)
+
+
+def _let_sessions_wait() -> None:
+    """More threads for `tf.compat.v1` sessions that come, unless somebody has said how many.
+
+    Nodes of a session run in any order, another one on each rank, and one that waits holds a thread:
+    with a few threads, all could wait for nodes that have none. Eager TensorFlow keeps its number.
+    """
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(_SESSION_THREADS))
 
 
 def _begin_to_beat() -> None:
