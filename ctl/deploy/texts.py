@@ -1,11 +1,12 @@
 """Manifests as text: the same words for the same options, to the last byte."""
 
+import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
+from ctl.errors import UsageError
 
 Document = dict[str, Any]
 # Strings that some reader of YAML would take for a number, a date or a truth value
@@ -25,11 +26,8 @@ def header(line: str, fill_in: Sequence[str] = ()) -> str:
 
 def as_yaml(documents: Iterable[Document], top: str = "") -> str:
     """Documents one below the other, `top` before the first; keys in the order given."""
-    parts = [
-        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
-        for document in documents
-    ]
-    return top + "---\n".join(parts)
+    dump = _dump()
+    return top + "---\n".join(dump(document) for document in documents)
 
 
 def as_json(document: Mapping[str, Any]) -> str:
@@ -37,19 +35,24 @@ def as_json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-class _Dumper(yaml.SafeDumper):
+@functools.cache
+def _dump() -> Callable[[Document], str]:
     """Lists are indented, nothing is an alias, and what could be taken for a number is in quotes."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError("YAML needs PyYAML; write `pip install 'tf-ctl[deploy]'`, or pyyaml") from None
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
 
+    def string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = '"' if _AMBIGUOUS.fullmatch(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
-def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = '"' if _AMBIGUOUS.fullmatch(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _string)
+    Dumper.add_representer(str, string)
+    return functools.partial(yaml.dump, Dumper=Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)

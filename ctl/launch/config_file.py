@@ -94,5 +94,7 @@ def _yaml() -> Callable[[str], object]:
     try:
         import yaml
     except ImportError:
-        raise UsageError("--config-file needs PyYAML: `pip install pyyaml`") from None
+        raise UsageError(
+            "--config-file needs PyYAML; write `pip install 'tf-ctl[deploy]'`, or pyyaml"
+        ) from None
     return yaml.safe_load

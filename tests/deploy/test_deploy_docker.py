@@ -15,7 +15,7 @@ from ctl import cli
 from ctl.deploy.docker import dockerfile, project
 from lint_dockerfile import exec_form, parse, problems
 
-WHEEL = "ctl-0.1.0-py3-none-any.whl"
+WHEEL = "tf_ctl-0.1.0-py3-none-any.whl"
 IMAGE = "us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
 
 
@@ -68,8 +68,8 @@ def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
 
 @pytest.mark.parametrize("options", [
     [], ["--gpu"], ["--python=3.13"], ["--base=python:3.11-slim@sha256:" + "0" * 64],
-    ["--ctl=git+https://example.com/ctl@1a2b3c4"], ["--ctl=https://example.com/ctl-0.1.0.tar.gz"],
-    ["--ctl=https://example.com/ctl-0.1.0-py3-none-any.whl"], ["--ctl=none"], ["--slim"],
+    ["--ctl=git+https://example.com/ctl@1a2b3c4"], ["--ctl=https://example.com/tf_ctl-0.1.0.tar.gz"],
+    ["--ctl=https://example.com/tf_ctl-0.1.0-py3-none-any.whl"], ["--ctl=none"], ["--slim"],
 ], ids=lambda o: o[0] if o else "plain")  # fmt: skip
 def test_every_variant_passes_the_rules(codelab, capsys, options):
     (codelab / "requirements.txt").write_text("pillow==12.0.0\n")
@@ -158,7 +158,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(codelab, capsys, options, 
 
 
 def test_a_wheel_at_a_url_is_fetched_by_pip_and_not_copied(codelab, capsys):
-    url = "https://example.com/ctl-0.1.0-py3-none-any.whl"
+    url = "https://example.com/tf_ctl-0.1.0-py3-none-any.whl"
     assert run(capsys, codelab, f"--ctl={url}")[0] == 0
     text = (codelab / "Dockerfile").read_text()
     assert f'pip install --no-cache-dir "{url}"' in text and f"COPY {url}" not in text

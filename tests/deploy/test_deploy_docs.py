@@ -35,7 +35,7 @@ def table(page, heading):
 def test_the_lines_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "task.py").touch()
-    (tmp_path / "ctl-0.1.0-py3-none-any.whl").touch()
+    (tmp_path / "tf_ctl-0.1.0-py3-none-any.whl").touch()
     monkeypatch.chdir(tmp_path)
     found = list(lines(page))
     assert found

@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+import sys
 
 import pytest
 import yaml
 from ctl import cli
 from ctl.deploy import args, texts
 from ctl.distribute import job_fingerprint
+from ctl.errors import UsageError
 from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,3 +153,10 @@ def test_a_job_with_gpus_says_what_the_image_needs(line, capsys):
 def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys):
     assert cli.main(["deploy", platform, f"--output={tmp_path / 'out'}"]) == 2
     assert "no program came after `--`" in capsys.readouterr().err
+
+
+def test_without_pyyaml_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    texts._dump.cache_clear()
+    with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
+        texts.as_yaml([{"a": 1}])

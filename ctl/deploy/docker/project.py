@@ -19,7 +19,8 @@ _FETCHED = re.compile(
 SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # what building ctl itself reads
 _NOT_OURS = (
     "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
-    "--ctl=ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. PATH_OF_THE_SOURCE_OF_CTL`, "
+    "--ctl=tf_ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. "
+    "PATH_OF_THE_SOURCE_OF_CTL`, "
     "--ctl=git+https://HOST/REPOSITORY@COMMIT, --ctl=. in the source tree of ctl, or --ctl=none if "
     "requirements.txt or the base image has it"
 )
@@ -115,7 +116,7 @@ def _ctl(directory: Path, asked: str | None) -> str:
     if asked is None:
         if _is_source_tree(directory):
             return "."
-        wheels = sorted(path.name for path in directory.glob("ctl-*.whl"))
+        wheels = sorted(path.name for path in directory.glob("tf_ctl-*.whl"))
         if wheels:
             return wheels[-1]
         raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
@@ -141,5 +142,5 @@ def _is_source_tree(directory: Path) -> bool:
         text = (directory / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:
         return False
-    is_named = re.search(r'^name\s*=\s*"ctl"$', text, re.MULTILINE)
+    is_named = re.search(r'^name\s*=\s*"tf-ctl"$', text, re.MULTILINE)
     return bool(is_named) and (directory / "ctl" / "deploy").is_dir()
