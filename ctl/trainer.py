@@ -23,6 +23,7 @@ from ctl.distribute import strategies
 from ctl.distribute.host_allreduce import Agreement
 from ctl.errors import UsageError
 from ctl.io import exit_hook
+from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
 from ctl.metrics.protocol import MetricWriter
 from ctl.step import averaging, gradients
@@ -191,6 +192,24 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
         return run.evaluate(self, run.prepared(self))
+
+    def log(self, name: str, value: Any) -> None:
+        """Hands the metric writers something of your own, at this step.
+
+        For `after_loop`, or a callback that has the trainer; every worker may call it, the chief writes.
+
+        Args:
+          value: a number, which goes where the training's means go; a text, in Markdown; or an array of
+            numbers, whose histogram TensorBoard shows. Raises UsageError for anything else.
+        """
+        if self._session is None or not self._session.running:
+            return
+        step = self._session.step
+        found = number_or_event(step, name, value)
+        if isinstance(found, float):
+            self._session.running.write(step, {name: found}, "train")
+        else:
+            self._session.running.note(found)
 
     def show(self, name: str, images: Any) -> None:
         """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
-from ctl.metrics.protocol import Pictured
+from ctl.metrics.protocol import ImageLogged
 
 
-def grid(step: int, name: str, images: Any) -> Pictured:
+def grid(step: int, name: str, images: Any) -> ImageLogged:
     """Images `[n, h, w, c]`, uint8 or 0..1, in rows of about as many as there are rows."""
     array = np.asarray(images)
     if array.ndim != 4 or not len(array) or array.shape[-1] not in (1, 3, 4):
@@ -27,4 +27,4 @@ def grid(step: int, name: str, images: Any) -> Pictured:
     picture = whole.reshape(rows, columns, h, w, c).swapaxes(1, 2).reshape(rows * h, columns * w, c)
     with tf.device("/cpu:0"):
         png = tf.io.encode_png(picture).numpy()
-    return Pictured(step, name, png, columns * w, rows * h)
+    return ImageLogged(step, name, png, columns * w, rows * h)

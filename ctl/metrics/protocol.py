@@ -59,8 +59,27 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class Pictured:
-    """A picture was made, for those that can show one."""
+class TextLogged:
+    """A text at a step, in Markdown, for writers that can show one."""
+
+    step: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class HistogramLogged:
+    """How often values lie in each of a row of intervals, for writers that can show that."""
+
+    step: int
+    name: str
+    edges: tuple[float, ...]  # ascending; one more than counts
+    counts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ImageLogged:
+    """An image at a step, for writers that can show one."""
 
     step: int
     name: str
@@ -86,7 +105,7 @@ class Ended:
     summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
 
 
-Event = Started | Traced | Progressed | Pictured | Saved | Ended
+Event = Started | Traced | Progressed | TextLogged | HistogramLogged | ImageLogged | Saved | Ended
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctl.metrics.parameters import Parameter, parameter_rows, parameter_total
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.image import metadata as image_metadata
@@ -18,6 +19,7 @@ MODEL_TAG = "model"
 _MOST_PARAMETER_ROWS = 200
 _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
+_HISTOGRAM = histogram_metadata.create_summary_metadata(display_name=None, description=None)
 _IMAGE = image_metadata.create_summary_metadata(display_name=None, description=None)
 _TEXT = text_metadata.create_summary_metadata(display_name=None, description=None)
 
@@ -51,6 +53,17 @@ def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
     )
     summary = summary_pb2.Summary()
     summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
+    return summary
+
+
+def histogram_summary(tag: str, edges: Sequence[float], counts: Sequence[float]) -> Any:
+    """What `tf.summary.histogram` would write: rows of left edge, right edge, count."""
+    rows = [x for row in zip(edges[:-1], edges[1:], counts, strict=True) for x in row]
+    size = tensor_shape_pb2.TensorShapeProto.Dim
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=len(counts)), size(size=3)])
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, tensor_shape=shape, double_val=rows)
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=tag, metadata=_HISTOGRAM, tensor=tensor)
     return summary
 
 

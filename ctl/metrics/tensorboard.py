@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from ctl.io import paths
-from ctl.metrics.protocol import Ended, Event, Pictured, Saved, Started, Traced
+from ctl.metrics.protocol import (
+    Ended,
+    Event,
+    HistogramLogged,
+    ImageLogged,
+    Saved,
+    Started,
+    TextLogged,
+    Traced,
+)
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
-_HEEDED = (Started, Traced, Pictured, Saved, Ended)
+_SHOWN = (TextLogged, HistogramLogged, ImageLogged)
+_HEEDED = (Started, Traced, *_SHOWN, Saved, Ended)
 _STOP = object()
 _LAST_SECS = 5.0  # for a disk that refuses at the end
 _RETRY_SECS = 0.2
@@ -205,8 +215,8 @@ def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
         log.start(what, wall_time)
     elif isinstance(what, Traced):
         log.trace(what, wall_time)
-    elif isinstance(what, Pictured):
-        log.picture(what, wall_time)
+    elif isinstance(what, _SHOWN):
+        log.show(what, wall_time)
     elif isinstance(what, Ended):
         log.end(what, wall_time)
     elif not isinstance(what, Saved):

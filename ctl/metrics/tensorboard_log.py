@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ctl.metrics.event_files import EventFolder
-from ctl.metrics.protocol import Ended, Pictured, Started, Traced
+from ctl.metrics.protocol import Ended, HistogramLogged, ImageLogged, Started, TextLogged, Traced
 from ctl.metrics.summaries import (
     CONFIGURATION_TAG,
     MODEL_TAG,
     configuration_card,
+    histogram_summary,
     image_summary,
     is_card_or_session,
     model_card,
@@ -45,10 +46,15 @@ class TensorBoardLog:
         self._begin(run, wall_time)
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
 
-    def picture(self, event: Pictured, wall_time: float) -> None:
-        """One picture in the files of the training."""
+    def show(self, event: TextLogged | HistogramLogged | ImageLogged, wall_time: float) -> None:
+        """A text, a histogram or an image in the files of the training."""
         self._begin("train", wall_time)
-        summary = image_summary(event.name, event.png, event.width, event.height)
+        if isinstance(event, TextLogged):
+            summary = text_summary(event.name, event.text)
+        elif isinstance(event, HistogramLogged):
+            summary = histogram_summary(event.name, event.edges, event.counts)
+        else:
+            summary = image_summary(event.name, event.png, event.width, event.height)
         self._folder("train").add(wall_time, event.step, summary=summary)
 
     def start(self, event: Started, wall_time: float) -> None:
