@@ -19,7 +19,7 @@ lint: .venv/tested
 types: .venv/tested
 	.venv/bin/mypy
 
-slow: .venv/tested
+slow: .venv/slow
 	.venv/bin/python -m pytest -m slow
 
 bench: .venv/tested
@@ -38,3 +38,7 @@ clean:
 .venv/tested: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[test]'
 	touch $@ .venv/installed
+
+.venv/slow: .venv/tested
+	.venv/bin/python -m pip install --quiet --editable '.[test,slow]'
+	touch $@

@@ -91,7 +91,9 @@ def photos(tmp_path_factory):
 
 @pytest.mark.slow
 def test_it_learns_five_classes_at_180_pixels_and_serves_what_it_predicts(run_program, tmp_path):
-    large = sample.make(tmp_path, per_class=60)
+    for module in ("skimage", "sklearn"):
+        pytest.importorskip(module, reason="its pictures are needed: pip install '.[slow]', or make slow")
+    large = sample.make(tmp_path, per_class=60, sources=sample.photographed)
     model_dir = tmp_path / "run"
     done = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=64")
     assert done.code == 0, done.err
