@@ -2,7 +2,7 @@ PYTHON ?= python3
 MODEL_DIR ?= runs/mnist
 STEPS ?= 500
 
-.PHONY: mnist test lint types slow bench clean
+.PHONY: mnist test test-quick lint types slow bench clean
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
@@ -13,14 +13,17 @@ test: .venv/tested lint types
 	.venv/bin/python -m pytest -n 2 --dist loadfile \
 		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
 
+test-quick: .venv/tested
+	.venv/bin/python -m pytest -n 2 --dist loadfile -m "not workers and not slow"
+
 lint: .venv/tested
 	.venv/bin/ruff check .
 
 types: .venv/tested
 	.venv/bin/mypy
 
-slow: .venv/tested
-	.venv/bin/python -m pytest -m slow
+slow: .venv/slow
+	.venv/bin/python -m pytest -m "slow or hypothesis" --hypothesis-profile=many
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/overhead.py
@@ -38,3 +41,7 @@ clean:
 .venv/tested: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[test]'
 	touch $@ .venv/installed
+
+.venv/slow: .venv/tested
+	.venv/bin/python -m pip install --quiet --editable '.[test,slow]'
+	touch $@

@@ -1,16 +1,19 @@
 """Two logical CPUs in every test process, and real worker processes on loopback."""
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
 import ctl  # hides TensorFlow's start-up lines
 import pytest
 import tensorflow as tf
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
@@ -20,6 +23,55 @@ sys.path[:0] = [str(PROGRAMS), str(ROOT / "tests")]
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
+
+settings.register_profile("few", max_examples=100, deadline=None)
+settings.register_profile("many", max_examples=1500, deadline=None)  # make slow
+settings.load_profile("few")
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests that start processes, by themselves or by what they use of tests/."""
+    known: dict[object, bool] = {}
+    for item in items:
+        fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
+        if any(starts_processes(used, known) for used in (item.function, *fixtures)):
+            item.add_marker("workers")
+
+
+def starts_processes(thing, known: dict[object, bool]) -> bool:
+    """Whether a function or class of tests/ names a module that starts processes, or uses one that does."""
+    if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing):
+        return False
+    if thing not in known:
+        known[thing] = False  # while it is looked at
+        functions = [thing] if isinstance(thing, types.FunctionType) else vars(thing).values()
+        for function in functions:
+            used = _used_by(getattr(function, "__func__", getattr(function, "__wrapped__", function)))
+            if any(u is subprocess or u is multiprocessing or u is os.fork for u in used) or any(
+                starts_processes(u, known) for u in used
+            ):
+                known[thing] = True
+    return known[thing]
+
+
+def _is_of_tests(thing) -> bool:
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    return file is not None and Path(file).is_relative_to(ROOT / "tests")
+
+
+def _used_by(function) -> list:
+    """Global names of a function, and their attributes that it names too."""
+    if not isinstance(function, types.FunctionType):
+        return []
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    values = [function.__globals__.get(name) for name in names]
+    values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    modules = [v for v in values if isinstance(v, types.ModuleType)]
+    return values + [vars(m).get(n) for m in modules for n in names]
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +126,16 @@ def environment(**extra: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_program(tmp_path_factory):
-    """run(count, arguments) -> a Result per process; each has its TF_CONFIG if count > 1."""
+    """run(count, arguments) -> a Result per process; each has its TF_CONFIG if count > 1.
+
+    With `fresh` no module is imported before the program does so.
+    """
+    import processes as starter
+
     started: list[subprocess.Popen] = []
 
-    def run(count: int, arguments: list[str], **extra: str) -> list[Result]:
+    def run(count: int, arguments: list[str], *, fresh=False, **extra: str) -> list[Result]:
+        start = subprocess.Popen if fresh else starter.start
         addresses = [f"127.0.0.1:{p}" for p in free_ports(count)]
         logs, processes = [], []
         for i in range(count):
@@ -85,12 +143,8 @@ def run_program(tmp_path_factory):
             env = environment(**extra, **({"TF_CONFIG": json.dumps(config)} if count > 1 else {}))
             logs.append(tmp_path_factory.mktemp("process") / "log")
             with logs[-1].open("wb") as log:
-                process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    cwd=ROOT,
+                process = start(
+                    [sys.executable, *arguments], stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT
                 )
             started.append(process)
             processes.append(process)

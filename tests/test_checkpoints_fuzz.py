@@ -8,7 +8,7 @@ from ctl.checkpoints import checksums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-CASES = settings(max_examples=1000, deadline=None, database=None)
+CASES = settings(database=None)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

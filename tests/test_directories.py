@@ -1,10 +1,10 @@
 """Vertex AI's directories as defaults of a run, and a number for its tuning."""
 
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
+import processes
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import CtlError
@@ -86,10 +86,9 @@ def test_the_exported_model_takes_the_place_of_an_older_one(tmp_path, scheme):
 
 
 def mnist(directory, *arguments, **environ):
-    return subprocess.run(
+    return processes.run(
         [sys.executable, "-m", "models.mnist", "--train_steps=4", "--global_batch_size=32", *arguments],
         env=environment(**environ, CLOUD_ML_HP_METRIC_FILE=str(directory / "metrics")), cwd=ROOT,
-        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from absl import flags
 from conftest import ROOT, environment
@@ -26,8 +27,6 @@ from ctl.deploy.vertex import options as vertex_options
 from ctl.distribute import cluster
 from ctl.launch.cli import parse_launch
 from ctl.launch.horovodrun_options import parse_ctlrun
-
-pytestmark = pytest.mark.workers  # a process with TensorFlow per page
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -123,7 +122,7 @@ def check_command(words: list[str]) -> None:
         else:
             assert (ROOT / words[1]).is_file(), words[1]
     elif words[:1] == ["make"]:
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {w for w in words[1:] if "=" not in w} <= set(targets)
 
 
@@ -131,9 +130,9 @@ def check_command(words: list[str]) -> None:
 def test_the_code_of_a_page_runs(page, tmp_path):
     path = tmp_path / f"page_{page.stem}.py"  # keras.py would hide the package
     path.write_text(program(page), encoding="utf-8")
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, str(path)], cwd=tmp_path, env=environment(), timeout=RUN_TIMEOUT_SECS,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, f"{label(page)}, same line numbers:\n{done.stdout[-3000:]}"
 

@@ -47,7 +47,7 @@ def test_every_format_predicts_the_same_in_a_process_without_ctl(tmp_path, run_p
     x = examples()[0][:5]
     np.save(tmp_path / "export" / "x.npy", x)
     assert names(tmp_path / "export") == ["model.keras", "model.weights.h5", "saved_model", "x.npy"]
-    result = run_program(1, ["-c", ELSEWHERE, str(tmp_path / "export")])[0]
+    result = run_program(1, ["-c", ELSEWHERE, str(tmp_path / "export")], fresh=True)[0]
     assert result.code == 0, result.output
     expected = trainer.model(x).numpy()
     for word in ("keras", "saved_model", "weights"):

@@ -13,7 +13,7 @@ from ctl.errors import UsageError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(suppress_health_check=list(HealthCheck))
 TEXT = st.text(max_size=40)
 ADDRESS = st.one_of(
     TEXT,

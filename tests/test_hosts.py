@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import is_alive, wait_for
 
-FUZZ = settings(max_examples=1500, deadline=None)
+FUZZ = settings(deadline=None)
 PIECES = st.sampled_from(
     ["host1", "10.0.0.7", ":", ",", "@", "-", "--", ".", "2", "0", "99999999999", " ", "\n", "me",
      "::1", "é", "$(x)", "localhost", "1.2.3.4.5", "256.1.1.1", "#", "\0", "²", "-oProxyCommand=x"]

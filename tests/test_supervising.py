@@ -19,7 +19,7 @@ from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, RestartPol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FUZZ = settings(max_examples=1000, deadline=None)
+FUZZ = settings(deadline=None)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (

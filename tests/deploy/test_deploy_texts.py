@@ -77,7 +77,7 @@ def test_every_word_comes_through_what_kubernetes_makes_of_it(word):
 
 
 @given(st.lists(st.text(max_size=12), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_no_line_ends_in_a_traceback(line):
     for platform in ("docker", "vertex", "kubernetes"):
         assert cli.main(["deploy", platform, "--output=/dev/null/x", *line, "--", "--a"]) in (

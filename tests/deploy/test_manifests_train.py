@@ -9,6 +9,7 @@ import photos as sample
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from platforms import ALL, ENDS_WITH_CHIEF, on_loopback
+from processes import start
 
 pytestmark = pytest.mark.workers
 STEPS = 20
@@ -34,7 +35,7 @@ def started(processes, tmp_path, platform):
         logs[process.role] = tmp_path / f"{process.role}.log"
         words = [sys.executable if w == "python" else w for w in process.words]
         with logs[process.role].open("wb") as log:
-            running[process.role] = subprocess.Popen(
+            running[process.role] = start(
                 words, cwd=ROOT, env=environment() | process.environ, stdout=log,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip

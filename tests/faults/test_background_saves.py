@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 from saving_jobs import PROGRAM, checkpoints, jobs, names, unbroken, until  # noqa: F401
@@ -42,7 +43,7 @@ def test_training_goes_on_while_a_save_is_written_and_the_next_save_waits(
 
 
 def start(model_dir, *arguments, faults=""):
-    return subprocess.Popen(
+    return processes.start(
         [sys.executable, PROGRAM, str(model_dir), "--background", *arguments], cwd=ROOT, text=True,
         env=environment(FAULTS=faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 from launching import wait_for
@@ -20,10 +21,7 @@ CLUSTER = {"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}
 
 
 def run(*command):
-    return subprocess.run(
-        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS,
-        check=False,
-    )  # fmt: skip
+    return processes.run(command, env=environment(), cwd=ROOT)
 
 
 def rows(path):
@@ -70,7 +68,7 @@ def start(tmp_path, launched):
 
     def begin(command, **streams):
         task = {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
-        process = subprocess.Popen(
+        process = processes.start(
             command, env=environment(TF_CONFIG=json.dumps(task)), cwd=ROOT, text=True, **streams
         )
         started.append(process)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 
@@ -34,7 +35,7 @@ def trace(model_dir, run="train"):
 
 
 def start(command, model_dir, log):
-    return subprocess.Popen(
+    return processes.start(
         [*command, f"--model_dir={model_dir}"], stdout=log, stderr=subprocess.STDOUT,
         env=environment(), cwd=ROOT,
     )  # fmt: skip

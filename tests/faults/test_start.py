@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
 from training import STEPS, command, output_of, run, saved, started, trace, wait_until
@@ -18,7 +19,7 @@ def start(tmp_path, index, addresses, words):
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     log = tmp_path / f"worker_{index}.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        process = processes.start(
             words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
             env=environment(TF_CONFIG=json.dumps(config)),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conftest import ROOT, free_ports
+from processes import start
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TIMEOUT_SECS = 240
@@ -63,7 +64,7 @@ def run_ranks(
             for rank, (out, err) in enumerate(streams):
                 with out.open("wb") as stdout, err.open("wb") as stderr:
                     processes.append(
-                        subprocess.Popen(
+                        start(
                             [sys.executable, *called, *arguments],
                             env=rank_environment(rank, addresses, **(environ or {})),
                             cwd=ROOT,

@@ -7,11 +7,11 @@ python tests/programs/matrix.py mirrored weights.json [two_cpus]
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 
 STEPS = 40
 COLUMNS = [(f, o) for f in ("keras3", "tf_keras", "module") for o in ("sgd", "adam")]
@@ -77,9 +77,7 @@ def run_row(row: str, directory: Path, environment: dict[str, str]) -> list[str]
     program = [sys.executable, str(Path(__file__)), word, str(path), *(["two_cpus"] if two_cpus else [])]
     if job is not None:
         program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
-    done = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = processes.run(program, env=environment, timeout=400)
     if done.returncode or not path.exists():
         output = done.stdout[-2000:] + done.stderr[-2000:]
         raise RuntimeError(f"{row} ended with {done.returncode}:\n{output}")

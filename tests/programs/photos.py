@@ -1,8 +1,9 @@
-"""Five classes of real JPEGs, cut from the pictures that scikit-image and scikit-learn bring along.
+"""Five classes of real JPEGs, cut from drawings or from pictures of scikit-image and scikit-learn.
 
     python photos.py DIRECTORY --per_class=40
 
-They stand in for flower_photos.tgz: the same layout, about the same size of a photo.
+They stand in for flower_photos.tgz: the same layout, about the same size of a photo. As a program it
+takes the pictures, which need the extra `slow`.
 """
 
 import argparse
@@ -15,8 +16,8 @@ HEIGHT, WIDTH = 240, 320
 CLASSES = ("brick", "china", "flower", "grass", "gravel")
 
 
-def sources() -> dict[str, np.ndarray]:
-    """Class -> uint8 `[h, w, 1 or 3]`."""
+def photographed() -> dict[str, np.ndarray]:
+    """Class -> uint8 `[h, w, 1 or 3]`, real pictures. Needs the extra `slow`."""
     import skimage.data
     from sklearn.datasets import load_sample_image
 
@@ -24,11 +25,23 @@ def sources() -> dict[str, np.ndarray]:
     return {**grey, **{name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}}
 
 
+def drawn() -> dict[str, np.ndarray]:
+    """Class -> uint8 `[512, 512, 1 or 3]`: for each class waves of another length and direction."""
+    random, (y, x) = np.random.default_rng(1), np.mgrid[:512, :512]
+    found = {}
+    for i, name in enumerate(CLASSES):
+        waves = 128 + 70 * np.sin(2 * np.pi * (x * np.cos(i) + y * np.sin(i)) / (8 + 6 * i))
+        colors = 1 - 0.3 * random.random(3 if name in ("china", "flower") else 1)
+        noise = random.normal(0, 2, (512, 512, 1))
+        found[name] = np.clip(waves[..., None] * colors + noise, 0, 255).astype(np.uint8)
+    return found
+
+
 def jpeg(image: np.ndarray, **options) -> bytes:
     return tf.io.encode_jpeg(image, **options).numpy()
 
 
-def make(directory, per_class: int = 40, *, height: int = HEIGHT, width: int = WIDTH) -> Path:
+def make(directory, per_class=40, *, height=HEIGHT, width=WIDTH, sources=drawn) -> Path:
     """Writes `directory/flower_photos/<class>/<i>.jpg` and a licence; returns directory/flower_photos."""
     random, root = np.random.default_rng(0), Path(directory) / "flower_photos"
     for name, picture in sources().items():
@@ -38,7 +51,7 @@ def make(directory, per_class: int = 40, *, height: int = HEIGHT, width: int = W
             left = random.integers(picture.shape[1] - width + 1)
             crop = picture[top : top + height, left : left + width]
             (root / name / f"{i:04d}.jpg").write_bytes(jpeg(np.ascontiguousarray(crop)))
-    (root / "LICENSE.txt").write_text("made of pictures of scikit-image and scikit-learn\n")
+    (root / "LICENSE.txt").write_text("made of drawings, or of pictures of scikit-image and scikit-learn\n")
     return root
 
 
@@ -47,4 +60,4 @@ if __name__ == "__main__":
     parser.add_argument("directory")
     parser.add_argument("--per_class", type=int, default=40)
     options = parser.parse_args()
-    print(make(options.directory, options.per_class))
+    print(make(options.directory, options.per_class, sources=photographed))

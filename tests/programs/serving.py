@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import processes
 from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
 
 
@@ -37,7 +38,7 @@ class ServedJob:
             kind, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
             config = {"cluster": self.cluster, "task": {"type": kind, "index": index}}
             with self.log(name).open("ab") as log:
-                process = subprocess.Popen(
+                process = processes.start(
                     [sys.executable, *self._arguments], stdout=log, stderr=subprocess.STDOUT,
                     env=environment(TF_CONFIG=json.dumps(config)), cwd=directories.get(name, ROOT),
                 )  # fmt: skip

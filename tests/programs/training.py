@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import processes
 import tensorflow as tf
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, Result, environment
 
@@ -35,7 +36,7 @@ def started(model_dir, *options, workers=0, launcher=(), faults="", **env):
     marks.mkdir(exist_ok=True)
     variables = environment(FAULTS=faults, FAULTS_DIR=str(marks), **env)
     with open(output_of(model_dir), "ab") as file:
-        process = subprocess.Popen(
+        process = processes.start(
             command(model_dir, *options, workers=workers, launcher=launcher), stdout=file,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=ROOT,
         )  # fmt: skip
@@ -105,16 +106,11 @@ def assert_bit_identical(model_dir, unbroken, step=STEPS):
 def pids(model_dir):
     """The processes that train in model_dir, without the launcher: number -> pid, by task index."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-            env = (path.parent / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"--model_dir={model_dir}".encode() in words and b"ctl.launch" not in words:
-            config = next((e for e in env if e.startswith(b"TF_CONFIG=")), b"")
-            index = json.loads(config[10:])["task"]["index"] if config else 0
-            found[index] = int(path.parent.name)
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        words = processes.words_of(pid)
+        if f"--model_dir={model_dir}" in words and "ctl.launch" not in words:
+            config = processes.variables_of(pid).get("TF_CONFIG")
+            found[json.loads(config)["task"]["index"] if config else 0] = pid
     return found
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import photos as sample
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 
@@ -35,7 +36,7 @@ print(json.dumps({
 
 
 def start(command, *options, log=subprocess.PIPE):
-    return subprocess.Popen(
+    return processes.start(
         [*command, *map(str, options)], cwd=ROOT, env=environment(), text=True, stdout=log,
         stderr=subprocess.STDOUT if log != subprocess.PIPE else subprocess.PIPE,
     )  # fmt: skip
@@ -61,7 +62,7 @@ def rows(model_dir, which="train"):
 def served(run_program, model_dir, paths):
     """What the exported model answers in a process that knows nothing of ctl."""
     export = str(model_dir / "export" / "saved_model")
-    (result,) = run_program(1, ["-c", SERVE, export, *map(str, paths)])
+    (result,) = run_program(1, ["-c", SERVE, export, *map(str, paths)], fresh=True)
     assert result.code == 0, result.output
     return result.json
 
@@ -91,7 +92,9 @@ def photos(tmp_path_factory):
 
 @pytest.mark.slow
 def test_it_learns_five_classes_at_180_pixels_and_serves_what_it_predicts(run_program, tmp_path):
-    large = sample.make(tmp_path, per_class=60)
+    for module in ("skimage", "sklearn"):
+        pytest.importorskip(module, reason="its pictures are needed: pip install '.[slow]', or make slow")
+    large = sample.make(tmp_path, per_class=60, sources=sample.photographed)
     model_dir = tmp_path / "run"
     done = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=64")
     assert done.code == 0, done.err

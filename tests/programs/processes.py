@@ -1,0 +1,199 @@
+"""Starts Python programs for tests, from a warm server where that makes no difference.
+
+process = processes.start([sys.executable, "-c", "import ctl"], env=environment())
+done = processes.run([sys.executable, "-m", "models.mnist"], env=environment())
+
+Both take what `subprocess.Popen` takes. A program is forked from a server that has TensorFlow imported,
+and is started by `subprocess` if it is no Python program, if its environment differs in what imports
+read, or if the words are those of `ctl` itself. Its /proc/<pid>/cmdline is the server's: see `words_of`.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import warm_server
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_SECS = 240
+# read while Python, NumPy, TensorFlow, Keras and gRPC are imported
+_READ_BY_IMPORTS = (
+    "ABSL_", "CUDA_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_",
+    "OMP_", "OPENBLAS_", "PROTOCOL_BUFFERS_", "PYTHON", "TF2_", "TF_", "TZ", "XLA_",
+)  # fmt: skip
+_READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"}
+_OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start_new_session"}
+
+
+def start(words: Sequence[str], **options) -> subprocess.Popen:
+    """`subprocess.Popen(words, **options)`, forked from a server if it can be."""
+    environ = options.get("env") or os.environ
+    if options.keys() <= _OPTIONS and _is_ours(words) and _fits(environ):
+        return _Forked(words, **options)
+    return subprocess.Popen(words, **options)
+
+
+def run(words: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options) -> subprocess.CompletedProcess:
+    """`subprocess.run` that keeps both outputs, as text."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    with start(words, text=text, **streams) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def words_of(pid: int) -> list[str]:
+    """What a running process was started with; [] if it has gone."""
+    for process in list(_forked):
+        if process.pid == pid and process.poll() is None:
+            return list(process.args)
+    try:
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return []
+
+
+def variables_of(pid: int) -> dict[str, str]:
+    """The environment that a running process was started with; {} if it has gone."""
+    for process in list(_forked):
+        if process.pid == pid and process.poll() is None:
+            return dict(process.environ)
+    try:
+        texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+    except OSError:
+        return {}
+    return dict(text.split("=", 1) for text in texts if "=" in text)
+
+
+def _is_ours(words: Sequence[str]) -> bool:
+    first, second, *_ = [*map(os.fspath, words[1:]), "", ""]
+    if os.fspath(words[0]) != sys.executable:
+        return False
+    if first == "-m":
+        return second.partition(".")[0] != "ctl"  # the launcher and the tools, without TensorFlow
+    return first == "-c" or first.endswith(".py")
+
+
+def _fits(environ: Mapping[str, str]) -> bool:
+    path = environ.get("PYTHONPATH", "").split(os.pathsep)
+    return path[0] == str(ROOT) and _read_by_imports(environ) == _read_by_imports(_server_environ())
+
+
+def _read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        k: v
+        for k, v in environ.items()
+        if k.startswith(_READ_BY_IMPORTS) and k not in _READ_LATER
+    }
+
+
+def _server_environ() -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if k not in _READ_LATER}
+    return {**clean, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+class _Server:
+    """One server, started when it is first asked, ended with this process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+        self._environ: dict[str, str] = {}
+
+    def request(self, request: Mapping, streams: Sequence[int]) -> tuple[socket.socket, int]:
+        """Starts a program; the socket that tells its end, and its id."""
+        if self._process is None:
+            self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            text = json.dumps(request).encode()
+            socket.send_fds(self._control, [text], [*streams, theirs.fileno()])
+        number = ours.recv(warm_server.CODE.size, socket.MSG_WAITALL)
+        assert number, "the warm server has ended: run tests/programs/warm_server.py 0 to see why"
+        return ours, warm_server.CODE.unpack(number)[0]
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, warm_server.MAX_REQUEST_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, warm_server.__file__, str(theirs.fileno())],
+                env=_server_environ(), cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        assert self._process
+        self._control.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# Two in turn: workers of one job have another order of their sets, as fresh processes have.
+_servers = itertools.cycle([_Server(), _Server()])
+_starting = threading.Lock()
+_forked: "weakref.WeakSet[_Forked]" = weakref.WeakSet()
+
+
+class _Forked(subprocess.Popen):
+    """A child of a server: with the pipes of Popen, but started and waited for by the server."""
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
+        """Has the server start it, where Popen would fork."""
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = more
+        first, second, *_ = [*map(os.fspath, args[1:]), ""]
+        is_file = not first.startswith("-")
+        arguments = [*map(os.fspath, args[2 if is_file else 3 :])]
+        self.environ = dict(os.environ if env is None else env)
+        request = {
+            "kind": "file" if is_file else first,
+            "program": first if is_file else second,
+            "arguments": arguments,
+            "env": self.environ,
+            "cwd": os.fspath(cwd or os.getcwd()),
+            "start_new_session": bool(options[5]),
+        }
+        streams = [own if own != -1 else i for i, own in enumerate((p2cread, c2pwrite, errwrite))]
+        self._reading = threading.Lock()
+        try:
+            with _starting:
+                self._end, self.pid = next(_servers).request(request, streams)
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        self._child_created = True
+        _forked.add(self)
+
+    def _internal_poll(self, *_, **__):
+        self._read(0)
+        return self.returncode
+
+    def _wait(self, timeout):
+        self._read(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def _read(self, timeout_secs):
+        """Takes the exit code if it comes within this time; the server may then forget the process."""
+        if self.returncode is None:
+            select.select([self._end], [], [], timeout_secs)
+        with self._reading:
+            if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+                text = self._end.recv(warm_server.CODE.size, socket.MSG_WAITALL)
+                assert text, "the warm server has ended before the process"
+                (self.returncode,) = warm_server.CODE.unpack(text)
+                self._end.close()
