@@ -16,19 +16,15 @@ _INTRO = """\
 
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
-Every binary that ends with `ctl.run(...)` has these flags, beside those of the model's own file.
-Every flag has the form `--name=value`. `--help` shows the same list and ends with exit code 0.
+Every binary that ends with `ctl.run(...)` has these flags, as `--name=value`, besides those of the model's own file
+([decision 9](decisions/0009-model-settings-are-constructor-arguments.md)). `--help` prints them.
 
 ```sh
 python -m models.mnist --help
 ```
 
-A flag that is given wins over the same keyword of `ctl.run`, this over an attribute or a constructor's
-default of the class, and this over the default below. `--nojit_compile` turns off what a class turns on.
-
-The list is a promise: a name stays, and a new one needs a decision note. Settings of a model (a
-learning rate, a width) are flags of the model's file, see
-[decision 9](decisions/0009-model-settings-are-constructor-arguments.md).
+Precedence: a flag, then a keyword of `ctl.run`, then an attribute or constructor default of the class, then the
+default below. `--nojit_compile` turns off what a class turns on. Names do not change.
 """
 
 
