@@ -16,15 +16,15 @@ _INTRO = """\
 
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
-Every binary that ends with `ctl.run(...)` has these flags, as `--name=value`, besides those of the model's own file
-([decision 9](decisions/0009-model-settings-are-constructor-arguments.md)). `--help` prints them.
+Every binary that ends with `ctl.run(...)` has these flags, as `--name=value`, besides those of the model's
+own file ([decision 9](decisions/0009-model-settings-are-constructor-arguments.md)). `--help` prints them.
 
 ```sh
 python -m models.mnist --help
 ```
 
-Precedence: a flag, then a keyword of `ctl.run`, then an attribute or constructor default of the class, then the
-default below. `--nojit_compile` turns off what a class turns on. Names do not change.
+Precedence: a flag, then a keyword of `ctl.run`, then an attribute or constructor default of the class, then
+the default below. `--nojit_compile` turns off what a class turns on. Names do not change.
 """
 
 
