@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from ctl.collectives import bootstrap, placement
@@ -40,7 +41,7 @@ print(json.dumps([hvd.size(), float(total), open_ports]))
 
 
 def start(program, environ):
-    return subprocess.Popen(
+    return processes.start(
         [sys.executable, "-c", program], env=environ, cwd=ROOT, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
