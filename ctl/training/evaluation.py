@@ -12,20 +12,10 @@ from typing import Any
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
-from ctl.errors import EXIT_RETRY, CtlError
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.loop import Interrupted
+from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import Pace
-
-
-class FailedElsewhere(CtlError):
-    """Another worker's error ended the evaluation; its exit code is the one that counts."""
-
-    exit_code = EXIT_RETRY
-
-    def __init__(self) -> None:
-        super().__init__("The evaluation failed on another worker; its log says why.")
 
 
 def run(

@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.data.pipeline import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import Agreement
-from ctl.errors import LeaseLostError, PeerLostError
+from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.finiteness import SKIPPED
@@ -71,6 +71,15 @@ class Actions:
 
 class Interrupted(Exception):
     """A signal came during an evaluation, the same on every worker."""
+
+
+class FailedElsewhere(CtlError):
+    """Another worker's error ended the evaluation; its exit code is the one that counts."""
+
+    exit_code = EXIT_RETRY
+
+    def __init__(self) -> None:
+        super().__init__("The evaluation failed on another worker; its log says why.")
 
 
 class Synchronous:
@@ -228,9 +237,9 @@ class Synchronous:
             return bool(self._actions.after_loop(step, means))
         except Interrupted:  # by a signal, in an evaluation of the hook's own
             return True
-        except (PeerLostError, LeaseLostError):
-            raise
         except Exception as e:
+            if isinstance(e, CtlError) and not isinstance(e, FailedElsewhere):
+                raise
             if self._actions.several and isinstance(e, PEER_ERRORS):
                 raise
             self._failure = e  # all workers stop at this step, and what was done is saved
