@@ -60,3 +60,34 @@ def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
         job.kill()
         job.communicate()
     assert job.returncode == 143 and "Stopped by SIGTERM at step 4" in said, said[-3000:]
+
+
+IN_THE_HOOK = """
+import json, os, sys
+import ctl
+from small_models import Small, every_step
+
+second = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+
+class Evaluates(Small):
+    def after_loop(self, step, means):
+        if step == 2:
+            self.evaluate()
+
+    def eval_data(self, batch_size):
+        if second:
+            raise OSError("no such record")
+        return super().eval_data(batch_size)
+
+try:
+    Evaluates(strategy="multi_worker", model_dir=sys.argv[1], writers=[], intervals=every_step()).train(4)
+except Exception as e:
+    print(json.dumps({"kind": type(e).__name__, "code": getattr(e, "exit_code", 1)}), flush=True)
+"""
+
+
+def test_an_evaluation_in_the_hook_that_fails_on_one_worker_is_saved_by_all(tmp_path, run_program):
+    chief, worker = run_program(2, ["-c", IN_THE_HOOK, str(tmp_path)])
+    assert worker.json == {"kind": "OSError", "code": 1}, worker.output
+    assert chief.json == {"kind": "FailedElsewhere", "code": 134}, chief.output
+    assert saved(tmp_path) == [2]

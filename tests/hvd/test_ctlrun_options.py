@@ -211,7 +211,7 @@ def test_a_config_file_is_yaml(tmp_path, monkeypatch):
     path.write_text("params:\n  fusion_threshold_mb: 1\n  cycle_time_ms: 0.5\n")
     with monkeypatch.context() as patched:
         patched.setitem(__import__("sys").modules, "yaml", None)
-        with pytest.raises(UsageError, match="pip install pyyaml"):
+        with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
             config_file.add_config_file(options.no_options(), str(path))
     pytest.importorskip("yaml")
     asked = options.no_options()
