@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -153,7 +153,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             flags.DEFINE_integer(name, default, text, lower_bound=least, **where)
 
 
-def settle(values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
+def settle(
+    values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Callable[..., Any]
+) -> dict[str, Any]:
     """Gives the flags that are not on the command line the values that come next in precedence.
 
     Args:
@@ -175,7 +177,7 @@ def settle(values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Any) 
     return rest
 
 
-def _own_default(trainer: Any, name: str) -> Any:
+def _own_default(trainer: Callable[..., Any], name: str) -> Any:
     """What a class, or the signature of its constructor, has in place of the table's default, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
@@ -184,7 +186,7 @@ def _own_default(trainer: Any, name: str) -> Any:
     return None if found is None or found.default is found.empty else found.default
 
 
-def _parameters(trainer: Any) -> dict[str, inspect.Parameter]:
+def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Those that a class's own constructors, or a function, name."""
     own = [c for c in getattr(trainer, "__mro__", ()) if not c.__module__.startswith("ctl.")]
     calls = [vars(kind)["__init__"] for kind in own if "__init__" in vars(kind)]
