@@ -181,7 +181,8 @@ def _own_default(trainer: Callable[..., Any], name: str) -> Any:
     """What a class, or the signature of its constructor, has in place of the table's default, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
-            return vars(kind)[name]
+            value = vars(kind)[name]
+            return None if hasattr(value, "__get__") else value  # a property is no default
     found = _parameters(trainer).get(name)
     return None if found is None or found.default is found.empty else found.default
 

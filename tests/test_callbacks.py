@@ -1,5 +1,6 @@
 """Early stopping, plateaus and best models: as Keras decides, and as an unbroken run after a resume."""
 
+import dataclasses
 import json
 
 import ctl
@@ -322,3 +323,28 @@ def test_the_chief_s_decisions_are_carried_out_on_all_workers(run_program):
 def test_a_keras_callback_is_refused_with_what_is_expected():
     with pytest.raises(ctl.UsageError, match=r"callbacks\[0\] is .*on_metrics\(step, values, run\)"):
         run(lambda: [keras.callbacks.EarlyStopping()])
+
+
+def test_a_decision_takes_what_numpy_and_paths_make_and_holds_plain_values(tmp_path):
+    made = ctl.Decision(stop=np.bool_(True), learning_rate_factor=np.float32(0.5), export=["keras"],
+                        directory=tmp_path)  # fmt: skip
+    assert json.loads(json.dumps(dataclasses.asdict(made)))["directory"] == str(tmp_path)
+    assert made.stop is True and made.export == ("keras",) == ctl.Decision(export="keras").export
+    with pytest.raises(ctl.UsageError, match="that cannot be"):
+        ctl.Decision(learning_rate_factor="half")
+
+
+@pytest.mark.parametrize(
+    ("decision", "kind", "words"),
+    [
+        (True, Watched, "on_metrics returned True; expected a ctl.Decision"),
+        (ctl.Decision(export=["keras"]), Watched, "needs a place"),
+        (ctl.Decision(export=["onnx"], directory="/nowhere"), Watched, "onnx"),
+        (ctl.Decision(learning_rate_factor=0.5), Scheduled, "has a schedule"),
+    ],
+    ids=["no decision", "no place", "no format", "a schedule"],
+)
+def test_a_decision_that_cannot_be_carried_out_is_a_sentence(decision, kind, words):
+    trainer = kind(lambda: [Decides(2, decision)], strategy="default", writers=[], intervals=TWOS)
+    with pytest.raises(ctl.UsageError, match=words):
+        trainer.train(4)

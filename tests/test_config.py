@@ -95,3 +95,16 @@ def test_objects_for_intervals_hold_but_for_the_flags_that_are_given(monkeypatch
     arguments = ["--strategy=default", "--export=none", "--log_every_steps=7"]
     made = ran(monkeypatch, Small, arguments, {"intervals": mine}).intervals
     assert (made.log.steps, made.save.secs, made.steps_per_loop) == (7, 9.0, 2)
+
+
+def test_a_property_of_a_class_is_no_default(monkeypatch):
+    class Own(Small):
+        @property
+        def init_from(self):
+            return None
+
+        @init_from.setter
+        def init_from(self, value):
+            assert value is None
+
+    assert ran(monkeypatch, Own, ["--strategy=default", "--export=none"], {}).init_from is None

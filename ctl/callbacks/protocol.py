@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from ctl.errors import UsageError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -37,6 +39,24 @@ class Decision:
     export: Sequence[str] = ()
     directory: str | None = None
     message: str = ""
+
+    def __post_init__(self) -> None:
+        """Plain values, whatever came: decisions travel between workers. Raises UsageError."""
+        try:
+            plain = {
+                "stop": bool(self.stop),
+                "learning_rate_factor": float(self.learning_rate_factor),
+                "lowest_learning_rate": float(self.lowest_learning_rate),
+                "keep_weights": bool(self.keep_weights),
+                "roll_back": bool(self.roll_back),
+                "export": (self.export,) if isinstance(self.export, str) else tuple(map(str, self.export)),
+                "directory": None if self.directory is None else str(self.directory),
+                "message": str(self.message),
+            }
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"a callback made a Decision with a value that cannot be: {e}.") from None
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
 from ctl.distribute.host_allreduce import Agreement
 from ctl.distribute.keras_objects import plain
+from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.training import validation
 from ctl.training.trainer_protocol import TrainerProtocol
@@ -66,6 +67,9 @@ class CallbackRunner:
     def _chiefs(self, made: Sequence[Decision | None]) -> list[Decision]:
         """What the chief's callbacks decided, on every worker."""
         decisions = [d for d in made if d is not None]
+        other = next((d for d in decisions if not isinstance(d, Decision)), None)
+        if other is not None:
+            raise UsageError(f"on_metrics returned {other!r}; expected a ctl.Decision(...), or None.")
         if self._agreement.num_workers == 1:
             return decisions
         is_chief = self._trainer.placement.is_chief
@@ -124,6 +128,11 @@ class CallbackRunner:
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
         optimizer = self._trainer.optimizer
+        if not validation.has_a_number(optimizer):
+            raise UsageError(
+                "Decision(learning_rate_factor=...): self.optimizer has a schedule, or no learning rate. "
+                "Give the optimizer a number."
+            )
         old = float(plain(optimizer.learning_rate).numpy())
         new = max(old * factor, lowest)
         if new < old:
@@ -132,6 +141,9 @@ class CallbackRunner:
 
     def _export(self, decision: Decision) -> None:
         trainer = self._trainer
+        if decision.directory is None and trainer.model_dir is None:
+            raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
+        export_lib.check(trainer.model, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
         export_lib.export(trainer.model, directory, decision.export, trainer.placement, served)

@@ -162,7 +162,7 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
                 f"{who} needs the evaluation, but nothing is evaluated. Write eval_data and eval_step, and "
                 "Intervals(evaluate=...); or use the training's numbers with run='train'."
             )
-        if isinstance(callback, ReduceOnPlateau) and not _has_a_number(trainer.optimizer):
+        if isinstance(callback, ReduceOnPlateau) and not has_a_number(trainer.optimizer):
             raise UsageError(
                 f"{who} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
                 "Give the optimizer a number."
@@ -173,7 +173,7 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
             export_lib.check(trainer.model, callback.formats)
 
 
-def _has_a_number(optimizer: Any) -> bool:
+def has_a_number(optimizer: Any) -> bool:
     """Whether the learning rate is a number that can be changed, no schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
