@@ -10,7 +10,6 @@ from ctl.io import log_filter as _quiet
 from ctl.version import __version__
 
 _NAMES = {
-    "Agreement": "ctl.distribute.host_allreduce",
     "Callback": "ctl.callbacks.protocol",
     "Decision": "ctl.callbacks.protocol",
     "MemoryCallback": "ctl.callbacks.protocol",
@@ -26,6 +25,7 @@ _NAMES = {
     "Gradients": "ctl.step.gradients",
     "Intervals": "ctl.callbacks.schedule",
     "KerasTrainer": "ctl.keras.trainer",
+    "HostAllReduce": "ctl.distribute.host_allreduce",
     "History": "ctl.keras.fit",
     "JsonlWriter": "ctl.metrics.jsonl",
     "Keep": "ctl.checkpoints.retention",
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from ctl.checkpoints.retention import Keep
     from ctl.data.arrays import example_numbers, from_arrays
     from ctl.data.sharding import shard
-    from ctl.distribute.host_allreduce import Agreement
+    from ctl.distribute.host_allreduce import HostAllReduce
     from ctl.distribute.strategies import make as make_strategy
     from ctl.errors import (
         CheckpointError,

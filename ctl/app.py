@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 from ctl.config import define_flags, help_text, settle
-from ctl.distribute import cluster, job_fingerprint
+from ctl.distribute import job_fingerprint
+from ctl.distribute.platforms import detection
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
 from ctl.io import directories, exit_hook, log_filter, paths
 from ctl.supervision import heartbeat, signals
@@ -72,7 +74,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     except flags.Error as e:
         _fail(UsageError(f"{str(e).rstrip('.')}. See --help."))
     try:
-        cluster.prepare()
+        detection.prepare()
     except UsageError as e:
         _fail(e)
     with log_filter.quiet():  # TensorFlow has absl look for GPUs before main is called
@@ -107,13 +109,13 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     settings = settle(values, settings, make_trainer)
     from ctl.training import platform_hooks
 
-    me, places = cluster.read(), directories.read(values.model_dir)
+    me, places = detection.read(), directories.read(values.model_dir)
     values.model_dir = places.model_dir
-    options = _options(values, settings)
+    options = _options(values, settings, me)
     from ctl.checkpoints.export import parse_formats
 
     formats = parse_formats(values.export)
-    _check_mode(values, formats)
+    _check_mode(values, formats, me)
     steps, epochs = _length(values)
     trainer = make_trainer(**{**settings, **options})
     if not hasattr(trainer, "hparams"):
@@ -137,7 +139,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
         platform_hooks.wait_for_evaluator(trainer, me)
-        _leave(trainer, me)
+        _leave(trainer)
         return
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
@@ -151,18 +153,18 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         for path in trainer.export(*formats):
             print(path)
         platform_hooks.hand_over(trainer, places, formats)
-    _leave(trainer, me)
+    _leave(trainer)
 
 
-def _leave(trainer: "Trainer", me: cluster.Cluster) -> None:
+def _leave(trainer: "Trainer") -> None:
     """The last barrier of the workers: nothing comes after it but the end of the process."""
-    if me.num_workers > 1 and not trainer.placement.evaluates and trainer._session is not None:
+    if trainer.topology.num_workers > 1 and trainer._session is not None:
         from ctl.training.run import leave_together
 
         leave_together(trainer._session)
 
 
-def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
+def _check_mode(values: flags.FlagValues, formats: tuple[str, ...], me: Topology) -> None:
     """Raises UsageError for a --mode that needs what is not there."""
     if values.mode in _WITH_A_CHECKPOINT and not values.model_dir:
         raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
@@ -170,7 +172,7 @@ def _check_mode(values: flags.FlagValues, formats: tuple[str, ...]) -> None:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
     if values.mode in _WITH_A_CHECKPOINT and not _has_checkpoints(values.model_dir):
         raise UsageError(_nothing_saved(values))
-    if values.mode in _WITH_A_CHECKPOINT and cluster.read().task_type == "evaluator":
+    if values.mode in _WITH_A_CHECKPOINT and me.evaluates:
         raise UsageError(
             f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
@@ -207,12 +209,9 @@ def _prepare(trainer: "Trainer", values: flags.FlagValues) -> None:
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
-    from ctl.distribute.host_allreduce import Agreement
-
     for row in predict():
-        if trainer.placement.is_chief:
+        if trainer.topology.is_chief:
             print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
-    Agreement(trainer.strategy).sum([0.0])  # leave together
 
 
 def _nothing_saved(values: flags.FlagValues) -> str:
@@ -230,14 +229,14 @@ def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:
     return (None, values.epochs) if values.epochs else (values.train_steps or None, None)
 
 
-def _options(values: flags.FlagValues, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _options(values: flags.FlagValues, settings: Mapping[str, Any], me: Topology) -> dict[str, Any]:
     """The Trainer's arguments from the flags, and from objects that `ctl.run` was given for them."""
     from ctl.callbacks.schedule import Every, Intervals
     from ctl.checkpoints.retention import Keep
 
     keep = Keep.parse(values.keep)
     evaluate = Every()
-    has_evaluator = cluster.read().has_evaluator and not values.eval_every_steps
+    has_evaluator = me.has_evaluator and not values.eval_every_steps
     evaluates = keep.best is not None or values.report_hypertune or not has_evaluator
     if values.mode == "train_and_eval" and evaluates:
         evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
@@ -271,6 +270,7 @@ def _options(values: flags.FlagValues, settings: Mapping[str, Any]) -> dict[str,
             variable_partitioner=values.variable_partitioner,
             flags=_given(values),
             startup_timeout_secs=values.startup_timeout_secs or None,
+            topology=me,
         )
     )
     if values.model_dir and (checkpoints is None or values["keep"].present):

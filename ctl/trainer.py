@@ -20,7 +20,7 @@ from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
 from ctl.io import exit_hook
 from ctl.metrics.events import number_or_event
@@ -44,7 +44,7 @@ class Trainer:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
       gradients: a `ctl.Gradients`; set it in `build` for clipping, accumulation, a wire dtype.
       hparams: what TensorBoard's HParams lists, name -> bool, number or string.
-      strategy, placement: the `tf.distribute.Strategy`, and this process's place in it.
+      strategy, topology: the `tf.distribute.Strategy`; which of its processes this is, and of how many.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
       check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
       step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
@@ -99,7 +99,7 @@ class Trainer:
         validation.whole("seed", seed, 0, 2**32 - 1)
         validation.parts(checkpoints, writers)
         self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
-        self.placement = strategies.placement(self.strategy)
+        self.topology = strategies.topology_of(self.strategy)
         self.global_batch_size = int(global_batch_size)
         self.seed = int(seed)
         self.model_dir = None if model_dir is None else str(model_dir)
@@ -180,12 +180,12 @@ class Trainer:
         In an evaluator task of TF_CONFIG this trains nothing: it evaluates the checkpoints of
         model_dir as they come, until training has ended; see docs/evaluator.md.
         """
-        if self.placement.evaluates:
+        if self.topology.evaluates:
             return evaluator.follow(self, run.prepared(self))
         resume.claim(self)
         prepared = run.prepared(self)
         with lease.holding(
-            self.model_dir if self.placement.is_chief else None, lambda: prepared.saved
+            self.model_dir if self.topology.is_chief else None, lambda: prepared.saved
         ) as prepared.lease:
             return run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
@@ -227,15 +227,15 @@ class Trainer:
         All workers must call it. `directory` is `model_dir/export` unless given.
         """
         self.prepare()
-        if self.placement.evaluates:
+        if self.topology.evaluates:
             return []  # the chief writes
         formats = formats or export_lib.possible(self.model)[:2]
         if directory is None:
             validation.export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
-        paths = export_lib.export(self.model, directory, formats, self.placement, served)
-        Agreement(self.strategy).sum([0.0])  # nobody leaves before the chief has written
+        paths = export_lib.export(self.model, directory, formats, self.topology, served)
+        HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths
 
     @tf.autograph.experimental.do_not_convert
@@ -266,7 +266,7 @@ class Trainer:
         if regularization is None:
             return loss
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
-        shares = self.placement.num_replicas * self._recorder.parts
+        shares = self.topology.num_replicas * self._recorder.parts
         return loss + tf.add_n(terms) / shares if terms else loss
 
     @tf.autograph.experimental.do_not_convert
@@ -295,12 +295,12 @@ class Trainer:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
-        if self.placement.num_replicas > 1 and not self._recorder.averaged and not self._warned:
+        if self.topology.num_replicas > 1 and not self._recorder.averaged and not self._warned:
             self._warned = True
             logging.getLogger("ctl").warning(
                 "minimize() got a loss that average() did not make. Gradients are added up over %d "
                 "replicas: unless the loss is this replica's share of the mean, they are too large.",
-                self.placement.num_replicas,
+                self.topology.num_replicas,
             )
         update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
         update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)

@@ -27,7 +27,7 @@ class Mnist(ctl.Trainer):
     ):
         super().__init__(**options)
         self.arrays, self.dropout = digits.load(data), dropout
-        replicas = self.placement.num_replicas
+        replicas = self.topology.num_replicas
         self.learning_rate = ctl.scale_learning_rate(learning_rate, replicas, lr_scaling)
 
     def build(self):

@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 from conftest import ROOT, environment
 from ctl import app, config
+from ctl.distribute.topology import Topology
 
 MNIST = [sys.executable, "-m", "models.mnist"]
 BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--log_every_steps=2"]
@@ -116,7 +117,7 @@ def worked(monkeypatch, *arguments):
 
     class Fake:
         hparams = {}  # noqa: RUF012
-        placement, model_dir = SimpleNamespace(is_chief=True), None
+        topology, model_dir = Topology(), None
         model = SimpleNamespace(save=None, export=None, save_weights=None)
 
         def __init__(self, **options):
@@ -144,7 +145,7 @@ def refused(monkeypatch, capsys, *arguments):
 def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path):
     class Predicts:
         hparams, model_dir, step = {}, None, 3
-        placement = SimpleNamespace(is_chief=True, evaluates=False, num_workers=1)
+        topology = Topology()
         model = SimpleNamespace(save=None)
 
         def __init__(self, **options):

@@ -34,8 +34,8 @@ MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = (
     "deploy", "launch", "cli", "errors", "version", "io.log_filter", "io.paths", "io.directories",
     "io.authenticated_channel", "tools.doctor", "tools.inspect", "callbacks.schedule",
-    "supervision.signals", "supervision.lease", "supervision.heartbeat", "distribute.cluster",
-    "distribute.platforms", "distribute.own_port", "distribute.placement", "distribute.job_fingerprint",
+    "supervision.signals", "supervision.lease", "supervision.heartbeat", "distribute.topology",
+    "distribute.platforms", "distribute.own_port", "distribute.topology", "distribute.job_fingerprint",
     "distribute.startup_barrier",
 )  # fmt: skip
 
@@ -149,9 +149,10 @@ def test_models_use_only_the_public_names():
 
 def test_the_public_names_are_a_promise():
     assert sorted(ctl.__all__) == sorted([
-        "Agreement", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
+        "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
         "ChiefOnlyCheckpoints", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
-        "Gradients", "History", "Intervals", "JsonlWriter", "Keep", "KerasTrainer", "LossSpike",
+        "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
+        "LossSpike",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",

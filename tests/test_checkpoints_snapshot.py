@@ -82,7 +82,7 @@ def test_without_that_part_of_tensorflow_all_workers_write(tmp_path, monkeypatch
     assert_same(values(trainer), expected)
     here = state(trainer)
     other = SimpleNamespace(
-        checkpoint=here.checkpoint, placement=SimpleNamespace(is_chief=False, worker_index=1)
+        checkpoint=here.checkpoint, topology=SimpleNamespace(is_chief=False, worker_index=1)
     )
     written = []
     write = here.checkpoint.write
@@ -96,7 +96,7 @@ def test_the_others_read_and_write_nothing(tmp_path):
     trainer = prepared()
     other = SimpleNamespace(
         checkpoint=state(trainer).checkpoint, variables={},
-        placement=SimpleNamespace(is_chief=False, worker_index=1),
+        topology=SimpleNamespace(is_chief=False, worker_index=1),
     )  # fmt: skip
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c")
     assert manager.save(other, manifest(trainer, 5)) is None

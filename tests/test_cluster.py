@@ -4,7 +4,8 @@ import json
 
 import ctl
 import pytest
-from ctl.distribute.cluster import Cluster, normalise, read
+from ctl.distribute.platforms.detection import normalise, read
+from ctl.distribute.topology import Topology
 
 TWO = ["a:1", "b:2"]
 
@@ -51,7 +52,7 @@ def test_an_index_may_be_a_string():
 
 def test_parameter_servers_and_evaluators_are_dropped_for_those_that_train():
     cluster = {"worker": TWO, "ps": ["p:1", "p:2"], "evaluator": ["e:1"], "chief": ["c:1"]}
-    me = read(config(cluster, "worker", 1))
+    me = read(config(cluster, "worker", 1)).without_servers()
     assert set(me.tasks) == {"chief", "worker"} and me.num_workers == 3
     ps = read(config(cluster, "ps", 1))
     assert ps.address == "p:2" and not ps.is_chief
@@ -65,13 +66,13 @@ def test_an_evaluator_need_not_be_in_the_cluster_and_is_never_chief(cluster):
 
 def test_a_normalised_cluster_says_the_same_to_tensorflow():
     environ = config({"worker": TWO, "master": ["c:1"], "ps": ["p:1"]}, "master", "0")
-    normalise(read(environ), environ)
+    normalise(read(environ).without_servers(), environ)
     assert json.loads(environ["TF_CONFIG"]) == {
         "cluster": {"worker": TWO, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0},
     }  # fmt: skip
     again = read(environ)
     assert again == read({"TF_CONFIG": again.tf_config()})
-    assert isinstance(again, Cluster)
+    assert isinstance(again, Topology)
 
 
 W = {"worker": TWO}

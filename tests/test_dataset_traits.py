@@ -8,11 +8,11 @@ import keras
 import pytest
 import tensorflow as tf
 from ctl.data import dataset_traits, sharding
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from small_models import every_step
 
 NUMBERS = tf.data.Dataset.range(10)
-TWO_WORKERS = Placement(2, 0, 2, 1, is_chief=True)
+TWO_WORKERS = Topology(2, 0, 2, 1, is_chief=True)
 # Each makes a dataset with a seed, None for none.
 DRAWN = {
     "shuffle": lambda seed: NUMBERS.shuffle(5, seed=seed),

@@ -24,7 +24,7 @@ from ctl.deploy import slurm
 from ctl.deploy.docker import command as docker_command
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.vertex import options as vertex_options
-from ctl.distribute import cluster
+from ctl.distribute.platforms import detection
 from ctl.launch.cli import parse_launch
 from ctl.launch.horovodrun_options import parse_ctlrun
 
@@ -219,7 +219,7 @@ def test_the_messages_for_a_wrong_tf_config_are_those_in_the_table():
     assert len(rows) >= 8
     for text, message in rows:
         with pytest.raises(errors.UsageError) as caught:
-            cluster.read({"TF_CONFIG": text.strip("`")})
+            detection.read({"TF_CONFIG": text.strip("`")})
         assert message in str(caught.value)
 
 

@@ -12,9 +12,8 @@ import tensorflow as tf
 from conftest import free_ports
 from ctl.checkpoints import restoring
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-from ctl.distribute import cluster
-from ctl.distribute.platforms import slurm
-from ctl.distribute.strategies import Placement
+from ctl.distribute.platforms import detection, slurm
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, ReadError
 from ctl.io import paths
 from ctl.supervision.lease import Lease
@@ -118,7 +117,7 @@ INFINITE = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "
 )  # fmt: skip
 def test_variables_without_end_are_refused_in_words(environ):
     with pytest.raises(ctl.UsageError) as raised:
-        cluster.read(environ)
+        detection.read(environ)
     assert 10 < len(str(raised.value)) < 1500
 
 
@@ -152,7 +151,7 @@ def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind
     def explained(text, several=True):
         return error_translation.explained(
             kind(None, None, text), step=3, manager=None, batch_size=8,
-            place=Placement(2, 0, 2, 1, True), several=several,
+            place=Topology(2, 0, 2, 1, True), several=several,
         )  # fmt: skip
 
     lost = explained("NCCL: remote process exited or there was a network error")

@@ -8,7 +8,8 @@ from absl import flags
 from ctl import app, config
 from ctl.checkpoints import export
 from ctl.checkpoints.retention import Keep
-from ctl.distribute import cluster, parameter_servers
+from ctl.distribute import parameter_servers
+from ctl.distribute.platforms import detection
 from ctl.errors import UsageError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,12 +56,13 @@ def refused_in_words(error):
 @given(text=st.one_of(TEXT, CONFIG.map(json.dumps)), servers=st.booleans())
 def test_any_tf_config_is_a_cluster_or_a_sentence(text, servers):
     try:
-        found = cluster.read({"TF_CONFIG": text}, parameter_servers=servers)
+        found = detection.read({"TF_CONFIG": text})
+        found = found if servers else found.without_servers()
     except UsageError as e:
         assert refused_in_words(e) and "TF_CONFIG" in str(e)
         return
     assert found.num_workers >= 1 and found.worker_index >= 0
-    again = cluster.read({"TF_CONFIG": found.tf_config()}, parameter_servers=servers)
+    again = detection.read({"TF_CONFIG": found.tf_config()})
     assert again.tasks == found.tasks and again.is_chief == found.is_chief
 
 

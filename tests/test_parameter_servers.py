@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 from ctl.data import per_worker
 from ctl.data.arrays import from_arrays
-from ctl.distribute import cluster, parameter_servers
+from ctl.distribute import parameter_servers
 from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch
+from ctl.distribute.platforms import detection
 from ctl.distribute.strategies import WORDS, word_of
 from ctl.metrics.protocol import Progressed
 from ctl.supervision.signals import Signals
@@ -62,8 +63,8 @@ def test_named_devices_are_refused(monkeypatch):
 
 def test_servers_are_seen_only_by_those_who_ask(monkeypatch):
     set_config(monkeypatch, TASKS)
-    assert "ps" not in cluster.read().tasks
-    assert cluster.read(parameter_servers=True).tasks["ps"] == ("127.0.0.1:3",)
+    assert "ps" not in detection.read().without_servers().tasks
+    assert detection.read().tasks["ps"] == ("127.0.0.1:3",)
 
 
 def test_a_partitioner_without_servers_is_refused(monkeypatch):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ctl.distribute.cluster import also_set, job_of, normalise, prepare, read
+from ctl.distribute.platforms.detection import also_set, normalise, prepare, read
 from ctl.errors import UsageError
 
 POOLS = {
@@ -33,12 +33,12 @@ def test_vertex_ai_by_cluster_spec_alone(pool, index, kind, rank):
     environ = spec(pool, index, workerpool2=PS, workerpool3=EVALUATOR)
     me = read(environ)
     assert (me.task_type, me.task_index, me.worker_index) == (kind, index, rank)
-    assert me.tasks == {"chief": tuple(CHIEF), "worker": tuple(WORKERS)}
+    assert me.without_servers().tasks == {"chief": tuple(CHIEF), "worker": tuple(WORKERS)}
     assert me.address == POOLS[pool][index]
     assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (rank == 0, True, True)
-    assert read(environ, parameter_servers=True).tasks["ps"] == tuple(PS)
-    normalise(me, environ)
-    assert read(environ).tasks == me.tasks and "evaluator" not in environ["TF_CONFIG"]
+    assert read(environ).tasks["ps"] == tuple(PS)
+    normalise(me.without_servers(), environ)
+    assert read(environ).tasks == me.without_servers().tasks and "evaluator" not in environ["TF_CONFIG"]
 
 
 def test_vertex_ai_s_parameter_server_and_evaluator():
@@ -68,13 +68,13 @@ def reducing(spelled="worker_pool_specs", image="container_spec", uri="image_uri
 ])  # fmt: skip
 def test_the_reduction_server_is_no_parameter_server(job):
     told = spec("workerpool1", job=job, workerpool2=PS)
-    assert "ps" not in read(told, parameter_servers=True).tasks
+    assert "ps" not in read(told).tasks
     cluster = {"chief": CHIEF, "worker": WORKERS, "ps": PS}
     both = {**told, **tf_config(cluster, "worker", environment="cloud")}
-    assert "ps" not in read(both, parameter_servers=True).tasks
+    assert "ps" not in read(both).tasks
     inside = tf_config(cluster, "worker", environment="cloud", job=job)
-    assert "ps" not in read(inside, parameter_servers=True).tasks
-    assert any("Reduction Server" in note for note in job_of(both).notes)
+    assert "ps" not in read(inside).tasks
+    assert any("Reduction Server" in note for note in read(both).notes)
 
 
 def test_vertex_ai_s_evaluator_shows_in_cluster_spec_only():
@@ -97,7 +97,7 @@ def test_kubeflow_lists_the_evaluator():
     environ = tf_config(cluster, "chief", environment="cloud") | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     me = read(environ)
     assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Kubeflow TFJob")
-    assert "evaluator" not in me.tasks
+    assert "evaluator" not in me.without_servers().tasks
     assert not read(tf_config({**cluster}, "chief")).ends_with_chief
     del cluster["chief"]  # then worker 0's end is the job's
     me = read(tf_config(cluster, "worker", environment="cloud"))
@@ -119,7 +119,7 @@ def test_listed_addresses_and_an_index(counter):
     me = read(environ)
     assert (me.worker_index, me.num_workers, me.address) == (2, 3, "train-2.train:2222")
     assert not me.has_evaluator and read({**environ, "CTL_EVALUATOR": "1"}).has_evaluator
-    assert counter in job_of(environ).sources
+    assert counter in read(environ).sources
 
 
 def test_an_index_of_one_s_own_goes_before_the_platform_s():
@@ -130,7 +130,7 @@ def test_an_index_of_one_s_own_goes_before_the_platform_s():
 def test_an_indexed_job_without_addresses_is_several_trainings():
     environ = {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert read(environ).num_workers == 1
-    [note] = job_of(environ).notes
+    [note] = read(environ).notes
     assert "trains alone" in note and "CTL_WORKERS" in note
     assert read({**environ, **mpi(1)}).num_workers == 2  # processes within one such pod
 
@@ -154,7 +154,7 @@ def test_tf_config_decides_where_several_speak():
     assert read(slurm).num_workers == 2
     both = slurm | tf_config({"worker": ["a:1", "b:1", "c:1"]}, "worker", 2)
     assert read(both).num_workers == 3
-    assert also_set(both, job_of(both)) == ["SLURM_PROCID"]
+    assert also_set(both, read(both)) == ["SLURM_PROCID"]
     assert read(slurm | {"TF_CONFIG": "{}"}).num_workers == 1
 
 

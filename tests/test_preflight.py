@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
 from ctl.distribute import job_fingerprint, startup_barrier
-from ctl.distribute.cluster import Cluster
 from ctl.distribute.startup_barrier import chief as chief_side
 from ctl.distribute.startup_barrier import messages
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError
@@ -27,7 +27,7 @@ def soon(monkeypatch):
 
 def clusters(count, **kinds):
     addresses = tuple(f"127.0.0.1:{p}" for p in free_ports(count))
-    return [Cluster({"worker": addresses}, "worker", i) for i in range(count)]
+    return [Topology({"worker": addresses}, "worker", i) for i in range(count)]
 
 
 def meeting(places, all_facts, timeout_secs=TIMEOUT_SECS):
@@ -86,7 +86,7 @@ def test_a_difference_is_named_to_everybody_as_a_usage_error():
 
 def test_clusters_in_another_order_are_refused():
     one, two = clusters(2)
-    turned = Cluster({"worker": (one.address, "127.0.0.1:1")}, "worker", 1)
+    turned = Topology({"worker": (one.address, "127.0.0.1:1")}, "worker", 1)
     assert all("TF_CONFIG's cluster" in str(e) for e in meeting([one, turned], [{}, {}]))
 
 

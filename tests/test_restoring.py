@@ -13,7 +13,7 @@ import pytest
 from conftest import TIMEOUT_SECS
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.errors import ReadError
 from ctl.io import paths
 from ctl.training import resume
@@ -137,8 +137,8 @@ def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypa
                 raise ReadError("ckpt-7 cannot be read.")
 
     def restored(worker):
-        place = Placement(2, worker, 2, 1, is_chief=worker == 0)
-        resume.restore(None, Manager(worker), types.SimpleNamespace(placement=place), agreement)
+        place = Topology({"worker": ("a:1", "b:1")}, "worker", worker)
+        resume.restore(None, Manager(worker), types.SimpleNamespace(topology=place), agreement)
 
     with ThreadPoolExecutor() as pool:
         errors = [job.exception(TIMEOUT_SECS) for job in [pool.submit(restored, i) for i in range(2)]]

@@ -17,7 +17,7 @@ BEFORE = Manifest(
 def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, **config):
     trainer = SimpleNamespace(
         seed=seed, global_batch_size=batch, allow_config_change=allow,
-        placement=SimpleNamespace(is_chief=True),
+        topology=SimpleNamespace(is_chief=True),
     )  # fmt: skip
     batches = Batches(
         iterator=None, steps=None, ends_unknown=False, steps_per_epoch=None, mode="indexed",

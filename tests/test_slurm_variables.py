@@ -1,7 +1,7 @@
 """Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
 
 import pytest
-from ctl.distribute.cluster import job_of, read
+from ctl.distribute.platforms.detection import read
 from ctl.distribute.platforms.slurm import host_names, tasks_of_hosts
 from ctl.errors import UsageError
 from hypothesis import given
@@ -95,7 +95,7 @@ def test_the_script_itself_is_one_process_and_is_told_of_srun():
     script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
               "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
     assert read(script).num_workers == 1
-    [note] = job_of(script).notes
+    [note] = read(script).notes
     assert "srun was not used" in note
     assert read(script | {"SLURM_STEP_ID": "4294967291"}).num_workers == 1
     assert read(script | {"SLURM_STEP_ID": "0"}).num_workers == 4

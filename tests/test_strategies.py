@@ -3,13 +3,15 @@
 import json
 import os
 import socket
+from types import SimpleNamespace
 
 import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.distribute import strategy_factories
-from ctl.distribute.strategies import WORDS, Placement, placement, word_of
+from ctl.distribute.strategies import WORDS, topology_of, word_of
+from ctl.distribute.topology import Topology
 from small_models import Small, every_step, losses
 
 
@@ -115,7 +117,9 @@ def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word
     before = os.environ["TF_CONFIG"]
     strategy = ctl.make_strategy(word)
     assert word_of(strategy) == "default" and os.environ["TF_CONFIG"] == before
-    assert placement(strategy) == Placement(1, 0, 1, 1, is_chief=False, evaluates=True)
+    found = topology_of(strategy)
+    assert found == Topology(task_type="evaluator", has_evaluator=listed)
+    assert (found.num_workers, found.worker_index, found.is_chief, found.evaluates) == (1, 0, False, True)
 
 
 def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):
@@ -125,10 +129,11 @@ def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):
             ctl.make_strategy(word)
 
 
-def test_placement_counts_the_replicas_of_one_process(two_replicas):
-    assert placement(two_replicas) == Placement(1, 0, 2, 2, True)
+def test_a_topology_counts_the_replicas_of_one_process(two_replicas):
+    assert topology_of(two_replicas) == Topology(num_replicas=2, num_local_replicas=2)
+    assert topology_of(two_replicas).is_chief
     for word in ("default", "one_device"):
-        assert placement(ctl.make_strategy(word)) == Placement(1, 0, 1, 1, True)
+        assert topology_of(ctl.make_strategy(word)) == Topology()
 
 
 TWICE = """
@@ -191,8 +196,8 @@ def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
 
 def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "my-tpu")
-    monkeypatch.setattr(strategy_factories, "tpu", lambda name: f"TPU {name!r}")
-    assert ctl.make_strategy("auto") == "TPU ''"
+    monkeypatch.setattr(strategy_factories, "tpu", lambda name: SimpleNamespace(tpu=name))
+    assert ctl.make_strategy("auto").tpu == ""
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
 
     def succeeded(self, state: State) -> None:
         """Deletes the backup, and its directory if nothing else is in it."""
-        if not state.placement.is_chief:
+        if not state.topology.is_chief:
             return
         for path, _ in commit.scan(self.directory):
             commit.discard(path)

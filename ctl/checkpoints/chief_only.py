@@ -74,7 +74,7 @@ class ChiefOnlyCheckpoints:
         """
         self._saving.wait()
         self._saving.check()
-        chief = state.placement.is_chief
+        chief = state.topology.is_chief
         if chief:
             manifest = replace(manifest, paths=state.paths)
         snapshot = self._reader.take(state, keep=chief, copy=self._background)
@@ -121,7 +121,7 @@ class ChiefOnlyCheckpoints:
         chosen, self._choice = self._choice, None
         if chosen is not None and chosen.manifest.step == step:
             path, manifest = chosen.path, chosen.manifest  # just verified
-        elif state.placement.is_chief or state.placement.num_workers == 1:
+        elif state.topology.is_chief or state.topology.num_workers == 1:
             path, manifest = restoring.of_step(self.directory, step)
         else:
             path, manifest = restoring.awaited(self.directory, step)
@@ -137,7 +137,7 @@ class ChiefOnlyCheckpoints:
         worker, or the training that this directory belongs to, may be busy in it.
         """
         self._told = told
-        if not state.placement.is_chief:
+        if not state.topology.is_chief:
             return
         for path in self._damaged:
             try:
@@ -221,9 +221,9 @@ class ChiefOnlyCheckpoints:
 
     def _save_together(self, state: State, manifest: Manifest) -> str | None:
         """As TensorFlow does it: reading is part of writing, so every worker writes, here and now."""
-        if state.placement.is_chief:
+        if state.topology.is_chief:
             return self._here(manifest, lambda prefix: write_plainly(state, prefix), 0)
-        own = self.directory / f"workertemp_{state.placement.worker_index}"
+        own = self.directory / f"workertemp_{state.topology.worker_index}"
         try:
             own.mkdir(parents=True, exist_ok=True)
             write_plainly(state, str(own / commit.STATE))

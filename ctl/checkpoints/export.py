@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io import paths
 
@@ -73,7 +73,7 @@ def export(
     model: Any,
     directory: str | os.PathLike,
     formats: Sequence[str],
-    placement: Placement,
+    topology: Topology,
     signatures: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Writes `model` into `directory`; returns the paths, on the chief.
@@ -87,7 +87,7 @@ def export(
     check(model, formats)
     goal = paths.path(directory)
     renamed = paths.has_rename(goal)
-    beside = Path(directory) / f"workertemp_{placement.worker_index}"
+    beside = Path(directory) / f"workertemp_{topology.worker_index}"
     own = beside if renamed else Path(tempfile.mkdtemp(prefix="ctl-export-"))
     shutil.rmtree(own, ignore_errors=True)
     written = []
@@ -96,7 +96,7 @@ def export(
         for word in formats:
             path = own / _FILES[word]
             _write(model, word, path, signatures or {})
-            if not placement.is_chief:
+            if not topology.is_chief:
                 continue
             final = goal / path.name
             if not renamed:

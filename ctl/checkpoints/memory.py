@@ -18,7 +18,7 @@ class MemoryCheckpoints:
         self._kept[manifest.step] = manifest, {n: v.numpy() for n, v in state.variables.items()}
         for old in self.keep.surplus([m for m, _ in self._kept.values()]):
             del self._kept[old.step]
-        return f"memory:{manifest.step}" if state.placement.is_chief else None
+        return f"memory:{manifest.step}" if state.topology.is_chief else None
 
     def steps(self) -> list[int]:
         """Steps of the kept states, ascending."""

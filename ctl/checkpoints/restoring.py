@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
-from ctl.distribute.host_allreduce import Agreement
-from ctl.distribute.strategies import Placement
+from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError, CtlError, ReadError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -124,7 +124,7 @@ def awaited(
 
 
 def chosen_by_chief(
-    agreement: Agreement, place: Placement, choose: Callable[[], int | None], take: Callable[[int], T]
+    agreement: HostAllReduce, place: Topology, choose: Callable[[], int | None], take: Callable[[int], T]
 ) -> T | None:
     """What `take` makes, on every worker, of the number >= 0 that the chief has chosen; None without one.
 

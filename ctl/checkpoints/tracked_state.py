@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, is_keras3_variable, plain
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
 _SMALL = 1024  # numbers
@@ -27,12 +27,12 @@ class State:
       paths: name -> its full path, such as "model/encoder_2/dense~1/kernel", where "~" is before a number
         that Keras gave, and "_" before one that a person chose.
       step: completed steps, a `tf.Variable` of int64.
-      placement: who of the workers this process is.
+      topology: which of the workers this process is.
     """
 
-    def __init__(self, objects: Mapping[str, Any], step: tf.Variable, placement: Placement):
+    def __init__(self, objects: Mapping[str, Any], step: tf.Variable, topology: Topology):
         self.step = step
-        self.placement = placement
+        self.topology = topology
         self.variables: dict[str, tf.Variable] = {"step": step}
         self.paths: dict[str, str] = {}
         seen = {id(step)}

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.checkpoints import commit, name_matching, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import State
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import CheckpointError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -30,7 +30,9 @@ class _Loaded(NamedTuple):
     values: dict[str, Any]
 
 
-def load(where: str, state: State, models: Sequence[str], agreement: Agreement | None = None) -> list[str]:
+def load(
+    where: str, state: State, models: Sequence[str], agreement: HostAllReduce | None = None
+) -> list[str]:
     """Gives variables of `models` the values of those of equal path, shape and dtype; returns names.
 
     Args:
@@ -49,12 +51,12 @@ def load(where: str, state: State, models: Sequence[str], agreement: Agreement |
         loaded = _loaded_together(where, state, models, agreement)
     for name, value in loaded.values.items():
         state.variables[name].assign(value)
-    if state.placement.is_chief:
+    if state.topology.is_chief:
         _say(loaded, models)
     return list(loaded.values)
 
 
-def _loaded_together(where: str, state: State, models: Sequence[str], agreement: Agreement) -> _Loaded:
+def _loaded_together(where: str, state: State, models: Sequence[str], agreement: HostAllReduce) -> _Loaded:
     """On every worker from the checkpoint that the chief chooses; where one fails, every one raises."""
     given = paths.path(where)
     directories = _directories(given)
@@ -72,7 +74,7 @@ def _loaded_together(where: str, state: State, models: Sequence[str], agreement:
             found.append(restoring.awaited(directories[place - 1], step))
         return _loaded(*(found[0] if found else newest_good(where)), state, models)
 
-    loaded = restoring.chosen_by_chief(agreement, state.placement, choose, take)
+    loaded = restoring.chosen_by_chief(agreement, state.topology, choose, take)
     assert loaded is not None  # `choose` always chooses
     return loaded
 

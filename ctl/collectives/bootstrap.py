@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
 from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError, connect
@@ -44,7 +44,7 @@ class Connections:
     accepted: dict[int, socket.socket]
 
 
-def meet(place: Placement, settings: Settings, lost: Callable[[], str] = str) -> Connections:
+def meet(place: Ranks, settings: Settings, lost: Callable[[], str] = str) -> Connections:
     """Returns when every rank is connected to every other.
 
     Args:
@@ -65,7 +65,7 @@ def meet(place: Placement, settings: Settings, lost: Callable[[], str] = str) ->
 
 
 class _Meeting:
-    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str]):
+    def __init__(self, place: Ranks, settings: Settings, lost: Callable[[], str]):
         self._place = place
         self._lost = lost
         self._settings = settings

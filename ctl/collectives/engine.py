@@ -16,7 +16,7 @@ from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
 from ctl.collectives.mesh import Mesh
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
@@ -70,7 +70,7 @@ class Engine:
       lost: what a launcher says of a rank that will not come; "" as long as there is none.
     """
 
-    def __init__(self, place: Placement, settings: Settings, lost: Callable[[], str] = str):
+    def __init__(self, place: Ranks, settings: Settings, lost: Callable[[], str] = str):
         self.place = place
         self.settings = settings
         self.timeline = Timeline()

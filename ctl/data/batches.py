@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.strategies import Placement, word_of
+from ctl.distribute.strategies import word_of
+from ctl.distribute.topology import Topology
 from ctl.io import exit_hook
 
 _DROP_SECS = 0.2  # between two looks
@@ -90,13 +91,13 @@ def _drop() -> None:
                 waiting.remove(key)
 
 
-def from_replica_batches(replica_batches: Any, strategy: Any, place: Placement) -> Any:
+def from_replica_batches(replica_batches: Any, strategy: Any, topology: Topology) -> Any:
     """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
-    if place.num_local_replicas == 1 and on_cpu(strategy):
-        return iter(prefetched(replica_batches(place.worker_index, 1)))
+    if topology.num_local_replicas == 1 and on_cpu(strategy):
+        return iter(prefetched(replica_batches(topology.worker_index, 1)))
 
     def for_worker(context: Any) -> Any:
-        n = place.num_local_replicas
+        n = topology.num_local_replicas
         return prefetched(replica_batches(context.input_pipeline_id * n, n))
 
     return iter(strategy.distribute_datasets_from_function(for_worker))

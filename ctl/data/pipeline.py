@@ -20,7 +20,7 @@ from ctl.data import resume_position, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
 from ctl.data.batches import Batches, from_replica_batches, on_cpu, prefetched
 from ctl.distribute.row_partition import may_be_empty, num_rows, share
-from ctl.distribute.strategies import Placement, placement
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
@@ -29,6 +29,7 @@ TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 def open_train(
     make: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
+    topology: Topology,
     *,
     global_batch_size: int,
     seed: int,
@@ -43,31 +44,31 @@ def open_train(
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
     Raises UsageError for anything that is not batches of `global_batch_size`.
     """
-    place = placement(strategy)
     # a job that goes on may have any number of workers
-    _check_batch_size(global_batch_size, place, whole=not start_examples)
+    _check_batch_size(global_batch_size, topology, whole=not start_examples)
     tf.random.set_seed(seed)
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
-    _check_sharing(source, global_batch_size, place, mode)
+    _check_sharing(source, global_batch_size, topology, mode)
     if isinstance(source, ArrayData):
-        return _open_arrays(source, strategy, place, seed, start_examples, epochs)
+        return _open_arrays(source, strategy, topology, seed, start_examples, epochs)
     if isinstance(source, ExampleNumbers):
-        return _open_numbers(source, strategy, place, start_examples)
-    check_dataset(source, "train_data", global_batch_size, place)
+        return _open_numbers(source, strategy, topology, start_examples)
+    check_dataset(source, "train_data", global_batch_size, topology)
     how = "skip" if position is None else "iterator"
-    source = resume_position.checked(source, how, is_chief=place.is_chief, resumable=resumable)
-    return _open_dataset(source, strategy, global_batch_size, start_examples, epochs, position)
+    source = resume_position.checked(source, how, is_chief=topology.is_chief, resumable=resumable)
+    return _open_dataset(source, strategy, topology, global_batch_size, start_examples, epochs, position)
 
 
 def _open_dataset(
     source: tf.data.Dataset,
     strategy: Any,
+    topology: Topology,
     global_batch_size: int,
     start_examples: int,
     epochs: float | None,
     position: resume_position.SavedIterator | None,
 ) -> Batches:
-    place, count = placement(strategy), cardinality(source)
+    count = cardinality(source)
     steps: int | None
     if epochs is not None:
         if count is None:
@@ -85,7 +86,7 @@ def _open_dataset(
     if steps is not None:
         steps = max(0, steps - skipped)
     if position is None:
-        iterator = _iterator(dataset, strategy, place, skipped)
+        iterator = _iterator(dataset, strategy, topology, skipped)
     else:
         if not position.variable.numpy():
             dataset = dataset.skip(skipped)
@@ -93,14 +94,14 @@ def _open_dataset(
         position.opened(iterator)
     return Batches(
         iterator=iterator,
-        steps=None if sharding.by_tensorflow(source, place) else steps,
+        steps=None if sharding.by_tensorflow(source, topology) else steps,
         ends_unknown=(not endless and steps is None)
-        or (sharding.by_tensorflow(source, place) and not endless),
+        or (sharding.by_tensorflow(source, topology) and not endless),
         steps_per_epoch=count,
         mode="skip" if position is None else "iterator",
         description=describe(source, count, global_batch_size),
-        counted=_counted(source, place),
-        cut=None if position is None else _cut(source, place),
+        counted=_counted(source, topology),
+        cut=None if position is None else _cut(source, topology),
         per_worker=sharding.is_per_worker(source),
     )
 
@@ -108,6 +109,7 @@ def _open_dataset(
 def open_parts(
     make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
     strategy: tf.distribute.Strategy,
+    topology: Topology,
     *,
     global_batch_size: int,
     seed: int,
@@ -119,9 +121,8 @@ def open_parts(
     `total` adds a vector up over workers, to see that the parts do not overlap. Raises UsageError for
     other than batches of `global_batch_size` / replicas.
     """
-    place = placement(strategy)
-    _check_batch_size(global_batch_size, place)
-    rows = global_batch_size // place.num_replicas
+    _check_batch_size(global_batch_size, topology)
+    rows = global_batch_size // topology.num_replicas
 
     def for_worker(context: Any) -> Any:
         tf.random.set_seed(seed)
@@ -140,11 +141,11 @@ def open_parts(
             )
         return source
 
-    context = tf.distribute.InputContext(place.num_workers, place.worker_index, place.num_replicas)
+    context = tf.distribute.InputContext(topology.num_workers, topology.worker_index, topology.num_replicas)
     source = for_worker(context)
-    sharding.check_parts(source, place, total)
+    sharding.check_parts(source, topology, total)
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    local = place.num_local_replicas
+    local = topology.num_local_replicas
     if local == 1 and on_cpu(strategy):
         iterator = iter(prefetched(source.skip(step)))
     else:
@@ -165,6 +166,7 @@ def open_parts(
 def open_eval(
     make: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
+    topology: Topology,
     *,
     global_batch_size: int,
     is_known: bool = False,
@@ -175,34 +177,33 @@ def open_eval(
 
     Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
     """
-    place = placement(strategy)
     source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
-        return _open_arrays(source.in_order(), strategy, place, 0, 0, 1)
-    check_dataset(source, "eval_data", None, None if is_known else place)
+        return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1)
+    check_dataset(source, "eval_data", None, None if is_known else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
-    count = None if sharding.by_tensorflow(source, place) else cardinality(source)
+    count = None if sharding.by_tensorflow(source, topology) else cardinality(source)
     return Batches(
-        iterator=_iterator(source, strategy, place),
+        iterator=_iterator(source, strategy, topology),
         steps=count,
         ends_unknown=count is None,
         steps_per_epoch=count,
         mode="skip",
         description=describe(source, count, global_batch_size),
-        counted=_counted(source, place),
+        counted=_counted(source, topology),
     )
 
 
-def _open_numbers(data: ExampleNumbers, strategy: Any, place: Placement, start: int) -> Batches:
+def _open_numbers(data: ExampleNumbers, strategy: Any, topology: Topology, start: int) -> Batches:
     def replica_batches(first: int, count: int) -> Any:
-        return data.replica_batches(start, range(first, first + count), place.num_replicas)
+        return data.replica_batches(start, range(first, first + count), topology.num_replicas)
 
     return Batches(
-        iterator=from_replica_batches(replica_batches, strategy, place),
+        iterator=from_replica_batches(replica_batches, strategy, topology),
         steps=None,
         ends_unknown=False,
         steps_per_epoch=None,
@@ -212,7 +213,7 @@ def _open_numbers(data: ExampleNumbers, strategy: Any, place: Placement, start: 
 
 
 def _open_arrays(
-    data: ArrayData, strategy: Any, place: Placement, seed: Any, start: Any, epochs: Any
+    data: ArrayData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any
 ) -> Batches:
     total = None if epochs is None else data.examples_of(epochs)
 
@@ -222,45 +223,45 @@ def _open_arrays(
             start=start,
             total=total,
             replicas=range(first_replica, first_replica + count),
-            num_replicas=place.num_replicas,
+            num_replicas=topology.num_replicas,
         )
 
     order = "shuffled" if data.shuffle else "in order"
     return Batches(
-        iterator=from_replica_batches(replica_batches, strategy, place),
+        iterator=from_replica_batches(replica_batches, strategy, topology),
         steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
         ends_unknown=False,
         steps_per_epoch=data.steps_per_epoch,
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
-        counted=data.counts_shares(start, total, place.num_replicas),
+        counted=data.counts_shares(start, total, topology.num_replicas),
     )
 
 
-def _check_sharing(source: Any, global_batch_size: int, place: Placement, mode: str) -> None:
+def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode: str) -> None:
     """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
     in_memory = isinstance(source, (ArrayData, ExampleNumbers))
-    own_files = not in_memory and sharding.by_tensorflow(source, place)
-    _check_batch_size(global_batch_size, place, whole=own_files or isinstance(source, ExampleNumbers))
+    own_files = not in_memory and sharding.by_tensorflow(source, topology)
+    _check_batch_size(global_batch_size, topology, whole=own_files or isinstance(source, ExampleNumbers))
     resume_position.check_mode(mode, in_memory=in_memory, own_files=own_files)
 
 
-def _iterator(dataset: Any, strategy: Any, place: Placement, skipped: int = 0) -> Any:
+def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0) -> Any:
     """Feeds `strategy.run` from the dataset of global batches, without the first `skipped` steps."""
-    if sharding.by_tensorflow(dataset, place):
-        return sharding.iterator(dataset, strategy, skipped * place.num_local_replicas)
+    if sharding.by_tensorflow(dataset, topology):
+        return sharding.iterator(dataset, strategy, skipped * topology.num_local_replicas)
     if skipped:
         dataset = dataset.skip(skipped)
-    counted = _counted(dataset, place)
+    counted = _counted(dataset, topology)
 
     def replica_batches(first_replica: int, count: int) -> Any:
-        if place.num_replicas == 1:
+        if topology.num_replicas == 1:
             return dataset
 
         def split(*batch: Any) -> Any:
             parts = [
-                share(_one(batch), r, place.num_replicas, counted=counted)
+                share(_one(batch), r, topology.num_replicas, counted=counted)
                 for r in range(first_replica, first_replica + count)
             ]
             pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
@@ -268,18 +269,18 @@ def _iterator(dataset: Any, strategy: Any, place: Placement, skipped: int = 0) -
 
         if count == 1:
             return dataset.map(
-                lambda *b: share(_one(b), first_replica, place.num_replicas, counted=counted)
+                lambda *b: share(_one(b), first_replica, topology.num_replicas, counted=counted)
             )
         return dataset.flat_map(split)
 
-    return from_replica_batches(replica_batches, strategy, place)
+    return from_replica_batches(replica_batches, strategy, topology)
 
 
-def _cut(source: Any, place: Placement) -> Callable:
+def _cut(source: Any, topology: Topology) -> Callable:
     """(global batch, which replica of this process) -> its share; within the step."""
-    first = place.worker_index * place.num_local_replicas
-    counted = _counted(source, place)
-    return lambda batch, i: share(batch, first + i, place.num_replicas, counted=counted)
+    first = topology.worker_index * topology.num_local_replicas
+    counted = _counted(source, topology)
+    return lambda batch, i: share(batch, first + i, topology.num_replicas, counted=counted)
 
 
 def _one(batch: tuple) -> Any:
@@ -325,8 +326,8 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     return dataset.map(check).with_options(options)
 
 
-def _check_batch_size(global_batch_size: int, place: Placement, whole: bool = True) -> None:
-    r = place.num_replicas
+def _check_batch_size(global_batch_size: int, topology: Topology, whole: bool = True) -> None:
+    r = topology.num_replicas
     if global_batch_size < r or (whole and global_batch_size % r):
         low = max(r, global_batch_size // r * r)
         raise UsageError(
@@ -336,11 +337,11 @@ def _check_batch_size(global_batch_size: int, place: Placement, whole: bool = Tr
 
 
 def check_dataset(
-    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, place: Placement | None = None
+    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, topology: Topology | None = None
 ) -> None:
-    """Raises UsageError for what is no dataset of batches, or what the workers of `place` cannot share."""
-    if place is not None:
-        sharding.check(dataset, name, place)
+    """Raises UsageError for what is no dataset of batches, or what the workers cannot share."""
+    if topology is not None:
+        sharding.check(dataset, name, topology)
     if dataset.cardinality() == 0:
         raise UsageError(
             f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
@@ -373,9 +374,9 @@ def cardinality(dataset: tf.data.Dataset) -> int | None:
     return n if n >= 0 else None
 
 
-def _counted(dataset: Any, place: Placement) -> bool:
+def _counted(dataset: Any, topology: Topology) -> bool:
     rows = num_rows(dataset.element_spec)
-    return not sharding.by_tensorflow(dataset, place) and may_be_empty(rows, place.num_replicas)
+    return not sharding.by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
 
 
 def describe(dataset: Any, count: int | None, batch_size: int) -> str:

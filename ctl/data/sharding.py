@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.data import dataset_traits
 from ctl.distribute.row_partition import num_rows
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 _POLICIES = {
@@ -40,9 +40,9 @@ def shard(dataset: tf.data.Dataset, policy: str) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def by_tensorflow(dataset: tf.data.Dataset, place: Placement) -> bool:
+def by_tensorflow(dataset: tf.data.Dataset, topology: Topology) -> bool:
     """Whether TensorFlow's auto-sharding is to do the work, or nobody."""
-    return place.num_workers > 1 and is_per_worker(dataset)
+    return topology.num_workers > 1 and is_per_worker(dataset)
 
 
 def is_per_worker(dataset: tf.data.Dataset) -> bool:
@@ -63,42 +63,42 @@ def iterator(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, skipped
     return iter(distributed)
 
 
-def check(dataset: tf.data.Dataset, name: str, place: Placement) -> None:
+def check(dataset: tf.data.Dataset, name: str, topology: Topology) -> None:
     """Raises UsageError, on every worker alike, for a dataset that the workers cannot share."""
-    if place.num_workers < 2:
+    if topology.num_workers < 2:
         return
     if _policy(dataset) == "file":
-        _check_files(dataset, name, place.num_workers)
+        _check_files(dataset, name, topology.num_workers)
     if is_per_worker(dataset):
         return
     traits = dataset_traits.Traits(dataset)
     if traits.any_order:
         raise UsageError(
-            f"{name} may come in any order ({traits.any_order}), so each of {place.num_workers} workers "
+            f"{name} may come in any order ({traits.any_order}), so each of {topology.num_workers} workers "
             "would have another one, and their parts of a batch would overlap. Leave deterministic=False "
             'out; or shard by yourself, with ctl.shard(dataset, "off").'
         )
     if traits.unseeded:
         raise UsageError(
             f"{name} {traits.unseeded.cause} and was made before training began, so each of "
-            f"{place.num_workers} workers has another order and their parts of a batch would overlap. "
+            f"{topology.num_workers} workers has another order and their parts of a batch would overlap. "
             f"Write {traits.unseeded.cure}; or make the dataset in train_data, or after "
             "ctl.make_strategy(...), which set the seed."
         )
 
 
-def check_parts(dataset: tf.data.Dataset, place: Placement, total: Callable) -> None:
+def check_parts(dataset: tf.data.Dataset, topology: Topology, total: Callable) -> None:
     """Raises UsageError if workers that shard by themselves begin with the same examples.
 
     Args:
       dataset: this worker's.
       total: adds a vector up over workers; all of them call this.
     """
-    if place.num_workers < 2:
+    if topology.num_workers < 2:
         return
     mine = list(_first_examples(dataset))
-    everyone = np.zeros([place.num_workers, _COMPARED])
-    everyone[place.worker_index, : len(mine)] = mine
+    everyone = np.zeros([topology.num_workers, _COMPARED])
+    everyone[topology.worker_index, : len(mine)] = mine
     everyone = np.asarray(total(everyone.ravel())).reshape(everyone.shape)
     sets = [set(row[row > 0]) for row in everyone]
     for i, one in enumerate(sets):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from ctl.distribute.cluster import Cluster
+    from ctl.distribute.topology import Topology
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -49,7 +49,7 @@ def options(word: str, timeout_secs: float) -> tf.distribute.experimental.Commun
     )
 
 
-def set_heartbeat(cluster: "Cluster", secs: float) -> None:
+def set_heartbeat(cluster: "Topology", secs: float) -> None:
     """How long a worker may be silent before the others give it up; 0 leaves it to TensorFlow.
 
     Called before the strategy is made, which respects a service that is configured already.

@@ -1,7 +1,7 @@
 """The chief leaves last.
 
     agreement.sum([0.0])             # every worker is done
-    exit_barrier.arm(cluster)        # at its end, the chief waits until the others are gone
+    exit_barrier.arm(topology)       # at its end, the chief waits until the others are gone
 
 TensorFlow's coordination service lives in the chief. A worker that is still there when the chief
 ends logs it as crashed, or is ended by it; the other way round nothing is said.
@@ -11,7 +11,7 @@ import atexit
 import socket
 import time
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 
 _LONGEST_SECS = 10.0
 _POLL_SECS = 0.02
@@ -19,14 +19,13 @@ _CONNECT_SECS = 1.0
 _peers: list[str] = []  # host:port of those that have still to leave
 
 
-def arm(cluster: Cluster) -> None:
+def arm(topology: Topology) -> None:
     """All workers have passed their last barrier: if this is the chief, its end waits for theirs."""
-    if not cluster.is_chief or cluster.num_workers < 2:
+    if not topology.is_chief or topology.num_workers < 2:
         return
     atexit.unregister(_wait)
     atexit.register(_wait)
-    ranked = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
-    _peers[:] = [a for rank, a in enumerate(ranked) if rank != cluster.worker_index]
+    _peers[:] = [a for rank, a in enumerate(topology.workers) if rank != topology.worker_index]
 
 
 def disarm() -> None:

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.distribute import collective_debug
-from ctl.distribute.strategies import placement
+from ctl.distribute.strategies import topology_of
+from ctl.distribute.topology import Topology
 
 
-class Agreement:
+class HostAllReduce:
     """Adds vectors of float64 over the workers of a strategy; free of charge with one worker."""
 
-    def __init__(self, strategy: tf.distribute.Strategy):
-        place = placement(strategy)
-        self.num_workers = place.num_workers
+    def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
+        topology = topology_of(strategy) if topology is None else topology
+        self.num_workers = topology.num_workers
         self._strategy = strategy
-        self._shares = place.num_local_replicas
+        self._shares = topology.num_local_replicas
         self._function = tf.function(
             self._all_reduce, autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)]
         )

@@ -3,11 +3,11 @@
 import errno
 import socket
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 
-def check(cluster: Cluster) -> None:
+def check(cluster: Topology) -> None:
     """Raises UsageError if another process listens at this task's port."""
     if cluster.num_workers < 2 or cluster.address is None:
         return

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.cluster import Cluster
+from ctl.distribute import own_port
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import log_filter
 from ctl.supervision import heartbeat, signals
@@ -46,11 +47,15 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return strategy._num_workers
 
 
-def make(cluster: Cluster, variable_partitioner: str = "") -> tf.distribute.Strategy:
+def make(
+    cluster: Topology, devices: Sequence[str] = (), variable_partitioner: str = ""
+) -> tf.distribute.Strategy:
     """On the chief, the strategy, once all tasks are up. Elsewhere serves and raises SystemExit(0).
 
     Raises UsageError for a cluster that cannot do it, PeerLostError if tasks do not come up.
     """
+    check(cluster, devices)
+    own_port.check(cluster)
     partition = Partition.parse(variable_partitioner)
     if cluster.task_type != "chief":
         serve(cluster)
@@ -74,7 +79,7 @@ def make(cluster: Cluster, variable_partitioner: str = "") -> tf.distribute.Stra
     return strategy
 
 
-def check(cluster: Cluster, devices: Sequence[str] = ()) -> None:
+def check(cluster: Topology, devices: Sequence[str] = ()) -> None:
     """Raises UsageError for a cluster or a task that cannot take part, and for named devices."""
     if devices:
         raise UsageError(
@@ -95,7 +100,7 @@ def check(cluster: Cluster, devices: Sequence[str] = ()) -> None:
         )
 
 
-def serve(cluster: Cluster) -> None:
+def serve(cluster: Topology) -> None:
     """Serves as a worker or a parameter server until the chief, once seen, is gone."""
     tasks = {k: list(cluster.tasks[k]) for k in _TYPES}
     me, [chief] = f"{cluster.task_type} {cluster.task_index}", tasks["chief"]

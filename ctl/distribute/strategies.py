@@ -14,17 +14,19 @@ auto              parameter_server if TF_CONFIG lists `ps`, multi_worker if it n
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute import cluster as cluster_lib
 from ctl.distribute import communication as communication_lib
 from ctl.distribute import devices as devices_lib
-from ctl.distribute import own_port, parameter_servers, strategy_factories
+from ctl.distribute import parameter_servers, strategy_factories
+from ctl.distribute.platforms import detection
+from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 from ctl.io import log_filter
 
+_MADE_FROM = "_ctl_topology"  # attribute of a strategy: the topology that it was made from
 WORDS = (
     "auto",
     "default",
@@ -50,6 +52,7 @@ def make(
     variable_partitioner: str = "",
     startup_timeout_secs: float | None = None,
     flags: Mapping[str, Any] | None = None,
+    topology: Topology | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy for `word`; under several workers this waits for the others, by name.
 
@@ -57,27 +60,27 @@ def make(
       word: one of `WORDS`.
       devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
       num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
-      cross_device_ops, communication: for mirrored: auto, nccl, hierarchical_copy or
-        reduction_to_one_device; for multi_worker: auto, ring or nccl.
+      cross_device_ops, communication: how mirrored and multi_worker add up; see docs/flags.md.
       timeout_secs: for multi_worker, of one collective; heartbeat_secs: of silence until a peer is lost.
       tpu: name or address of a TPU; empty for the one of this environment.
       variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
       startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
       flags: name -> value: what all workers must have been given alike.
+      topology: None reads the environment.
 
-    A worker or a parameter server of "parameter_server" serves until the chief is gone, then raises
-    SystemExit(0). An evaluator gets its own devices. Raises UsageError for an unknown word, a bad TF_CONFIG
-    or workers that are not alike; PeerLostError for one that does not come.
+    Workers and parameter servers of "parameter_server" serve until the chief is gone, then SystemExit(0)
+    is raised. An evaluator gets its own devices. Raises UsageError for an unknown word, a bad TF_CONFIG or
+    workers that are not alike; PeerLostError for one that does not come.
     """
     _check_word(word)
-    cluster, whole = cluster_lib.read(), cluster_lib.read(parameter_servers=True)
     _look_for_devices()
-    if cluster.task_type == "evaluator":
-        return _private()
+    whole = topology or detection.read()
+    if whole.evaluates:
+        return _made_from(whole, _private())
     if num_virtual_devices:
         devices_lib.split_cpu(num_virtual_devices)
     if word == "auto":
-        word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(cluster, devices)
+        word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(whole, devices)
     _check_fitting(
         word,
         cross_device_ops=cross_device_ops,
@@ -88,15 +91,21 @@ def make(
         variable_partitioner=variable_partitioner,
     )
     if word == parameter_servers.WORD:
-        parameter_servers.check(whole, devices)
-        own_port.check(whole)
-        return parameter_servers.make(whole, variable_partitioner)
-    _check_cluster(word, cluster, servers="ps" in whole.tasks)
+        return _made_from(whole, parameter_servers.make(whole, devices, variable_partitioner))
+    _check_cluster(word, whole)
     if word == "multi_worker":
         how = communication_lib.options(communication, timeout_secs)
         waits = heartbeat_secs, startup_timeout_secs
-        return strategy_factories.multi_worker(cluster, devices, num_virtual_devices, how, *waits, flags)
-    return _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
+        made = strategy_factories.multi_worker(whole, devices, num_virtual_devices, how, *waits, flags)
+    else:
+        made = _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
+    return _made_from(whole, made)
+
+
+def _made_from(topology: Topology, strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    if word_of(strategy) != "default":  # that one is there without us, and once for all
+        setattr(strategy, _MADE_FROM, topology)
+    return strategy
 
 
 def _on_this_machine(
@@ -148,7 +157,7 @@ def _look_for_devices() -> None:
         tf.config.list_physical_devices()
 
 
-def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
+def _suggest(cluster: Topology, devices: Sequence[str]) -> str:
     if cluster.num_workers > 1:
         return "multi_worker"
     if os.environ.get("TPU_NAME") and not devices:
@@ -158,16 +167,16 @@ def _suggest(cluster: cluster_lib.Cluster, devices: Sequence[str]) -> str:
     return "mirrored" if count > 1 else "default"
 
 
-def _check_cluster(word: str, cluster: cluster_lib.Cluster, servers: bool) -> None:
+def _check_cluster(word: str, cluster: Topology) -> None:
     if cluster.task_type == "ps":
         raise UsageError(
             f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief' or 'worker'."
         )
     if word != "multi_worker" and cluster.num_workers > 1:
+        better = parameter_servers.WORD if "ps" in cluster.tasks else "multi_worker"
         raise UsageError(
-            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each "
-            f"would train on its own. Write strategy "
-            f"{'parameter_server' if servers else 'multi_worker'!r} or 'auto', or unset TF_CONFIG."
+            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each would train on "
+            f"its own. Write strategy {better!r} or 'auto', or unset TF_CONFIG."
         )
 
 
@@ -219,35 +228,20 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
             yield
 
 
-@dataclass(frozen=True)
-class Placement:
-    """How a strategy spreads replicas over workers.
+def topology_of(strategy: tf.distribute.Strategy) -> Topology:
+    """The topology with the replicas of a strategy object, however it was made.
 
-    Attributes:
-      num_workers, worker_index: processes that train, and this one's rank among them.
-      num_replicas, num_local_replicas: over all workers, and in this process.
-      is_chief: this process writes shared files.
-      evaluates: this process does not train, but evaluates what the chief has saved.
+    One that `make` made knows what it was made from; else the environment is read.
     """
-
-    num_workers: int
-    worker_index: int
-    num_replicas: int
-    num_local_replicas: int
-    is_chief: bool
-    evaluates: bool = False
-
-
-def placement(strategy: tf.distribute.Strategy) -> Placement:
-    """Reads the placement off a strategy object, however it was made."""
+    found = getattr(strategy, _MADE_FROM, None) or detection.read()
     replicas = strategy.num_replicas_in_sync
-    if cluster_lib.read().task_type == "evaluator":
-        return Placement(1, 0, replicas, replicas, is_chief=False, evaluates=True)
+    alone = replace(found, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
+    if found.evaluates:
+        return alone
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver else {}
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not spec:
-        return Placement(1, 0, replicas, replicas, True)
-    tasks = {k: tuple(v) for k, v in spec.items() if k in ("chief", "worker")}
-    me = cluster_lib.Cluster(tasks, resolver.task_type, resolver.task_id)
-    workers = me.num_workers
-    return Placement(workers, me.worker_index, replicas, replicas // workers, me.is_chief)
+        return replace(alone, task_type="worker")
+    tasks = {k: tuple(v) for k, v in spec.items() if k in TRAINING_TYPES}
+    me = replace(found, tasks=tasks, task_type=resolver.task_type, task_index=resolver.task_id)
+    return replace(me, num_replicas=replicas, num_local_replicas=replicas // me.num_workers)

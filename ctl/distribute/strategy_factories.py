@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute import cluster as cluster_lib
 from ctl.distribute import communication, connection, devices, job_fingerprint, own_port, startup_barrier
+from ctl.distribute.platforms import detection
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import exit_hook
 from ctl.supervision import heartbeat, signals
@@ -66,7 +67,7 @@ _collective_keys = itertools.count(10_000_000, 10_000_000)
 
 
 def multi_worker(
-    cluster: cluster_lib.Cluster,
+    cluster: Topology,
     names: Sequence[str],
     num_virtual_devices: int,
     how: Any,
@@ -87,7 +88,8 @@ def multi_worker(
         )
     exit_hook.install()
     heartbeat.here.start()
-    cluster_lib.normalise(cluster)
+    cluster = cluster.without_servers()
+    detection.normalise(cluster)
     own_port.check(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and not _is_seeded():

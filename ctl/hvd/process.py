@@ -9,9 +9,9 @@ from typing import Any
 
 from ctl.collectives import settings
 from ctl.collectives.engine import Engine
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
-from ctl.distribute import placement
+from ctl.distribute import rank_variables
 from ctl.errors import UsageError
 from ctl.hvd import graph_errors, keras_compilation
 from ctl.supervision import heartbeat
@@ -28,7 +28,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
       comm: None, or all ranks; a part of them is a process set.
       process_sets: `ProcessSet`s that exist from the start, equal on all ranks; or "dynamic".
 
-    Raises UsageError for a placement (TF_CONFIG, HOROVOD_*) that cannot be, and
+    Raises UsageError for a topology (TF_CONFIG, HOROVOD_*) that cannot be, and
     HorovodInternalError if some ranks do not come within HOROVOD_START_TIMEOUT seconds.
     """
     global _engine  # noqa: PLW0603  one per process, as ranks are
@@ -92,12 +92,12 @@ def _met(comm: Any, chosen: Settings) -> Engine:
     """The engine, once all ranks have met; in an elastic job they may have to more than once."""
     from ctl.hvd import rendezvous
 
-    def met(place: Placement) -> Engine:
+    def met(place: Ranks) -> Engine:
         _check_comm(comm, place.size)
         return Engine(place, chosen, rendezvous.lost)
 
     if not rendezvous.is_elastic():
-        return met(placement.read())
+        return met(rank_variables.read())
     made = rendezvous.meet(met)
     rendezvous.on_loss(made.lose)
     return made

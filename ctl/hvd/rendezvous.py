@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.json_lines import JsonLines
@@ -59,7 +59,7 @@ class _Client:
         self._line = _call()
         threading.Thread(target=self._read, name="rendezvous", daemon=True).start()
 
-    def placement(self) -> Placement:
+    def placement(self) -> Ranks:
         """Joins the next group; returns once it is complete."""
         (port,) = free_ports(1, "0.0.0.0")
         self._line.send({"join": port, "skips_sync": self.skips_sync})
@@ -72,7 +72,7 @@ class _Client:
             raise PeerLostError(f"there is no new group of ranks: {answer['failure']}")
         place = answer["place"]
         self.must_sync = answer["must_sync"]
-        found = Placement(**{**place, "addresses": tuple(place["addresses"])})
+        found = Ranks(**{**place, "addresses": tuple(place["addresses"])})
         os.environ.update(rank_environ(found, os.environ.get("HOROVOD_HOSTNAME", "")))
         return found
 
@@ -138,7 +138,7 @@ def is_elastic() -> bool:
     return bool(os.environ.get(VARIABLE))
 
 
-def placement() -> Placement:
+def placement() -> Ranks:
     """This process's place in the next group; blocks until the launcher has one.
 
     Raises PeerLostError when there will be none, and Left, which ends the process with 0, when this
@@ -147,7 +147,7 @@ def placement() -> Placement:
     return _connected().placement()
 
 
-def meet(connect: Callable[[Placement], T]) -> T:
+def meet(connect: Callable[[Ranks], T]) -> T:
     """What `connect` makes of this process's place; in the next group, if one broke meanwhile.
 
     A port that another program took before this process could listen there breaks it too, for all.

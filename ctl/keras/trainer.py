@@ -66,7 +66,7 @@ class KerasTrainer(Trainer):
         self.model = self._make_model()
         check_model(self.model)
         self.jit_compile |= self.model.get_compile_config().get("jit_compile") is True
-        if self.placement.num_replicas > 1:
+        if self.topology.num_replicas > 1:
             _check_several_replicas(self.model, self.strategy, self.jit_compile)
         _build_for(self.model, self._first_batch())
         if self.model._compile_loss is None and not self.model.losses:
@@ -97,7 +97,7 @@ class KerasTrainer(Trainer):
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def _global_means(self, batch: Any) -> GlobalMeans:
-        return GlobalMeans(num_rows(batch), self.placement.num_replicas, self._recorder.empty)
+        return GlobalMeans(num_rows(batch), self.topology.num_replicas, self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
     def _total_loss(
@@ -106,7 +106,7 @@ class KerasTrainer(Trainer):
         """This replica's share of the loss; what layers add counts by the rows it comes from."""
         self._recorder.averaged = True
         model = self.model
-        if self.placement.num_replicas == 1:
+        if self.topology.num_replicas == 1:
             return model._compute_loss(x, y, predicted, weight, training=training)
         # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
         added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ctl.collectives import placement
-from ctl.collectives.placement import Placement
-from ctl.distribute.cluster import Cluster
+from ctl.collectives import ranks
+from ctl.collectives.ranks import Ranks
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch.discovery import HostSource
 from ctl.launch.horovodrun_options import report
@@ -290,12 +290,12 @@ class ElasticJob:
         return EXIT_DONE
 
 
-def _task(number: int) -> Cluster:
-    return Cluster({}, "worker", number)
+def _task(number: int) -> Topology:
+    return Topology({}, "worker", number)
 
 
-def _planned(slots: Sequence[Slot], own: Slot) -> Placement:
+def _planned(slots: Sequence[Slot], own: Slot) -> Ranks:
     """The place that a process will have if all others come as planned."""
     slots = [*slots, *([] if own in slots else [own])]
-    place = placement.among([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own))
+    place = ranks.among([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own))
     return replace(place, local_rank=own.index)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.io import paths
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
@@ -51,7 +51,7 @@ class Timeouts:
 class Hang:
     """A process that counts as hung: `why` continues a sentence that begins with its name."""
 
-    task: Cluster
+    task: Topology
     why: str
     silent_secs: float
 
@@ -111,7 +111,7 @@ class HeartbeatMonitor:
         self._busy: dict[str, tuple[int | None, float]] = {}  # processor time, and when it grew
         self._started_secs = self._checked_secs = clock()
 
-    def environ(self, task: Cluster) -> dict[str, str]:
+    def environ(self, task: Topology) -> dict[str, str]:
         """The variable that names the file of one process."""
         is_off = self._ranks_only and not self._timeouts.heartbeat
         return {} if is_off else {VARIABLE: str(self.path(task))}
@@ -121,11 +121,11 @@ class HeartbeatMonitor:
         if self._is_temporary:
             shutil.rmtree(self._dir, ignore_errors=True)
 
-    def path(self, task: Cluster) -> Path:
+    def path(self, task: Topology) -> Path:
         """The file of one process."""
         return self._dir / log_name(task).replace(".log", ".json")
 
-    def reset(self, tasks: Iterable[Cluster]) -> None:
+    def reset(self, tasks: Iterable[Topology]) -> None:
         """A new attempt: deletes old files; a write error is ignored."""
         self._seen.clear()
         self._busy.clear()
@@ -135,7 +135,7 @@ class HeartbeatMonitor:
         for task in tasks:
             self.forget(task)
 
-    def forget(self, task: Cluster) -> None:
+    def forget(self, task: Topology) -> None:
         """The process is started again: its file is an old one."""
         self._seen.pop(log_name(task), None)
         self._busy.pop(log_name(task), None)
@@ -150,9 +150,9 @@ class HeartbeatMonitor:
 
     def check(
         self,
-        running: Iterable[Cluster],
-        stopped: Iterable[Cluster] = (),
-        remote: Iterable[Cluster] = (),
+        running: Iterable[Topology],
+        stopped: Iterable[Topology] = (),
+        remote: Iterable[Topology] = (),
         cpu_ticks: Callable[[], Mapping[str, int]] = dict,
     ) -> Hang | None:
         """Reads the files; returns the first process that is hung, if any.
@@ -177,7 +177,7 @@ class HeartbeatMonitor:
                 return hang
         return self._missing([t for t in running if trains(t) and t not in remote], now)
 
-    def read(self, task: Cluster) -> None:
+    def read(self, task: Topology) -> None:
         """Reads one file now; an unreadable one counts as unchanged."""
         try:
             content = self.path(task).read_bytes()
@@ -198,7 +198,7 @@ class HeartbeatMonitor:
         if seen.step is not None:
             self.highest_step = max(seen.step, self.highest_step or 0)
 
-    def is_saving(self, tasks: Iterable[Cluster]) -> bool:
+    def is_saving(self, tasks: Iterable[Topology]) -> bool:
         """True while one of them is in the middle of a save and alive; reads their files."""
         for task in tasks:
             self.read(task)
@@ -207,7 +207,7 @@ class HeartbeatMonitor:
                 return True
         return False
 
-    def has_trained(self, task: Cluster) -> bool:
+    def has_trained(self, task: Topology) -> bool:
         """Whether the process had begun to train in this attempt."""
         seen = self._seen.get(log_name(task))
         return seen is not None and seen.phase in _TRAINED_PHASES
@@ -217,7 +217,7 @@ class HeartbeatMonitor:
         """True once a process of this attempt has a heartbeat."""
         return bool(self._seen)
 
-    def _silence(self, task: Cluster, now: float, is_stopped: bool) -> Hang | None:
+    def _silence(self, task: Topology, now: float, is_stopped: bool) -> Hang | None:
         seen, limits = self._seen[log_name(task)], self._timeouts
         silent = now - seen.changed_secs
         known = seen.step is not None and not self._ranks_only
@@ -232,7 +232,7 @@ class HeartbeatMonitor:
             return Hang(task, f"was {seen.phase} for {still:.0f} s{last}", still)
         return None
 
-    def _idle(self, task: Cluster, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:
+    def _idle(self, task: Topology, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:
         """A process before its first sign of life: stopped, or idle while others have given theirs."""
         limit = self._timeouts.heartbeat
         may_hang = is_stopped or (self.any and trains(task) and not self._ranks_only)
@@ -255,7 +255,7 @@ class HeartbeatMonitor:
             return float("inf")
         return max(limits.heartbeat, _ENDED_SECS if seen.phase == "ended" else 0.0)
 
-    def _missing(self, running: list[Cluster], now: float) -> Hang | None:
+    def _missing(self, running: list[Topology], now: float) -> Hang | None:
         limit, waited = self._timeouts.startup, now - self._started_secs
         absent = [t for t in running if log_name(t) not in self._seen]
         if not (limit and self.any and absent and waited >= limit):

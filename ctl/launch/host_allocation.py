@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.discovery import run_discovery
 from ctl.launch.hosts import LOOPBACK, Host, addresses_of, first_slots, format_hosts, reachable
@@ -48,11 +48,11 @@ class Places:
       hosts: target of the host of each worker, or None if no hosts were given.
     """
 
-    tasks: Sequence[Cluster]
+    tasks: Sequence[Topology]
     remote: Mapping[str, str] = field(default_factory=dict)
     hosts: Sequence[str] | None = None
 
-    def remote_host(self, task: Cluster) -> str | None:
+    def remote_host(self, task: Topology) -> str | None:
         """The target of ssh for a process; None for this machine."""
         return self.remote.get(task.address or "")
 
@@ -127,7 +127,7 @@ class DiscoveredAllocation:
 Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
 
 
-def tasks_of(roles: RoleCounts, host: str) -> list[Cluster]:
+def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
     """The tasks of a cluster, one per process and the chief's first, on free ports of `host`."""
     counts = {
         "chief": int(roles.chief),
@@ -137,7 +137,7 @@ def tasks_of(roles: RoleCounts, host: str) -> list[Cluster]:
     }
     addresses = iter([f"{host}:{port}" for port in free_ports(roles.count, host)])
     tasks = {kind: tuple(next(addresses) for _ in range(n)) for kind, n in counts.items() if n}
-    return [Cluster(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
+    return [Topology(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
 
 
 def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Places:
@@ -173,4 +173,4 @@ def _places_on(hosts: Sequence[Host], addresses: Sequence[str], bind: str, remot
             if not host.is_local:
                 remote[listed[-1]] = host.target
     cluster = {"worker": tuple(listed)}
-    return Places([Cluster(cluster, "worker", i) for i in range(len(listed))], remote, names)
+    return Places([Topology(cluster, "worker", i) for i in range(len(listed))], remote, names)

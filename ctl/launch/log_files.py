@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.launch.roles import log_name
@@ -71,12 +71,12 @@ def _locked(log_dir: Path) -> TextIO:
         file.close()
 
 
-def earlier_log_name(task: Cluster, attempt: int) -> str:
+def earlier_log_name(task: Topology, attempt: int) -> str:
     """The name of the log of an earlier attempt."""
     return log_name(task).replace(".log", f".attempt{attempt}.log")
 
 
-def set_aside_logs(log_dir: Path, tasks: Iterable[Cluster], attempt: int) -> None:
+def set_aside_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> None:
     """Keeps the logs of an attempt that has ended, and deletes those of the sixth before the next."""
     delete_earlier_logs(log_dir, str(attempt - KEPT_ATTEMPTS))
     for task in tasks:

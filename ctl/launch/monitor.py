@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_RETRY
 from ctl.io.console import say
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor
@@ -61,10 +61,10 @@ class Outcome:
 
     cause: ProcessExit | None = None
     signum: int | None = None
-    stragglers: tuple[Cluster, ...] = ()
+    stragglers: tuple[Topology, ...] = ()
 
 
-def job_failures(group: ProcessGroup, chief: Cluster) -> list[ProcessExit]:
+def job_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
     """The exits that make the job a failure, first noticed first.
 
     An evaluator's never does, nor that of a worker that only serves. Once the chief is done the job is
@@ -74,7 +74,7 @@ def job_failures(group: ProcessGroup, chief: Cluster) -> list[ProcessExit]:
     return [e for e in group.failures if not is_expendable(e.task) and not (done and _is_late(e))]
 
 
-def late_failures(group: ProcessGroup, chief: Cluster) -> list[ProcessExit]:
+def late_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
     """The exits that only deserve a warning: of processes that were lost after the chief was done."""
     counted = job_failures(group, chief)
     return [e for e in group.failures if trains(e.task) and e not in counted]
@@ -110,7 +110,7 @@ class Monitor:
     grace_secs: float
     signals: PassedOnSignals
     heartbeats: HeartbeatMonitor | None = None
-    chief: Cluster | None = None
+    chief: Topology | None = None
     log_dir: Path = Path()
     is_consequence: Callable[[ProcessExit], bool] = lost_a_peer
     _num_seen: int = 0  # so many exits of the group

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io.console import say
 from ctl.launch.log_files import LogSizeLimit
@@ -95,17 +95,17 @@ class Output:
         self._finish_by_secs: float | None = None
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 
-    def writers(self, task: Cluster) -> tuple[int, int]:
+    def writers(self, task: Topology) -> tuple[int, int]:
         """File descriptors for the stdout and the stderr of a process."""
         raise NotImplementedError
 
-    def limit_logs(self, tasks: Iterable[Cluster]) -> None:
+    def limit_logs(self, tasks: Iterable[Topology]) -> None:
         """Keeps the logs of running processes below their size."""
 
-    def note(self, task: Cluster, text: str) -> None:
+    def note(self, task: Topology, text: str) -> None:
         """Adds a line to the log of a process, if it has one."""
 
-    def close_writers(self, task: Cluster) -> None:
+    def close_writers(self, task: Topology) -> None:
         """The process has its descriptors by now, or will not be started."""
         for writer in self._writers.pop(log_name(task), ()):
             os.close(writer)
@@ -124,7 +124,7 @@ class Output:
         if self._thread.ident:
             self._thread.join(_FINISH_SECS)
 
-    def _add(self, task: Cluster, reader: int, writer: int, stream: _Stream) -> None:
+    def _add(self, task: Topology, reader: int, writer: int, stream: _Stream) -> None:
         with self._lock:
             self._streams[reader] = stream
         self._writers.setdefault(log_name(task), []).append(writer)
@@ -167,7 +167,7 @@ class LogOutput(Output):
     keeps the text only.
     """
 
-    def __init__(self, log_dir: Path, tasks: Sequence[Cluster], max_bytes: int = 0):
+    def __init__(self, log_dir: Path, tasks: Sequence[Topology], max_bytes: int = 0):
         """`max_bytes` is of one log; 0 is without limit."""
         super().__init__()
         self._log_dir = log_dir
@@ -175,7 +175,7 @@ class LogOutput(Output):
         self._limit = LogSizeLimit(max_bytes)
         self._opened: set[str] = set()
 
-    def writers(self, task: Cluster) -> tuple[int, int]:
+    def writers(self, task: Topology) -> tuple[int, int]:
         """An earlier log is overwritten, but continued when the process is started again."""
         path = self.path(task)
         if log_name(task) not in self._opened:
@@ -192,16 +192,16 @@ class LogOutput(Output):
             self._writers[log_name(task)] = [writer]
         return writer, writer
 
-    def path(self, task: Cluster) -> Path:
+    def path(self, task: Topology) -> Path:
         """The log of a process."""
         return self._log_dir / log_name(task)
 
-    def note(self, task: Cluster, text: str) -> None:
+    def note(self, task: Topology, text: str) -> None:
         """Adds a line; a write error is ignored."""
         with contextlib.suppress(OSError), open(self.path(task), "ab") as file:
             file.write(f"ctl launch: {text}\n".encode())
 
-    def limit_logs(self, tasks: Iterable[Cluster]) -> None:
+    def limit_logs(self, tasks: Iterable[Topology]) -> None:
         self._limit.apply(map(self.path, tasks))
 
 
@@ -219,7 +219,7 @@ class RankOutput(Output):
         self._digits = len(str(max(count - 1, 0)))
         self._errors: dict[int, _LineStream] = {}
 
-    def writers(self, task: Cluster) -> tuple[int, int]:
+    def writers(self, task: Topology) -> tuple[int, int]:
         """Two pipes; UsageError when a file cannot be written."""
         pair = []
         for kind in ("stdout", "stderr"):
@@ -230,12 +230,12 @@ class RankOutput(Output):
         self._errors[task.task_index] = stream
         return pair[0], pair[1]
 
-    def last_error(self, task: Cluster) -> str:
+    def last_error(self, task: Topology) -> str:
         """The newest line that a process wrote to its stderr."""
         stream = self._errors.get(task.task_index)
         return stream.last.decode(errors="replace") if stream else ""
 
-    def _file(self, task: Cluster, kind: str) -> IO[bytes] | None:
+    def _file(self, task: Topology, kind: str) -> IO[bytes] | None:
         if self._directory is None:
             return None
         path = self._directory / f"rank.{task.task_index:0{self._digits}d}" / kind

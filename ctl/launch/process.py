@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ctl.distribute import cluster
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.platforms import detection
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch import ssh
@@ -36,7 +36,7 @@ _REMOTE_KILL_SECS = 2.0  # for the far end of the connection to kill its process
 _ORDERS = {signal.SIGTERM: b"TERM\n", signal.SIGINT: b"INT\n", signal.SIGKILL: b"KILL\n"}
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 JOB_VARIABLES = frozenset({  # those of an outer job say nothing about this one
-    *cluster.VARIABLES, "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
+    *detection.VARIABLES, "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
     "CTL_HVD_RENDEZVOUS", "CTL_HVD_WORKER", "CTL_HVD_HOST", "HOROVOD_ELASTIC", "HOROVOD_RANK",
     "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME",
@@ -54,7 +54,7 @@ class ProcessExit:
     `silent_secs` is how long; `loss` is a constant of `restart_policy`, `hint` what else is known.
     """
 
-    task: Cluster
+    task: Topology
     returncode: int
     lived_secs: float
     why: str = ""
@@ -91,7 +91,7 @@ class Process:
 
     host: str | None = None
 
-    def __init__(self, task: Cluster, popen: subprocess.Popen[bytes]):
+    def __init__(self, task: Topology, popen: subprocess.Popen[bytes]):
         self.task = task
         self.pid = popen.pid
         self._popen = popen
@@ -150,7 +150,7 @@ class RemoteProcess(Process):
 
     def __init__(
         self,
-        task: Cluster,
+        task: Topology,
         popen: subprocess.Popen[bytes],
         host: str,
         private: Mapping[str, str] = NO_VARIABLES,
@@ -216,7 +216,7 @@ def check_program(program: str, cure: str) -> None:
 
 def start_process(
     command: Sequence[str],
-    task: Cluster,
+    task: Topology,
     *,
     output: int,
     errors: int,

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import Output
 from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
@@ -49,7 +49,7 @@ class ProcessGroup:
 
     def start(
         self,
-        task: Cluster,
+        task: Topology,
         environ: Mapping[str, str],
         *,
         private: Mapping[str, str] = NO_VARIABLES,
@@ -104,13 +104,13 @@ class ProcessGroup:
         self.exits += ends
         return ends
 
-    def send(self, task: Cluster, signum: int) -> None:
+    def send(self, task: Topology, signum: int) -> None:
         """A signal to one process; SIGKILL goes to all that it has started, too."""
         for process in self._processes:
             if process.task == task:
                 process.kill() if signum == signal.SIGKILL else process.send(signum)
 
-    def kill(self, task: Cluster) -> None:
+    def kill(self, task: Topology) -> None:
         """SIGKILL to one process and all in its group; returns when it has ended."""
         self.send(task, signal.SIGKILL)
         self._wait([process for process in self._processes if process.task == task], _KILL_SECS)
@@ -120,7 +120,7 @@ class ProcessGroup:
         grace_secs: float,
         signum: int = signal.SIGTERM,
         hurry: Callable[[], bool] = lambda: False,
-        only: Sequence[Cluster] | None = None,
+        only: Sequence[Topology] | None = None,
     ) -> None:
         """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`; returns when all ended.
 
@@ -140,17 +140,17 @@ class ProcessGroup:
             self._guard.close()
 
     @property
-    def running(self) -> tuple[Cluster, ...]:
+    def running(self) -> tuple[Topology, ...]:
         """Those not yet seen to have ended."""
         return tuple(process.task for process in self._processes)
 
     @property
-    def stopped(self) -> tuple[Cluster, ...]:
+    def stopped(self) -> tuple[Topology, ...]:
         """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
         return tuple(process.task for process in self._processes if process.is_stopped)
 
     @property
-    def remote(self) -> tuple[Cluster, ...]:
+    def remote(self) -> tuple[Topology, ...]:
         """Those that run on other machines."""
         return tuple(process.task for process in self._processes if process.host)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.errors import UsageError
 from ctl.launch.process import JOB_VARIABLES
 
@@ -43,7 +43,7 @@ def option_environ(options: Mapping[str, Any]) -> dict[str, str]:
     return environ
 
 
-def rank_environ(place: Placement, hostname: str) -> dict[str, str]:
+def rank_environ(place: Ranks, hostname: str) -> dict[str, str]:
     """The variables in which scripts, and libraries that know Horovod, find which rank they are."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     environ = {f"HOROVOD_{name.upper()}": str(getattr(place, name)) for name in names}

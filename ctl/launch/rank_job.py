@@ -9,9 +9,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctl.collectives import placement
-from ctl.collectives.placement import Placement
-from ctl.distribute.cluster import Cluster
+from ctl.collectives import ranks
+from ctl.collectives.ranks import Ranks
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
 from ctl.launch.horovodrun_options import report
@@ -60,7 +60,7 @@ class RankJob:
         monitor.reset([])
         return monitor
 
-    def environ_of(self, place: Placement, host: str, *, is_here: bool) -> dict[str, str]:
+    def environ_of(self, place: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
         """The variables of one rank; UsageError without a GPU for it."""
         environ = {**self.environ, **rank_environ(place, host)}
         if self.binds_gpus:
@@ -71,7 +71,7 @@ class RankJob:
         self,
         group: ProcessGroup,
         heartbeats: HeartbeatMonitor,
-        task: Cluster,
+        task: Topology,
         environ: Mapping[str, str],
         remote: str | None,
     ) -> None:
@@ -122,9 +122,9 @@ def run_ranks(job: RankJob, places: Places) -> int:
     return _exit_code(group, outcome, signals)
 
 
-def rank_placement(places: Places, task: Cluster) -> Placement:
+def rank_placement(places: Places, task: Topology) -> Ranks:
     """The place of a rank; two names of one machine are two hosts."""
-    return placement.among([f"{target}:" for target in places.hosts or ()], task.task_index)
+    return ranks.among([f"{target}:" for target in places.hosts or ()], task.task_index)
 
 
 def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> None:

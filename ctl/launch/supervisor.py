@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
 from ctl.io.console import say
 from ctl.launch.attempt_log import AttemptRecord
@@ -277,7 +277,7 @@ class _Supervisor:
         used = f"{self._policy.restarts} of {self._policy.max_restarts}"
         say(f"restart {used} in {delay_secs:g} s: {outcome.cause.reason}")
 
-    def _conclude(self, group: ProcessGroup, chief: Cluster, outcome: Outcome) -> int:
+    def _conclude(self, group: ProcessGroup, chief: Topology, outcome: Outcome) -> int:
         """Reports how the job ended, if not well, and returns its exit code."""
         if outcome.cause:
             task = outcome.cause.task
@@ -300,7 +300,7 @@ class _Supervisor:
             say(f"warning: {names} after the chief was done; the job is complete")
         return EXIT_DONE
 
-    def _port_clash(self, group: ProcessGroup, outcome: Outcome) -> Cluster | None:
+    def _port_clash(self, group: ProcessGroup, outcome: Outcome) -> Topology | None:
         """The first process whose port was taken, if that is why the job failed."""
         failures = group.failures if outcome.cause else []
         return next((e.task for e in failures if is_port_clash(self._log_dir, e)), None)
@@ -319,7 +319,7 @@ def _lost_peers(cause: ProcessExit) -> bool:
 
 
 def _why_ending(
-    group: ProcessGroup, chief: Cluster, outcome: Outcome, grace_secs: float, waited_secs: float
+    group: ProcessGroup, chief: Topology, outcome: Outcome, grace_secs: float, waited_secs: float
 ) -> str:
     if outcome.signum:
         signame = signal.Signals(outcome.signum).name

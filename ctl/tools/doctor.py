@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctl.distribute import cluster as cluster_lib
 from ctl.distribute import own_port
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.platforms import detection
+from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from ctl.io import directories, paths
 from ctl.version import __version__
@@ -60,7 +60,7 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     try:
         seen |= _place(environ)
         if network:
-            me = cluster_lib.read(environ)
+            me = detection.read(environ).without_servers()
             seen["notes"] = [*seen["notes"], *_nameless(me)]
             own_port.check(me)
     except UsageError as e:
@@ -85,13 +85,13 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
 
 
 def _place(environ: Mapping[str, str]) -> dict[str, Any]:
-    job, me = cluster_lib.job_of(environ), cluster_lib.read(environ)
-    whole = cluster_lib.read(environ, parameter_servers=True)
-    trains = me.task_type in ("chief", "worker")
+    whole = detection.read(environ)
+    me = whole.without_servers()
+    trains = me.task_type in TRAINING_TYPES
     return {
-        "platform": job.platform or "none: no variable tells of a cluster",
-        "sources": list(job.sources),
-        "also_set": cluster_lib.also_set(environ, job),
+        "platform": me.platform or "none: no variable tells of a cluster",
+        "sources": list(me.sources),
+        "also_set": detection.also_set(environ, me),
         "task": {
             "type": me.task_type,
             "index": me.task_index,
@@ -103,12 +103,12 @@ def _place(environ: Mapping[str, str]) -> dict[str, Any]:
         "num_workers": me.num_workers,
         "has_evaluator": me.has_evaluator,
         "tf_config": json.loads(me.tf_config()) if me.tasks else None,
-        "settings": dict(job.settings),
-        "notes": list(job.notes),
+        "settings": dict(me.settings),
+        "notes": list(me.notes),
     }
 
 
-def _nameless(me: Cluster) -> list[str]:
+def _nameless(me: Topology) -> list[str]:
     """Hosts without an address here; they may still come up, so this is no mistake yet."""
     found = []
     hosts = {a.rpartition(":")[0] for addresses in me.tasks.values() for a in addresses}

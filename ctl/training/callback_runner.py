@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl.callbacks.protocol import Callback, Decision, name_in_checkpoints
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
 from ctl.io import paths
@@ -30,7 +30,7 @@ class CallbackRunner:
       stopped: a callback asked the run to stop, now or in the run that was resumed.
     """
 
-    def __init__(self, trainer: TrainerProtocol, agreement: Agreement):
+    def __init__(self, trainer: TrainerProtocol, agreement: HostAllReduce):
         self._trainer = trainer
         self._agreement = agreement
         validation.callbacks(trainer, trainer.callbacks)
@@ -72,7 +72,7 @@ class CallbackRunner:
             raise UsageError(f"on_metrics returned {other!r}; expected a ctl.Decision(...), or None.")
         if self._agreement.num_workers == 1:
             return decisions
-        is_chief = self._trainer.placement.is_chief
+        is_chief = self._trainer.topology.is_chief
         text = json.dumps([asdict(d) for d in decisions]).encode() if decisions and is_chief else b""
         size = int(self._agreement.sum([float(len(text))])[0])
         if not size:
@@ -110,7 +110,7 @@ class CallbackRunner:
     def _remember(self) -> None:
         self._best_weights = [v.numpy() for v in self._variables()]
         path = self._weights_path()
-        if path is None or not self._trainer.placement.is_chief:
+        if path is None or not self._trainer.topology.is_chief:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)
@@ -146,11 +146,11 @@ class CallbackRunner:
         export_lib.check(trainer.model, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
-        export_lib.export(trainer.model, directory, decision.export, trainer.placement, served)
+        export_lib.export(trainer.model, directory, decision.export, trainer.topology, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 
     def _warn(self, text: str, *values: Any) -> None:
-        if self._trainer.placement.is_chief:
+        if self._trainer.topology.is_chief:
             _log.warning(text, *values)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.data import pipeline
 from ctl.distribute.communication import PEER_ERRORS
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
 
@@ -14,7 +14,7 @@ _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_co
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Placement, several: bool
+    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Topology, several: bool
 ) -> BaseException:
     """The error to raise for `error`, which came after `step` completed steps; often the same.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop import FailedElsewhere, Interrupted
@@ -19,7 +19,7 @@ from ctl.training.loop_length import Pace
 
 
 def run(
-    loop: Any, batches: Batches, agreement: Agreement, *, is_chief: bool, signals: Signals | None
+    loop: Any, batches: Batches, agreement: HostAllReduce, *, is_chief: bool, signals: Signals | None
 ) -> tuple[Any, int]:
     """All batches of an open source; returns (packed totals of this worker, batches that were run).
 
@@ -55,7 +55,7 @@ def run(
 
 
 @contextlib.contextmanager
-def together(agreement: Agreement) -> Iterator[None]:
+def together(agreement: HostAllReduce) -> Iterator[None]:
     """What one worker fails at within the block, all fail at; nothing in it may communicate."""
     error = None
     try:
@@ -72,7 +72,7 @@ def together(agreement: Agreement) -> Iterator[None]:
 
 
 def _agree(
-    agreement: Agreement, pace: Pace, is_chief: bool, signals: Signals | None, error: Exception | None
+    agreement: HostAllReduce, pace: Pace, is_chief: bool, signals: Signals | None, error: Exception | None
 ) -> None:
     """Workers compare notes: the chief's pace holds, anybody's signal or error ends the evaluation."""
     wishes = signals.wishes() if signals else [0.0, 0.0]

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.data.batches import Batches
 from ctl.distribute import collective_debug
-from ctl.distribute.strategies import placement
+from ctl.distribute.topology import Topology
 from ctl.step import keras_metrics
 from ctl.step.averaging import ROWS
 from ctl.step.replica_step import ReplicaStep
@@ -29,6 +29,7 @@ class StepLoop:
         self,
         strategy: tf.distribute.Strategy,
         step: ReplicaStep,
+        topology: Topology,
         *,
         counter: tf.Variable | None = None,
         single: bool = False,
@@ -37,8 +38,7 @@ class StepLoop:
         self._step = step
         self._counter = counter
         self._single = single
-        place = placement(strategy)
-        self._workers, self._local = place.num_workers, place.num_local_replicas
+        self._workers, self._local = topology.num_workers, topology.num_local_replicas
         self._functions: dict = {}
         self.has_run = False  # the first call also compiles
         self._counted = False  # elements are (share, number of real rows)

@@ -68,11 +68,17 @@ def _open_batches(
         )
     if parts is not None:
         return pipeline.open_parts(
-            parts, trainer.strategy, step=session.step, total=session.agreement.sum, **where
+            parts,
+            trainer.strategy,
+            trainer.topology,
+            step=session.step,
+            total=session.agreement.sum,
+            **where,
         )
     return pipeline.open_train(
         trainer.train_data,
         trainer.strategy,
+        trainer.topology,
         start_examples=session.examples,
         epochs=epochs,
         mode=trainer.data_position,
@@ -87,6 +93,7 @@ def open_eval(trainer: TrainerProtocol) -> Batches:
     opened = pipeline.open_eval(
         trainer.eval_data,
         strategies.local(trainer.strategy),
+        trainer.topology,
         global_batch_size=trainer.global_batch_size,
         is_known=trainer._eval_is_known,
     )
@@ -98,7 +105,7 @@ def warn_of_small_batches(trainer: TrainerProtocol, batches: Batches, rows: floa
     """Says once that batches are smaller than what `average` divides by."""
     size = trainer.global_batch_size
     known = batches.examples is not None or batches.steps is not None or not batches.certain
-    if not known and trainer.placement.num_replicas < rows < size and not trainer._warned:
+    if not known and trainer.topology.num_replicas < rows < size and not trainer._warned:
         trainer._warned = True
         _log.warning(
             "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "

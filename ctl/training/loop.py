@@ -18,7 +18,7 @@ from ctl.callbacks.schedule import Every, Intervals, Timers
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.pipeline import Batches
 from ctl.distribute.communication import PEER_ERRORS
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed, Traced
@@ -90,7 +90,7 @@ class Synchronous:
         *,
         loop: Any,
         intervals: Intervals,
-        agreement: Agreement,
+        agreement: HostAllReduce,
         is_chief: bool,
         writers: WriterGroup,
         actions: Actions,

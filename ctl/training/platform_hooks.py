@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctl.checkpoints import export
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, UsageError
 from ctl.io import paths
 from ctl.io.directories import Directories
@@ -44,7 +44,7 @@ def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
             f"AIP_MODEL_DIR names {model} for the model, and there is no model_dir to export it from. Give "
             "--model_dir, or set AIP_CHECKPOINT_DIR."
         )
-    if paths.is_url(model) or not trainer.placement.is_chief:
+    if paths.is_url(model) or not trainer.topology.is_chief:
         return
     try:
         Path(model).mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
 
     What is there is replaced; `saved_model.pb` is deleted first and written last. Raises CtlError.
     """
-    if not places.model or "saved_model" not in formats or not trainer.placement.is_chief:
+    if not places.model or "saved_model" not in formats or not trainer.topology.is_chief:
         return
     assert trainer.model_dir is not None  # `_check_model_directory` has seen to it
     source = paths.path(trainer.model_dir) / "export" / "saved_model"
@@ -75,7 +75,7 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
         ) from e
 
 
-def wait_for_evaluator(trainer: TrainerProtocol, me: Cluster) -> None:
+def wait_for_evaluator(trainer: TrainerProtocol, me: Topology) -> None:
     """After a training, on the chief, where its end is everybody's.
 
     `me` is the cluster as the platform told it, before TF_CONFIG was written anew for TensorFlow.

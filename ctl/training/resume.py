@@ -11,7 +11,7 @@ from ctl.checkpoints import restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers, strategies
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Started
@@ -26,7 +26,7 @@ _log = logging.getLogger("ctl")
 
 def claim(trainer: TrainerProtocol) -> None:
     """Raises UsageError while another job trains in the trainer's model_dir."""
-    if trainer.placement.is_chief:
+    if trainer.topology.is_chief:
         lease.claim(trainer.model_dir)
 
 
@@ -55,7 +55,7 @@ def check_configuration(
     }
     if batches.per_worker:
         before["workers"] = resumed.world.get("workers")
-        now["workers"] = trainer.placement.num_workers
+        now["workers"] = trainer.topology.num_workers
     order = [k for k in before if before[k] is not None and before[k] != now[k]]
     lines = [f"  {k}: {before[k]} before, {now[k]} now" for k in order]
     if lines and not trainer.allow_config_change:
@@ -68,11 +68,13 @@ def check_configuration(
     old = resumed.config
     others = [k for k in config if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != config[k]]
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {config[k]} now" for k in others]
-    if lines and trainer.placement.is_chief:
+    if lines and trainer.topology.is_chief:
         _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
 
 
-def restore(trainer: TrainerProtocol, manager: Any, state: Any, agreement: Agreement) -> Manifest | None:
+def restore(
+    trainer: TrainerProtocol, manager: Any, state: Any, agreement: HostAllReduce
+) -> Manifest | None:
     """Restores one checkpoint on all workers, the one that the chief chooses where `manager` can; or None.
 
     All workers must call it. Where one of them fails, every one raises a CtlError.
@@ -82,7 +84,7 @@ def restore(trainer: TrainerProtocol, manager: Any, state: Any, agreement: Agree
         resumed = manager.restore(state)
         if resumed is None:
             _check_not_deleted(trainer, manager)
-        _same_everywhere(agreement, state.placement, 0 if resumed is None else resumed.step)
+        _same_everywhere(agreement, state.topology, 0 if resumed is None else resumed.step)
         return resumed
 
     def chosen() -> int | None:
@@ -92,14 +94,14 @@ def restore(trainer: TrainerProtocol, manager: Any, state: Any, agreement: Agree
         return step
 
     return restoring.chosen_by_chief(
-        agreement, state.placement, chosen, lambda step: manager.restore(state, step)
+        agreement, state.topology, chosen, lambda step: manager.restore(state, step)
     )
 
 
 def _check_not_deleted(trainer: TrainerProtocol, manager: Any) -> None:
     """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
     temporary = hasattr(manager, "succeeded")  # it deletes them itself
-    if temporary or not (trainer.model_dir and trainer.placement.is_chief and hasattr(manager, "choose")):
+    if temporary or not (trainer.model_dir and trainer.topology.is_chief and hasattr(manager, "choose")):
         return
     where = paths.path(trainer.model_dir)
     if manager.directory != where / "checkpoints":
@@ -113,7 +115,7 @@ def _check_not_deleted(trainer: TrainerProtocol, manager: Any) -> None:
         )
 
 
-def _same_everywhere(agreement: Agreement, place: Any, step: int) -> None:
+def _same_everywhere(agreement: HostAllReduce, place: Any, step: int) -> None:
     """For managers that choose on each worker."""
     found = np.zeros(agreement.num_workers + 1)
     found[place.worker_index] = step
@@ -190,7 +192,7 @@ def _roll_back(trainer: TrainerProtocol, session: Session, step: int) -> Manifes
         )
     session.at = back
     session.callbacks.restore(manifest.state.get("watchers", {}))
-    if trainer.placement.is_chief:
+    if trainer.topology.is_chief:
         _log.warning(
             "Step %d: going back to the checkpoint of step %d, and on with the next data: the %d "
             "examples since then are skipped (%d of %d times).",
@@ -205,7 +207,7 @@ def _roll_back(trainer: TrainerProtocol, session: Session, step: int) -> Manifes
 
 def manifest_of(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
     """What a checkpoint of `step` says of the run, for one that resumes it."""
-    place = trainer.placement
+    place = trainer.topology
     return Manifest(
         step=step,
         created=time.time(),

@@ -17,8 +17,8 @@ from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
 from ctl.data.batches import Batches
 from ctl.data.resume_position import SavedIterator
-from ctl.distribute import cluster, collective_debug, exit_barrier, parameter_servers, strategies
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute import collective_debug, exit_barrier, parameter_servers, strategies
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import Stopped, UsageError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, Saved, Started
@@ -48,7 +48,7 @@ _log = logging.getLogger("ctl")
 def prepared(trainer: TrainerProtocol) -> Session:
     """The trainer's session, made on the first call."""
     if trainer._session is None:
-        evaluates = trainer.placement.evaluates
+        evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
         with heartbeat.here.limited(trainer.step_timeout_secs):
             trainer._session = prepare(trainer, watched or trainer._checkpoints)
@@ -64,7 +64,7 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
     with strategies.place_of_counter(trainer.strategy):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         position = SavedIterator() if trainer.data_position == "iterator" else None
-    place = trainer.placement
+    place = trainer.topology
     if trainer.check_collectives:
         collective_debug.watch(place.num_workers, place.worker_index, trainer.step_variable)
     with strategies.scope(trainer.strategy):
@@ -73,15 +73,15 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
         validation.optimizers(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
-    if trainer.placement.num_replicas > 1:
+    if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
-    state = State(objects, trainer.step_variable, trainer.placement)
+    state = State(objects, trainer.step_variable, trainer.topology)
     manager = checkpoints
     if manager is None:
         own = f"{trainer.model_dir}/checkpoints"
         manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
-    agreement = Agreement(trainer.strategy)
+    agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
@@ -157,7 +157,7 @@ def train(
 
 def _check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
     """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
-    batches, several = input_pipeline.open_eval(trainer), trainer.placement.num_workers > 1
+    batches, several = input_pipeline.open_eval(trainer), trainer.topology.num_workers > 1
     if not several and not validation.names_matter(trainer, session.manager):
         return
     loop = _loop(trainer, session, "eval")
@@ -168,7 +168,7 @@ def leave_together(session: Session) -> None:
     """The last that workers do together; afterwards they may end, the chief after the others."""
     session.agreement.sum([0.0])
     if session.agreement.num_workers > 1:
-        exit_barrier.arm(cluster.read())
+        exit_barrier.arm(session.state.topology)
 
 
 def _watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
@@ -208,14 +208,14 @@ def _explained(error: BaseException, trainer: TrainerProtocol, session: Session)
         step=session.step,
         manager=session.manager,
         batch_size=trainer.global_batch_size,
-        place=trainer.placement,
+        place=trainer.topology,
         several=several_processes(trainer),
     )
 
 
 def several_processes(trainer: TrainerProtocol) -> bool:
     """Whether other processes take part, so that some errors may be theirs."""
-    return trainer.placement.num_workers > 1 or parameter_servers.is_used(trainer.strategy)
+    return trainer.topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy)
 
 
 def _synchronous(
@@ -227,7 +227,7 @@ def _synchronous(
         loop=_loop(trainer, session, "train"),
         intervals=trainer.intervals,
         agreement=session.agreement,
-        is_chief=trainer.placement.is_chief,
+        is_chief=trainer.topology.is_chief,
         writers=writers,
         actions=Actions(
             evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
@@ -259,7 +259,7 @@ def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
         batches = input_pipeline.open_eval(trainer)
     with keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
         packed, done = evaluation.run(
-            loop, batches, session.agreement, is_chief=trainer.placement.is_chief, signals=session.signals
+            loop, batches, session.agreement, is_chief=trainer.topology.is_chief, signals=session.signals
         )
         if not done:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
@@ -295,7 +295,7 @@ def _loop(trainer: TrainerProtocol, session: Session, kind: str) -> Any:
             trainer.train_step if train_kind else trainer.eval_step,
             recorder=trainer._recorder,
             how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
-            num_replicas=trainer.placement.num_replicas,
+            num_replicas=trainer.topology.num_replicas,
             jit_compile=lambda: train_kind and trainer.jit_compile,
             metrics=keras_metrics.found_in(vars(trainer)),
             skipping=Skipping(
@@ -310,6 +310,7 @@ def _loop(trainer: TrainerProtocol, session: Session, kind: str) -> Any:
         session.loops[kind] = StepLoop(
             strategies.local(trainer.strategy),
             step,
+            trainer.topology,
             counter=session.state.step if train_kind else None,
             single=train_kind and trainer.intervals.steps_per_loop == 1,
         )
@@ -318,7 +319,7 @@ def _loop(trainer: TrainerProtocol, session: Session, kind: str) -> Any:
 
 def _amend(trainer: TrainerProtocol, session: Session, *what: Any) -> bool:
     """Whether the checkpoint that was just written could take in the evaluation that followed it."""
-    if not trainer.placement.is_chief:
+    if not trainer.topology.is_chief:
         return True
     return hasattr(session.manager, "amend") and session.manager.amend(*what)
 

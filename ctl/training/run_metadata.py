@@ -25,7 +25,7 @@ _log = logging.getLogger("ctl")
 
 def writers_of(trainer: TrainerProtocol) -> WriterGroup:
     """The given writers, or the default ones; on the chief, or where one says `everywhere = True`."""
-    if not trainer.placement.is_chief:
+    if not trainer.topology.is_chief:
         given = trainer._writers or ()
         return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
     if trainer._writers is not None:
@@ -53,7 +53,7 @@ def log_dir(trainer: TrainerProtocol) -> str:
 
 def run_info(trainer: TrainerProtocol, state: State, batches: Batches) -> RunInfo:
     """What does not change during a run."""
-    place = trainer.placement
+    place = trainer.topology
     models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]
     parameters = tuple(
         (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
@@ -81,7 +81,7 @@ def run_info(trainer: TrainerProtocol, state: State, batches: Batches) -> RunInf
 
 def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
     """Everything a run was made of, JSON-able."""
-    place, intervals = trainer.placement, trainer.intervals
+    place, intervals = trainer.topology, trainer.intervals
     return {
         "model": type(trainer).__name__,
         "strategy": strategies.word_of(trainer.strategy),
@@ -105,7 +105,7 @@ def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:
 
 def write_config(trainer: TrainerProtocol) -> None:
     """`model_dir/config.json`, by the chief."""
-    if not trainer.placement.is_chief or not trainer.model_dir:
+    if not trainer.topology.is_chief or not trainer.model_dir:
         return
     final = paths.path(trainer.model_dir) / "config.json"
     text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"

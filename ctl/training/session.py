@@ -9,7 +9,7 @@ from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.tracked_state import State
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import communication
-from ctl.distribute.host_allreduce import Agreement
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.supervision.lease import Lease
@@ -30,7 +30,7 @@ class Session:
 
     state: State
     manager: CheckpointManager
-    agreement: Agreement
+    agreement: HostAllReduce
     callbacks: CallbackRunner
     resumed: Manifest | None
     position: SavedIterator | None = None

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.distribute.strategies import Placement
+from ctl.distribute.topology import Topology
 from ctl.metrics.protocol import MetricWriter
 from ctl.step.gradients import Gradients
 from ctl.step.replica_step import Recorder
@@ -23,7 +23,7 @@ class TrainerProtocol(Protocol):
     optimizer: Any
     step_variable: Any
     strategy: tf.distribute.Strategy
-    placement: Placement
+    topology: Topology
     global_batch_size: int
     seed: int
     model_dir: str | None

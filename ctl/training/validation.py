@@ -70,7 +70,7 @@ def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
     """Warns of half an evaluation; raises UsageError for a best checkpoint that nothing decides."""
     written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
     asked = trainer.intervals.evaluate != Every()
-    if len(written) == 1 and asked and trainer.placement.is_chief:
+    if len(written) == 1 and asked and trainer.topology.is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(
             "%s has %s but no %s, so nothing is evaluated; it takes both.",
@@ -136,7 +136,7 @@ def mask(trainer: TrainerProtocol, recorder: Any) -> None:
             "average(mask=...) needs the whole batch to count its entries, and accumulate_steps is "
             f"{recorder.parts}. Leave accumulate_steps out, or average per example without a mask."
         )
-    if recorder.compiled and trainer.placement.num_replicas > 1:
+    if recorder.compiled and trainer.topology.num_replicas > 1:
         raise UsageError(
             "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "
             "step. Leave jit_compile out, or average per example without a mask."
@@ -222,12 +222,12 @@ def optimizers(trainer: TrainerProtocol) -> None:
     for name, thing in vars(trainer).items():
         keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
         if name == "optimizer" and thing is not None:
-            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
+            optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if trainer.model is not None:
                 optimizers_lib.build_slots(thing, trainer.model.trainable_variables)
         elif keras_like:
-            optimizers_lib.check_optimizer(thing, name, trainer.placement.num_replicas)
+            optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
             _optimizer_strategy(trainer, name, thing)
             if not getattr(thing, "built", True):
                 raise UsageError(
@@ -249,7 +249,7 @@ def compilation(trainer: TrainerProtocol) -> None:
     for thing in tracked_state.collect(trainer).values():
         for layer in _layers(thing):
             synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
-            if trainer.placement.num_replicas > 1 and synchronised and layer.trainable:
+            if trainer.topology.num_replicas > 1 and synchronised and layer.trainable:
                 raise UsageError(
                     f"jit_compile with the layer {layer.name!r}: it adds up over replicas in the middle of "
                     "the step, which XLA cannot do. Leave jit_compile out, or use another normalisation, "
@@ -263,7 +263,7 @@ def _layers(thing: Any) -> list:
 
 def _central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
     """What TensorFlow does not carry where variables are updated outside the replicas."""
-    if strategies.word_of(trainer.strategy) != "central_storage" or trainer.placement.num_replicas == 1:
+    if strategies.word_of(trainer.strategy) != "central_storage" or trainer.topology.num_replicas == 1:
         return
     for name, thing in owned.items():
         if optimizers_lib.skips_what_is_not_finite(thing):

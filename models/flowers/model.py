@@ -24,7 +24,7 @@ class Flowers(ctl.Trainer):
     ):  # fmt: skip
         super().__init__(**options)
         if batch_size_per_replica:
-            self.global_batch_size = batch_size_per_replica * self.placement.num_replicas
+            self.global_batch_size = batch_size_per_replica * self.topology.num_replicas
         self.photos = photos.find(data_dir) if data_dir else None
         self.images, self.reading, self._opened = images, reading or Reading(), None
         before = self._configuration()

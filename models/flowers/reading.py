@@ -51,9 +51,9 @@ def opened(photos: Photos, reading: Reading, size: int, trainer: ctl.Trainer) ->
 
     Raises UsageError where too little is left, and for any file that cannot be used if `strict`.
     """
-    agreement, count = ctl.Agreement(trainer.strategy), len(photos.paths)
+    agreement, count = ctl.HostAllReduce(trainer.strategy), len(photos.paths)
     _check_same_files(photos, agreement)
-    place = trainer.placement
+    place = trainer.topology
     in_memory = reading.cache == "memory"
     mine = range(count) if in_memory else range(place.worker_index, count, place.num_workers)
     kept = np.zeros((count, size, size, 3), np.uint8) if in_memory else None
@@ -104,7 +104,7 @@ def _getter(photos: Photos, kept: np.ndarray | None, size: int) -> Callable:
     return lambda index: decoded_all(tf.gather(paths, index), size, tf.io.read_file)
 
 
-def _check_same_files(photos: Photos, agreement: ctl.Agreement) -> None:
+def _check_same_files(photos: Photos, agreement: ctl.HostAllReduce) -> None:
     bits = [float(photos.digest() >> i & 1) for i in range(32)]
     if not set(agreement.sum(bits)) <= {0.0, float(agreement.num_workers)}:
         raise ctl.UsageError(

@@ -10,10 +10,10 @@ from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from training import wait_until
 
 LEAVES = """
-from ctl.distribute import cluster
+from ctl.distribute.platforms import detection
 from ctl.distribute import exit_barrier
 from ctl.io import exit_hook
-exit_barrier.arm(cluster.read())
+exit_barrier.arm(detection.read())
 raise exit_hook.Exit(0)
 """
 
@@ -46,11 +46,11 @@ def test_the_chief_waits_while_another_worker_takes_connections():
 
 TRAINS = """
 import atexit, os, pathlib, time
-from ctl.distribute import cluster
+from ctl.distribute.platforms import detection
 left = pathlib.Path(os.environ["LEFT"])
 
 def leave():
-    if cluster.read().is_chief: print("the other left before:", left.exists(), flush=True)
+    if detection.read().is_chief: print("the other left before:", left.exists(), flush=True)
     else: time.sleep(2); left.touch()
 
 atexit.register(leave)                   # before all others, so it runs after them

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 from ctl.io import paths
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
 from ctl.supervision.lease import Lease
@@ -119,7 +119,7 @@ def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
 
 
 def test_heartbeats_are_kept_out_of_a_bucket(bucket):
-    task = Cluster({"worker": ("127.0.0.1:1",)}, "worker", 0)
+    task = Topology({"worker": ("127.0.0.1:1",)}, "worker", 0)
     path = HeartbeatMonitor(heartbeat_dir(bucket() / "workers"), Timeouts()).path(task)
     assert paths.has_rename(path) and path.name == "job_0.json"
 

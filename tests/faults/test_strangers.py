@@ -10,7 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
-from ctl.collectives import bootstrap, placement
+from ctl.collectives import bootstrap, ranks
 from ctl.collectives.settings import Settings
 from hvd.elastic_jobs import ElasticJob
 from hvd.ranks import rank_environment
@@ -20,9 +20,10 @@ pytestmark = pytest.mark.workers
 
 MEET = """
 import json, sys
-from ctl.distribute import cluster, startup_barrier
+from ctl.distribute import startup_barrier
+from ctl.distribute.platforms import detection
 input()
-startup_barrier.meet(cluster.read(), {"--lr": 0.1}, 60.0)
+startup_barrier.meet(detection.read(), {"--lr": 0.1}, 60.0)
 print(json.dumps("met"))
 """
 INIT = """
@@ -89,7 +90,7 @@ def test_workers_meet_amid_strangers(secret):
 def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     port = int(addresses[0].rpartition(":")[2])
-    places = [placement.among(addresses, rank) for rank in range(2)]
+    places = [ranks.among(addresses, rank) for rank in range(2)]
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(bootstrap.meet, places[0], settings)

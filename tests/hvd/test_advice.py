@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from ctl.collectives.placement import among
+from ctl.collectives.ranks import among
 from ctl.errors import UsageError
 from ctl.hvd import advice, process
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
-from ctl.collectives import bootstrap, placement
+from ctl.collectives import bootstrap, ranks
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
 from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
@@ -36,7 +36,7 @@ def waiting(rank, size=3, **settings):
     """A rank that waits for the others until the block ends; its addresses."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(size)]
     over = threading.Event()
-    place = placement.among(addresses, rank)
+    place = ranks.among(addresses, rank)
     settings = Settings(secret=SECRET, **{"start_timeout": TIMEOUT_SECS} | settings)
     with ThreadPoolExecutor() as pool:
         met = pool.submit(bootstrap.meet, place, settings, lambda: "over" if over.is_set() else "")
@@ -75,7 +75,7 @@ def test_a_rank_of_another_version_number_or_group_is_refused_by_name(what, agai
 def test_a_rank_is_not_taken_for_another_one():
     """Whose address leads to rank 0 is not rank 1, though both know the secret."""
     with waiting(0) as addresses:
-        wrong = placement.among([addresses[0], addresses[0], addresses[2]], 2)
+        wrong = ranks.among([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
             bootstrap.meet(wrong, Settings(secret=SECRET, start_timeout=2.0))
 

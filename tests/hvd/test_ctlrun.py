@@ -66,8 +66,9 @@ def test_a_hostfile_says_the_same_as_H(ctlrun, option):
 def test_a_script_of_ctl_finds_its_cluster(ctlrun):
     program = """
         sys.path.insert(0, os.environ["PYTHONPATH"])
-        from ctl.distribute import cluster, placement
-        found, place = cluster.read(), placement.read()
+        from ctl.distribute import rank_variables
+        from ctl.distribute.platforms import detection
+        found, place = detection.read(), rank_variables.read()
         assert found.num_workers == place.size == 2 and found.worker_index == place.rank == rank
         print(len(set(place.addresses)), len(os.environ["CTL_HVD_SECRET"]))
     """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.errors import UsageError
 from ctl.hvd import elastic, process
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -126,7 +126,7 @@ class Elastic:
         self.skips: list[bool] = []
         self.must_sync = True
         monkeypatch.setattr(elastic.rendezvous, "is_elastic", lambda: True)
-        monkeypatch.setattr(elastic.rendezvous, "meet", lambda connect: connect(Placement()))
+        monkeypatch.setattr(elastic.rendezvous, "meet", lambda connect: connect(Ranks()))
         monkeypatch.setattr(elastic.rendezvous, "on_loss", lambda tell: None)
         monkeypatch.setattr(elastic.rendezvous, "add_listener", lambda state: None)
         monkeypatch.setattr(elastic.rendezvous, "tell_synced", lambda: None)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, requests, settings
 from ctl.collectives.frames import Channel, Inbox, Lost, packed
-from ctl.collectives.placement import Placement
+from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.table import Table
 from ctl.collectives.timeline import Timeline
-from ctl.distribute import placement
+from ctl.distribute import rank_variables
 from ctl.errors import UsageError
 from ctl.hvd import packing
 from hypothesis import given
@@ -218,21 +218,21 @@ def config(addresses, index, kind="worker"):
 
 def test_places_on_two_hosts():
     hosts = ["a:1", "a:2", "b:1", "a:3", "b:2"]
-    found = [placement.read(config(hosts, i)) for i in range(5)]
+    found = [rank_variables.read(config(hosts, i)) for i in range(5)]
     assert [(p.rank, p.size) for p in found] == [(i, 5) for i in range(5)]
     assert [(p.local_rank, p.local_size) for p in found] == [(0, 3), (1, 3), (0, 2), (2, 3), (1, 2)]
     assert [(p.cross_rank, p.cross_size) for p in found] == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
-    assert not found[0].is_homogeneous and placement.read(config(["a:1", "b:1"], 1)).is_homogeneous
+    assert not found[0].is_homogeneous and rank_variables.read(config(["a:1", "b:1"], 1)).is_homogeneous
 
 
 def test_the_chief_is_rank_0_and_one_process_needs_nothing():
-    assert [placement.read(config(["a:1", "b:1", "c:1"], i, "chief")).rank for i in range(3)] == [
+    assert [rank_variables.read(config(["a:1", "b:1", "c:1"], i, "chief")).rank for i in range(3)] == [
         0,
         1,
         2,
     ]
-    assert placement.read({}) == Placement()
-    said = placement.read({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
+    assert rank_variables.read({}) == Ranks()
+    said = rank_variables.read({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
     assert said.local_rank == 5 and said.rank == 1
 
 
@@ -246,7 +246,7 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
 )
 def test_places_that_cannot_be(extra, match):
     with pytest.raises(UsageError, match=match):
-        placement.read(extra)
+        rank_variables.read(extra)
 
 
 def test_settings_are_numbers():

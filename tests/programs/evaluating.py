@@ -33,7 +33,7 @@ class Job(ctl.Trainer):
                 if HOW == "long":
                     print("evaluating", flush=True)
                     time.sleep(0.1)
-                if HOW == "bad" and i == 5 and int(WORKER) == self.placement.worker_index:
+                if HOW == "bad" and i == 5 and int(WORKER) == self.topology.worker_index:
                     raise ValueError("a bad record")
                 return np.float32(i)
 

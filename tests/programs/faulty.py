@@ -78,10 +78,10 @@ class Faulty(ctl.Trainer):
     def __init__(self, width=16, dropout=0.2, api_token="", **options):
         super().__init__(**options)
         self.width, self.dropout, self.api_token = width, dropout, api_token
-        reach("init", self.placement.worker_index)
+        reach("init", self.topology.worker_index)
 
     def build(self):
-        reach("build", self.placement.worker_index)
+        reach("build", self.topology.worker_index)
         self.model = keras.Sequential([
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
             keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
@@ -93,13 +93,13 @@ class Faulty(ctl.Trainer):
         )  # fmt: skip
 
     def train_data(self, batch_size):
-        reach("data", self.placement.worker_index)
+        reach("data", self.topology.worker_index)
         x = np.random.default_rng(0).normal(size=(EXAMPLES, 4)).astype(np.float32)
         arrays = {"id": np.arange(EXAMPLES), "x": x, "y": x.sum(axis=1, keepdims=True)}
         return ctl.from_arrays(arrays, batch_size)
 
     def train_step(self, batch):
-        reach("trace", self.placement.worker_index)
+        reach("trace", self.topology.worker_index)
         with tf.GradientTape() as tape:
             error = tf.square(self.model(batch["x"], training=True) - batch["y"])[:, 0]
             error = tf.where(tf.equal(batch["id"], POISON), np.float32("nan"), error)
@@ -111,7 +111,7 @@ class Faulty(ctl.Trainer):
 
     def after_loop(self, step, means):
         time.sleep(PAUSE_SECS)
-        reach(step, self.placement.worker_index)
+        reach(step, self.topology.worker_index)
 
 
 if __name__ == "__main__":

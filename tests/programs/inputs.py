@@ -56,7 +56,7 @@ class Uneven(Linear):
     """Another number of batches on each worker: all are to stop at the shortest."""
 
     def train_data(self, batch_size):
-        count = 5 if self.placement.is_chief else 3
+        count = 5 if self.topology.is_chief else 3
         data = tf.data.Dataset.range(100).map(lambda i: (tf.ones([FEATURES]), i % CLASSES))
         return data.batch(batch_size).take(count).filter(lambda x, y: True)
 

@@ -112,7 +112,7 @@ def main(word: str, path: str, two_cpus: bool) -> None:
                         intervals=every_step(steps_per_loop=8, log=ctl.Every()))  # fmt: skip
         trainer.train(STEPS)
         found[f"{framework} {optimizer}"] = [w.tolist() for w in weights(trainer)]
-        if trainer.placement.is_chief:
+        if trainer.topology.is_chief:
             Path(path).write_text(json.dumps(found))
 
 

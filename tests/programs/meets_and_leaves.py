@@ -6,9 +6,10 @@ import sys
 
 import ctl
 import tensorflow as tf
-from ctl.distribute import cluster, job_fingerprint, startup_barrier
+from ctl.distribute import job_fingerprint, startup_barrier
+from ctl.distribute.platforms import detection
 
-me = cluster.read()
+me = detection.read()
 if len(sys.argv) > 1 and me.worker_index == int(sys.argv[1]):
     startup_barrier.meet(me, job_fingerprint.here(0, {}), 60.0)
     os._exit(0)

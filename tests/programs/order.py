@@ -24,7 +24,7 @@ class Uneven(Small):
         return scores
 
     def after_loop(self, step, means):
-        if step < 3 or (self.how != "same" and not self.placement.is_chief):
+        if step < 3 or (self.how != "same" and not self.topology.is_chief):
             return
         if self.how in ("metric", "same"):
             self.seen.result()  # LINE metric

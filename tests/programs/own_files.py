@@ -37,7 +37,7 @@ class OwnFiles(Seen):
     def train_data(self, batch_size):
         data = tf.data.TFRecordDataset(self.names)
         if self.policy == "off":
-            data = data.shard(self.placement.num_workers, self.placement.worker_index)
+            data = data.shard(self.topology.num_workers, self.topology.worker_index)
         data = data.map(self.parsed).batch(batch_size, drop_remainder=True)
         return ctl.shard(data, self.policy)
 

@@ -15,7 +15,7 @@ def main(model_dir: str, steps: int) -> None:
     )  # fmt: skip
     numbers = trainer.train(steps)
     rows = {step: values["loss"] for run, step, values in writer.rows if run == "eval"}
-    word = {"workers": trainer.placement.num_workers, "chief": trainer.placement.is_chief}
+    word = {"workers": trainer.topology.num_workers, "chief": trainer.topology.is_chief}
     print(json.dumps({"digest": digest(trainer), "eval": rows, "numbers": numbers, **word}))
 
 

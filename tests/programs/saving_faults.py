@@ -172,7 +172,7 @@ def run(arguments, faults_text):
     )) if options.twice else None  # fmt: skip
     manager.finish()
     if options.compare:
-        place = trainer.placement
+        place = trainer.topology
         trainer._session.state.checkpoint.write(f"{options.compare}/{place.worker_index}/state")
     print(json.dumps({**result, "ended": trainer.step, "final": digests(trainer), "again": again}))
 

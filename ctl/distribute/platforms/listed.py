@@ -7,8 +7,8 @@ CTL_WORKERS is the same for all processes of a job, so that one manifest or one 
 
 from collections.abc import Mapping
 
-from ctl.distribute.platforms import job
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import variables
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 NAME = "CTL_WORKERS"
@@ -30,14 +30,14 @@ _SIZES = {
 }
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What CTL_WORKERS says; None if it is not set. Raises UsageError."""
     text = environ.get(NAME, "").strip()
     if not text:
         return None
     addresses = [a.strip() for a in text.split(",")]
     for i, address in enumerate(addresses):
-        job.check_address(address, NAME, f"task {i}")
+        variables.check_address(address, NAME, f"task {i}")
     counter = next((n for n in INDICES if environ.get(n, "").strip()), None)
     if counter is None:
         raise UsageError(
@@ -45,8 +45,8 @@ def read(environ: Mapping[str, str]) -> Job | None:
             f"process's; expected one of {', '.join(INDICES)}. Set CTL_TASK_INDEX to 0 in the first "
             "process, 1 in the second, and so on."
         )
-    index = job.number(environ, counter) or 0
-    size = job.number(environ, _SIZES[counter]) if counter in _SIZES else None
+    index = variables.number(environ, counter) or 0
+    size = variables.number(environ, _SIZES[counter]) if counter in _SIZES else None
     if size is not None and size != len(addresses):
         raise UsageError(
             f"CTL_WORKERS lists {len(addresses)} addresses, but {_SIZES[counter]} is {size}; expected "
@@ -59,16 +59,16 @@ def read(environ: Mapping[str, str]) -> Job | None:
         )
     has_evaluator = environ.get(EVALUATOR, "") not in ("", "0")
     sources = [NAME, counter, *([EVALUATOR] if has_evaluator else [])]
-    return job.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
+    return variables.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
 
 
-def read_bare_index(environ: Mapping[str, str]) -> Job | None:
+def read_bare_index(environ: Mapping[str, str]) -> Topology | None:
     """An Indexed Job without addresses: taken for independent processes, with a note."""
     if not environ.get(KUBERNETES_INDEX):
         return None
-    return Job(
-        "Kubernetes",
-        (KUBERNETES_INDEX,),
+    return Topology(
+        platform="Kubernetes",
+        sources=(KUBERNETES_INDEX,),
         notes=(
             "JOB_COMPLETION_INDEX is set and CTL_WORKERS is not, so this process trains alone. If the "
             "pods are one training, set CTL_WORKERS to the host:port of all of them, in their order; "

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from ctl.distribute.platforms import job, slurm
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import slurm, variables
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 _FIRST_PORT = 15000
@@ -40,23 +40,23 @@ _LAUNCHERS = {
 }
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What Open MPI, horovodrun, or MPICH and its kin say; None without them. Raises UsageError."""
     for platform, (rank_name, size_name, *local_names, markers) in _LAUNCHERS.items():
-        rank, size = job.number(environ, rank_name), job.number(environ, size_name)
+        rank, size = variables.number(environ, rank_name), variables.number(environ, size_name)
         if rank is None or size is None or _is_srun_s(environ, rank_name):
             continue
         if rank >= size:
             raise UsageError(f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1}).")
         sources = rank_name, size_name, *local_names
         if size == 1:
-            return Job(platform, (rank_name, size_name))
-        if job.number(environ, local_names[1]) == size:
+            return Topology(platform=platform, sources=(rank_name, size_name))
+        if variables.number(environ, local_names[1]) == size:
             marker = next((environ[m] for m in markers if environ.get(m)), "")
             spread = zlib.crc32(marker.encode()) % (_PORTS // size) * size
-            first = job.port(environ, _FIRST_PORT + spread)
+            first = variables.port(environ, _FIRST_PORT + spread)
             addresses = [f"127.0.0.1:{first + i}" for i in range(size)]
-            return job.workers(platform, sources, addresses, rank)
+            return variables.workers(platform, sources, addresses, rank)
         return _over_hosts(environ, platform, rank, size, sources)
     return None
 
@@ -67,7 +67,7 @@ def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
     return rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
 
 
-def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any) -> Job:
+def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any) -> Topology:
     listed = environ.get("SLURM_JOB_NODELIST", "").strip()
     per_host = environ.get("SLURM_TASKS_PER_NODE", "").strip()
     if listed and per_host:
@@ -76,7 +76,7 @@ def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any)
         if len(placed) == size:
             addresses = slurm.addresses(environ, placed)
             used = *sources, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"
-            return job.workers(platform, used, addresses, rank)
+            return variables.workers(platform, used, addresses, rank)
     raise UsageError(
         f"{platform} started {size} processes on several machines, and does not say on which. Add "
         "-x CTL_WORKERS=host1:2222,host2:2222 to the command, with one address for each process in "

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping
 
-from ctl.distribute.platforms import job
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import variables
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 _PORT = 8890  # that of SageMaker's TensorFlow toolkit
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What SM_HOSTS says; None if it is not set. Raises UsageError."""
     text = environ.get("SM_HOSTS", "").strip()
     if not text:
         return None
     try:
-        hosts = job.json_of(text)
+        hosts = variables.json_of(text)
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
@@ -23,8 +23,8 @@ def read(environ: Mapping[str, str]) -> Job | None:
     here = environ.get("SM_CURRENT_HOST", "").strip()
     if here not in hosts and len(hosts) > 1:
         raise UsageError(f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}.")
-    first = job.port(environ, _PORT)
+    first = variables.port(environ, _PORT)
     index = hosts.index(here) if here in hosts else 0
-    return job.workers(
+    return variables.workers(
         "SageMaker", ("SM_HOSTS", "SM_CURRENT_HOST"), [f"{host}:{first}" for host in hosts], index
     )

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ctl.distribute.platforms import job
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import variables
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 PLATFORM = "Slurm"
@@ -24,23 +24,23 @@ MOST_HOSTS = 100_000  # in one job; a longer list is a mistake
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What srun says; None outside of Slurm. Raises UsageError.
 
     The script of a job of several tasks itself, without `srun`, is one process, with a note.
     """
-    number = job.number(environ, "SLURM_PROCID")
-    job_id = job.number(environ, "SLURM_JOB_ID")
+    number = variables.number(environ, "SLURM_PROCID")
+    job_id = variables.number(environ, "SLURM_JOB_ID")
     if number is None and job_id is None:
         return None
     counter = _first(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    count = job.number(environ, counter) if counter else 1
+    count = variables.number(environ, counter) if counter else 1
     listed = _list_of_hosts(environ)
     if number is None or listed is None:
         several = (count or 1) > 1
-        return Job(
-            PLATFORM,
-            ("SLURM_JOB_ID",),
+        return Topology(
+            platform=PLATFORM,
+            sources=("SLURM_JOB_ID",),
             notes=(
                 f"{counter} is {count}, but srun was not used, so this process trains alone. Start the "
                 "program with `srun python ...`; `ctl deploy slurm` writes such a script.",
@@ -66,7 +66,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
     _check_blocks(environ, placed, number, names)
     settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
     listed_addresses = addresses(environ, placed)
-    return job.workers(PLATFORM, sources, listed_addresses, number, settings=settings)
+    return variables.workers(PLATFORM, sources, listed_addresses, number, settings=settings)
 
 
 def host_names(text: str) -> list[str]:
@@ -101,7 +101,7 @@ def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
 
 def first_port(environ: Mapping[str, str], tasks_of_a_host: int) -> int:
     """The first of a job's ports on each host, from its number."""
-    job_id = job.number(environ, "SLURM_JOB_ID") or 0
+    job_id = variables.number(environ, "SLURM_JOB_ID") or 0
     room = _PORTS_OF_A_JOB
     while room < tasks_of_a_host:
         room *= 2
@@ -117,7 +117,7 @@ def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[
 def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]]) -> list[str]:
     """ "host:port" of each task, on ports that are this job's."""
     most = 1 + max(i for _, i in placed)
-    first = job.port(environ, first_port(environ, most))
+    first = variables.port(environ, first_port(environ, most))
     return [f"{host}:{first + i}" for host, i in placed]
 
 
@@ -129,9 +129,9 @@ def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
     """The variable that lists the hosts of this step; None in the script of the job itself."""
     if environ.get("SLURM_STEP_NODELIST", "").strip():
         return "SLURM_STEP_NODELIST"
-    step = job.number(environ, "SLURM_STEP_ID")
+    step = variables.number(environ, "SLURM_STEP_ID")
     is_step = step is not None and step < _FIRST_STEP_OF_SLURM_S_OWN
-    if not is_step and not job.number(environ, "SLURM_PROCID"):
+    if not is_step and not variables.number(environ, "SLURM_PROCID"):
         return None
     return _first(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
@@ -178,7 +178,7 @@ def _check_count(hosts: int, part: str) -> None:
 def _check_blocks(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
     """Tasks that Slurm dealt out in turn are elsewhere than the list says."""
     host, local = placed[number]
-    came = job.number(environ, "SLURM_NODEID"), job.number(environ, "SLURM_LOCALID")
+    came = variables.number(environ, "SLURM_NODEID"), variables.number(environ, "SLURM_LOCALID")
     expected = names.index(host), local
     if any(a is not None and a != b for a, b in zip(came, expected, strict=True)):
         raise UsageError(

@@ -6,20 +6,20 @@ chief `master`; both say `"environment": "cloud"`.
 
 from collections.abc import Mapping
 
-from ctl.distribute.platforms import job, vertex
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import variables, vertex
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 NAME = "TF_CONFIG"
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What TF_CONFIG says; None if it is not set or empty. Raises UsageError that names the mistake.
 
     CLUSTER_SPEC beside it (Vertex AI) tells whether there is an evaluator, and whether what looks
     like parameter servers is the Reduction Server.
     """
-    config = job.parsed(environ, NAME, job.EXAMPLE)
+    config = variables.parsed(environ, NAME, variables.EXAMPLE)
     if config is None:
         return None
     if "sparseCluster" in config:
@@ -33,19 +33,19 @@ def read(environ: Mapping[str, str]) -> Job | None:
     task = config.get("task")
     platform = _platform(environ, config)
     if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
-        return Job(platform, (NAME,))
-    tasks = job.checked_tasks(cluster, NAME)
+        return Topology(platform=platform, sources=(NAME,))
+    tasks = variables.checked_tasks(cluster, NAME)
     beside = vertex.beside(environ, config)
     notes = []
     if beside.has_reduction_server and tasks.pop("ps", ()):
         notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
-    kind, index = job.checked_task(task, tasks, NAME)
-    return Job(
-        platform,
-        (NAME, *beside.sources),
+    kind, index = variables.checked_task(task, tasks, NAME)
+    return Topology(
         tasks,
         kind,
         index,
+        platform=platform,
+        sources=(NAME, *beside.sources),
         has_evaluator="evaluator" in tasks or beside.has_evaluator,
         ends_with_chief=config.get("environment") == "cloud",
         notes=tuple(notes),

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctl.distribute.platforms import job
-from ctl.distribute.platforms.job import Job
+from ctl.distribute.platforms import variables
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 NAME = "CLUSTER_SPEC"
@@ -32,9 +32,9 @@ class Beside:
     has_reduction_server: bool = False
 
 
-def read(environ: Mapping[str, str]) -> Job | None:
+def read(environ: Mapping[str, str]) -> Topology | None:
     """What CLUSTER_SPEC says; None if it is not set or empty. Raises UsageError."""
-    spec = job.parsed(environ, NAME, _EXAMPLE)
+    spec = variables.parsed(environ, NAME, _EXAMPLE)
     if spec is None:
         return None
     cluster = spec.get("cluster") or {}
@@ -44,19 +44,19 @@ def read(environ: Mapping[str, str]) -> Job | None:
     notes: tuple[str, ...] = ()
     if _has_reduction_server(spec) and named.pop("ps", ()):
         notes = ("The Reduction Server's pool is left out of the cluster: it runs no training.",)
-    tasks = job.checked_tasks(named, NAME)
+    tasks = variables.checked_tasks(named, NAME)
     task = spec.get("task")
     if isinstance(task, dict) and "type" in task:
         task = {**task, "type": _pool(task["type"])}
     if not tasks:
-        return Job(PLATFORM, (NAME,))
-    kind, index = job.checked_task(task, tasks, NAME)
-    return Job(
-        PLATFORM,
-        (NAME,),
+        return Topology(platform=PLATFORM, sources=(NAME,))
+    kind, index = variables.checked_task(task, tasks, NAME)
+    return Topology(
         tasks,
         kind,
         index,
+        platform=PLATFORM,
+        sources=(NAME,),
         has_evaluator="evaluator" in named,
         ends_with_chief=True,
         notes=notes,
@@ -66,7 +66,7 @@ def read(environ: Mapping[str, str]) -> Job | None:
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     """What CLUSTER_SPEC, or the job in TF_CONFIG, tells of pools that TF_CONFIG does not list."""
     try:
-        spec = job.parsed(environ, NAME, _EXAMPLE) or {}
+        spec = variables.parsed(environ, NAME, _EXAMPLE) or {}
     except UsageError:
         spec = {}
     cluster = spec.get("cluster")
@@ -90,7 +90,7 @@ def _pool_specs(spec: Mapping[str, Any]) -> list:
     described = spec.get("job")
     if isinstance(described, str):
         try:
-            described = job.json_of(described)
+            described = variables.json_of(described)
         except ValueError:
             return []
     if not isinstance(described, dict):

@@ -16,10 +16,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ctl.distribute.cluster import Cluster
 from ctl.distribute.job_fingerprint import shown
 from ctl.distribute.startup_barrier import watchdog, worker
 from ctl.distribute.startup_barrier.chief import Chief
+from ctl.distribute.topology import Topology
 
 TIMEOUT_SECS = 600.0
 VARIABLE = "CTL_STARTUP_TIMEOUT_SECS"
@@ -37,7 +37,7 @@ def timeout_of(asked: float | None) -> float:
 
 
 @contextlib.contextmanager
-def checked(cluster: Cluster, facts: Mapping[str, Any], timeout_secs: float) -> Iterator[None]:
+def checked(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> Iterator[None]:
     """Waits for all workers, compares `facts`, and limits the time of the block, for this process once.
 
     Raises PeerLostError when one does not come in time, UsageError when one differs from the chief.
@@ -52,7 +52,7 @@ def checked(cluster: Cluster, facts: Mapping[str, Any], timeout_secs: float) -> 
         yield
 
 
-def meet(cluster: Cluster, facts: Mapping[str, Any], timeout_secs: float) -> None:
+def meet(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
     """The meeting alone; see `checked`."""
     mine = {k: str(shown(k, v)) for k, v in facts.items()}
     mine["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})

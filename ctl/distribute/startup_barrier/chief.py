@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctl.distribute.cluster import Cluster
 from ctl.distribute.job_fingerprint import CODE
 from ctl.distribute.startup_barrier import messages
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError
@@ -46,7 +46,7 @@ class _Guest:
 class Chief:
     """Collects, names who is missing, compares, lets go."""
 
-    def __init__(self, cluster: Cluster, facts: dict[str, str], timeout_secs: float):
+    def __init__(self, cluster: Topology, facts: dict[str, str], timeout_secs: float):
         self._cluster = cluster
         self._facts = facts
         self._timeout_secs = timeout_secs
@@ -206,7 +206,7 @@ def _facts_of(line: bytes) -> dict[str, str] | None:
     return found if is_text else None
 
 
-def _listen(cluster: Cluster) -> socket.socket:
+def _listen(cluster: Topology) -> socket.socket:
     host, port = messages.address_of(cluster, 0)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)

@@ -2,7 +2,7 @@
 
 import json
 
-from ctl.distribute.cluster import Cluster
+from ctl.distribute.topology import Topology
 
 PURPOSE, IDENTITY = "startup", "chief"
 NAME_SECS = 3.0  # before those that are missing are named; then ever more rarely
@@ -11,7 +11,7 @@ LEAVE_SECS = 5.0  # for the chief's last word to arrive
 MOST_LINE_BYTES = 1 << 20
 
 
-def name_of(cluster: Cluster, rank: int) -> str:
+def name_of(cluster: Topology, rank: int) -> str:
     """A worker by its name in TF_CONFIG and its address: "worker 1 (10.0.0.3:2222)"."""
     places = [
         (f"{kind} {i}", address)
@@ -22,7 +22,7 @@ def name_of(cluster: Cluster, rank: int) -> str:
     return f"{called} ({address})"
 
 
-def address_of(cluster: Cluster, rank: int) -> tuple[str, int]:
+def address_of(cluster: Topology, rank: int) -> tuple[str, int]:
     """Where a worker listens."""
     addresses = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
     host, _, port = addresses[rank].rpartition(":")

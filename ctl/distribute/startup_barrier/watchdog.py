@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from ctl.distribute.cluster import Cluster
 from ctl.distribute.startup_barrier.messages import name_of
+from ctl.distribute.topology import Topology
 
 _log = logging.getLogger("ctl")
 
@@ -21,7 +21,7 @@ if not select.select([0], [], [], secs)[0] and os.getppid() == pid:
 
 
 @contextlib.contextmanager
-def limited(cluster: Cluster, timeout_secs: float) -> Iterator[None]:
+def limited(cluster: Topology, timeout_secs: float) -> Iterator[None]:
     """Ends this process with SIGABRT (exit code 134) if the block takes too long.
 
     Another process does it: within the block Python may not run at all.

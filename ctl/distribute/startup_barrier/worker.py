@@ -6,8 +6,8 @@ import secrets
 import socket
 import time
 
-from ctl.distribute.cluster import Cluster
 from ctl.distribute.startup_barrier import messages
+from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, RefusedError
@@ -15,7 +15,7 @@ from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, RefusedError
 _log = logging.getLogger("ctl")
 
 
-def visit(cluster: Cluster, facts: dict[str, str], timeout_secs: float) -> None:
+def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None:
     """Returns when the chief says so; PeerLostError if it does not, UsageError if it refuses."""
     chief, start = messages.name_of(cluster, 0), time.monotonic()
     claim = {"rank": cluster.worker_index, "process": secrets.token_hex(8)}

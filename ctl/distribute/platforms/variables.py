@@ -1,43 +1,16 @@
-"""What one platform says of a job, and the checks that all of them share."""
+"""Variables of the environment, parsed and checked the same way for every platform."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 
-TRAINING_TYPES = ("chief", "worker")
 KNOWN_TYPES = (*TRAINING_TYPES, "ps", "evaluator")
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _MOST_DIGITS = 18
 PORT = "CTL_PORT"  # for platforms that name hosts only
-
-
-@dataclass(frozen=True)
-class Job:
-    """The processes of a job, as one platform's environment describes them.
-
-    Attributes:
-      platform: its name, for people.
-      sources: the variables that were read.
-      tasks: task type -> addresses "host:port"; empty for a job of one process.
-      task_type, task_index: this process among them.
-      has_evaluator: another process evaluates the checkpoints.
-      ends_with_chief: the platform ends every other process as soon as the chief has ended.
-      settings: variables to set before TensorFlow starts.
-      notes: sentences about what was left out, or looks wrong.
-    """
-
-    platform: str
-    sources: tuple[str, ...] = ()
-    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    task_type: str = "worker"
-    task_index: int = 0
-    has_evaluator: bool = False
-    ends_with_chief: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
@@ -169,7 +142,7 @@ def port(environ: Mapping[str, str], default: int) -> int:
 
 def workers(
     platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more: Any
-) -> Job:
+) -> Topology:
     """A job of equal workers; of one process, where there is one address. Raises UsageError."""
     for i, address in enumerate(addresses):
         check_address(address, sources[0], f"task {i}")
@@ -179,4 +152,4 @@ def workers(
             f"{sources[0]} gives {doubled[0]} to several tasks; every task needs an address of its own."
         )
     tasks = {"worker": tuple(addresses)} if len(addresses) > 1 else {}
-    return Job(platform, tuple(sources), tasks, "worker", index, **more)
+    return Topology(tasks, "worker", index, platform=platform, sources=tuple(sources), **more)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Placement:
+class Ranks:
     """This process's place among the ranks.
 
     Attributes:
@@ -28,14 +28,14 @@ class Placement:
     is_homogeneous: bool = True
 
 
-def among(addresses: Sequence[str], rank: int, generation: int = 0) -> Placement:
+def among(addresses: Sequence[str], rank: int, generation: int = 0) -> Ranks:
     """The place of `rank` among processes at "host:port" addresses; equal hosts are one host."""
     hosts = [address.rpartition(":")[0] for address in addresses]
     here = [i for i, host in enumerate(hosts) if host == hosts[rank]]
     local_rank = here.index(rank)
     order = list(dict.fromkeys(hosts))
     wide = [host for host in order if hosts.count(host) > local_rank]
-    return Placement(
+    return Ranks(
         rank=rank,
         size=len(addresses),
         local_rank=local_rank,

@@ -5,34 +5,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctl.collectives.placement import Placement, among
-from ctl.distribute import cluster
-from ctl.distribute.platforms import job
+from ctl.collectives.ranks import Ranks, among
+from ctl.distribute.platforms import detection, variables
+from ctl.distribute.topology import TRAINING_TYPES
 from ctl.errors import UsageError
 
 _COUNTS = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Placement:
-    """From TF_CONFIG, as `ctl.distribute.cluster` reads it; HOROVOD_LOCAL_RANK and the like win where set.
+def read(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """From TF_CONFIG, as `platforms.detection` reads it; HOROVOD_LOCAL_RANK and the like win where set.
 
     Without TF_CONFIG the job is this process alone. Raises UsageError where the two contradict each
     other, or HOROVOD_SIZE promises peers that nothing says how to reach.
     """
-    found = cluster.read(environ)
-    addresses = [a for kind in ("chief", "worker") for a in found.tasks.get(kind, ())]
-    if found.task_type not in ("chief", "worker"):
+    found = detection.read(environ)
+    if found.task_type not in TRAINING_TYPES:
         raise UsageError(
             f"TF_CONFIG's task is {found.task_type} {found.task_index}; ctl.hvd has equal ranks "
             "only, expected a chief or a worker."
         )
-    place = among(addresses, found.worker_index) if len(addresses) > 1 else Placement()
+    place = among(found.workers, found.worker_index) if found.num_workers > 1 else Ranks()
     for name, mine in (("RANK", place.rank), ("SIZE", place.size)):
-        came = job.number(environ, f"HOROVOD_{name}")
+        came = variables.number(environ, f"HOROVOD_{name}")
         if came is not None and came != mine:
             raise UsageError(
                 f"HOROVOD_{name} is {came}, but TF_CONFIG says {mine}; ctl.hvd finds its peers by "
                 "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
-    given: dict[str, Any] = {name.lower(): job.number(environ, f"HOROVOD_{name}") for name in _COUNTS}
+    given: dict[str, Any] = {name.lower(): variables.number(environ, f"HOROVOD_{name}") for name in _COUNTS}
     return replace(place, **{name: count for name, count in given.items() if count is not None})
