@@ -65,8 +65,7 @@ def make(
       tpu: name or address of a TPU; empty for the one of this environment.
       variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
       startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
-      flags: name -> value: what all workers must have been given alike.
-      topology: None reads the environment.
+      flags: name -> value, equal on all workers; topology: None reads the environment.
 
     Workers and parameter servers of "parameter_server" serve until the chief is gone, then SystemExit(0)
     is raised. An evaluator gets its own devices. Raises UsageError for an unknown word, a bad TF_CONFIG or
@@ -175,8 +174,8 @@ def _check_cluster(word: str, cluster: Topology) -> None:
     if word != "multi_worker" and cluster.num_workers > 1:
         better = parameter_servers.WORD if "ps" in cluster.tasks else "multi_worker"
         raise UsageError(
-            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each would train on "
-            f"its own. Write strategy {better!r} or 'auto', or unset TF_CONFIG."
+            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each would "
+            f"train on its own. Write strategy {better!r} or 'auto', or unset TF_CONFIG."
         )
 
 
