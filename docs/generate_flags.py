@@ -2,7 +2,7 @@
 
     python docs/generate_flags.py
 
-tests/test_flags_doc.py compares the file with what this makes.
+tests/test_config_docs.py compares the file with what this makes.
 """
 
 from pathlib import Path

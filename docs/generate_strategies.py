@@ -2,7 +2,7 @@
 
     python docs/generate_strategies.py
 
-It takes about two minutes. tests/test_matrix.py runs the rows again and compares.
+It takes about two minutes. tests/distribute/test_strategy_matrix.py runs the rows again and compares.
 """
 
 import os

@@ -18,7 +18,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
-sys.path[:0] = [str(PROGRAMS), str(ROOT / "tests")]
+FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
+sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

@@ -122,6 +122,14 @@ def test_files_of_tests_are_within_budget(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
+def test_folders_of_tests_are_those_of_the_code():
+    others = {"benchmarks", "faults", "programs", "workers"}
+    folders = {p.relative_to(ROOT / "tests").parts[0] for p in TESTS if p.parent != ROOT / "tests"}
+    assert folders - others <= {p.relative_to(ROOT / "ctl").parts[0] for p in FILES}
+    names = [p.name for p in TESTS if p.name.startswith("test_")]
+    assert sorted(set(names)) == sorted(names)  # pytest imports them by their names
+
+
 def test_no_module_is_called_after_what_did_not_fit_elsewhere():
     bad = {"utils", "util", "common", "misc", "helpers"}
     files = [p for p in FILES if name_of(p) != "hvd.util"]  # whose name Horovod's users import

@@ -1,4 +1,4 @@
-"""One device, two replicas and two processes give the same numbers; test_matrix.py has more."""
+"""One device, two replicas and two processes give the same numbers; test_strategy_matrix.py has more."""
 
 import numpy as np
 import pytest

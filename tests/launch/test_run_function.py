@@ -6,14 +6,11 @@ import sys
 import threading
 from pathlib import Path
 
+import named_functions
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import UsageError
 from ctl.launch.run_function import RankError, run
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
-
-import named_functions
 
 pytestmark = pytest.mark.workers
 

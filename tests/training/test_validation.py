@@ -20,7 +20,7 @@ from ctl.supervision.lease import Lease
 from ctl.training import error_translation
 from small_disks import fill
 from small_models import Small, every_step
-from test_reports_disk import small_disk  # noqa: F401
+from test_metric_writers_disk import small_disk  # noqa: F401
 
 
 def make(**options):

@@ -26,7 +26,7 @@ from ctl.launch.process import ProcessExit
 from ctl.launch.terminal_text import TerminalText, tail
 from ctl.version import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TIMEOUT_SECS = 60
 
 

@@ -296,4 +296,4 @@ def test_facts_name_the_code_that_is_ones_own_and_the_versions():
     found = job_fingerprint.here(0, {"lr": 0.1})
     assert found["--lr"] == 0.1 and found["tensorflow"] and found["GPUs"] == 0
     own = [k.removeprefix(job_fingerprint.CODE) for k in found if k.startswith(job_fingerprint.CODE)]
-    assert "test_preflight" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)
+    assert "test_startup_barrier" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)
