@@ -12,7 +12,7 @@ from ctl.distribute.topology import Topology
 from small_models import every_step
 
 NUMBERS = tf.data.Dataset.range(10)
-TWO_WORKERS = Topology(2, 0, 2, 1, is_chief=True)
+TWO_WORKERS = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
 # Each makes a dataset with a seed, None for none.
 DRAWN = {
     "shuffle": lambda seed: NUMBERS.shuffle(5, seed=seed),

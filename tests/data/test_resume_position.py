@@ -198,7 +198,7 @@ def test_a_dataset_that_was_shuffled_without_a_seed_before_is_named_where_a_run_
 @pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("kind", [Hasty, HastyMap])
 def test_data_in_any_order_are_refused_on_several_workers(kind):
-    place = Topology(2, 0, 2, 1, is_chief=True)
+    place = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
     data = kind(strategy="default", global_batch_size=BATCH, writers=[]).train_data(BATCH)
     with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
         sharding.check(data, "train_data", place)
