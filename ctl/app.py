@@ -144,9 +144,9 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if trainer.step == 0:
         raise UsageError(_nothing_saved(values))
     if values.mode == "eval":
-        from ctl.training.run import report_evaluation
+        from ctl.training import evaluation
 
-        report_evaluation(trainer, trainer._session, trainer.evaluate())
+        evaluation.report(trainer, trainer._session, trainer.evaluate())
     elif values.mode == "predict":
         _predict(trainer, trainer.predict)
     else:
@@ -159,7 +159,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 def _leave(trainer: "Trainer") -> None:
     """The last barrier of the workers: nothing comes after it but the end of the process."""
     if trainer.topology.num_workers > 1 and trainer._session is not None:
-        from ctl.training.run import leave_together
+        from ctl.training.evaluation import leave_together
 
         leave_together(trainer._session)
 

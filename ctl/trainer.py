@@ -29,7 +29,8 @@ from ctl.metrics.protocol import MetricWriter
 from ctl.step import averaging, gradients
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
-from ctl.training import evaluator, resume, run, validation
+from ctl.training import evaluation, evaluator, preparation, resume, run, validation
+from ctl.training.session import Session
 
 
 class Trainer:
@@ -109,7 +110,7 @@ class Trainer:
         self.hparams: dict[str, Any] = {}
         self._checkpoints = checkpoints
         self._writers = writers
-        self._session: run.Session | None = None
+        self._session: Session | None = None
         self._recorder = Recorder()
         self._warned = False
         self._eval_is_known = False
@@ -161,7 +162,7 @@ class Trainer:
         Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
         checkpoint of another model.
         """
-        run.prepared(self)
+        preparation.prepared(self)
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
@@ -181,9 +182,9 @@ class Trainer:
         model_dir as they come, until training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
-            return evaluator.follow(self, run.prepared(self))
+            return evaluator.follow(self, preparation.prepared(self))
         resume.claim(self)
-        prepared = run.prepared(self)
+        prepared = preparation.prepared(self)
         with lease.holding(
             self.model_dir if self.topology.is_chief else None, lambda: prepared.saved
         ) as prepared.lease:
@@ -191,7 +192,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        return run.evaluate(self, run.prepared(self))
+        return evaluation.evaluate(self, preparation.prepared(self))
 
     def log(self, name: str, value: Any) -> None:
         """Hands the metric writers something of your own, at this step.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute.row_partition import Share
 from ctl.distribute.strategies import word_of
 from ctl.distribute.topology import Topology
 from ctl.io import exit_hook
@@ -41,11 +42,11 @@ class Batches:
       steps_per_epoch: None if unknown; not always whole.
       mode: "indexed", "skip", "iterator": how a position is found again, see resume_position.py.
       description: one line for people.
-      cut: (element, which replica of this process) -> its share, where elements are global batches: a
-        saved iterator does not depend on the number of replicas. None: elements are shares.
       certain: every example is in the totals of the loop; not where workers may be lost.
       per_worker: each worker reads data of its own, so a position holds for one number of workers.
-      counted: an element is (share, number of its real rows), as a share may be without any.
+      share_of: (an element, in replica context) -> the replica's Share. Elements are rows, or rows with
+        the number of real ones, as a share may be without any; or they are global batches, as a saved
+        iterator does not depend on the number of replicas.
     """
 
     iterator: Any
@@ -55,16 +56,20 @@ class Batches:
     mode: str
     description: str
     examples: int | None = None
-    counted: bool = False
     certain: bool = True
     per_worker: bool = False
-    cut: Callable[[Any, int], Any] | None = None
+    share_of: Callable[[Any], Share] = Share
 
     def __post_init__(self) -> None:
         key = next(_keys)
         _open[key] = self.iterator
         weakref.finalize(self, _dropped.put, key).atexit = False
         _start_dropping()
+
+
+def counted(element: tuple[Any, Any]) -> Share:
+    """The share in an element that comes with the number of its real rows."""
+    return Share(*element)
 
 
 def _start_dropping() -> None:

@@ -12,14 +12,15 @@ is rebuilt from its seed and skipped.
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from ctl.data import resume_position, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
-from ctl.data.batches import Batches, from_replica_batches, on_cpu, prefetched
-from ctl.distribute.row_partition import may_be_empty, num_rows, share
+from ctl.data.batches import Batches, counted, from_replica_batches, on_cpu, prefetched
+from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
@@ -100,8 +101,7 @@ def _open_dataset(
         steps_per_epoch=count,
         mode="skip" if position is None else "iterator",
         description=describe(source, count, global_batch_size),
-        counted=_counted(source, topology),
-        cut=None if position is None else _cut(source, topology),
+        share_of=_share_of(source, topology) if position is None else _cut(source, topology),
         per_worker=sharding.is_per_worker(source),
     )
 
@@ -194,7 +194,7 @@ def open_eval(
         steps_per_epoch=count,
         mode="skip",
         description=describe(source, count, global_batch_size),
-        counted=_counted(source, topology),
+        share_of=_share_of(source, topology),
     )
 
 
@@ -235,7 +235,7 @@ def _open_arrays(
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
-        counted=data.counts_shares(start, total, topology.num_replicas),
+        share_of=counted if data.counts_shares(start, total, topology.num_replicas) else Share,
     )
 
 
@@ -253,34 +253,57 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
         return sharding.iterator(dataset, strategy, skipped * topology.num_local_replicas)
     if skipped:
         dataset = dataset.skip(skipped)
-    counted = _counted(dataset, topology)
+    is_counted = _counted(dataset, topology)
+
+    def element(batch: tuple, replica: int) -> Any:
+        cut = share(_one(batch), replica, topology.num_replicas, counted=is_counted)
+        return tuple(cut) if is_counted else cut.rows
 
     def replica_batches(first_replica: int, count: int) -> Any:
         if topology.num_replicas == 1:
             return dataset
 
         def split(*batch: Any) -> Any:
-            parts = [
-                share(_one(batch), r, topology.num_replicas, counted=counted)
-                for r in range(first_replica, first_replica + count)
-            ]
+            parts = [element(batch, r) for r in range(first_replica, first_replica + count)]
             pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
             return functools.reduce(lambda a, b: a.concatenate(b), pieces)
 
         if count == 1:
-            return dataset.map(
-                lambda *b: share(_one(b), first_replica, topology.num_replicas, counted=counted)
-            )
+            return dataset.map(lambda *b: element(b, first_replica))
         return dataset.flat_map(split)
 
     return from_replica_batches(replica_batches, strategy, topology)
 
 
-def _cut(source: Any, topology: Topology) -> Callable:
-    """(global batch, which replica of this process) -> its share; within the step."""
-    first = topology.worker_index * topology.num_local_replicas
-    counted = _counted(source, topology)
-    return lambda batch, i: share(batch, first + i, topology.num_replicas, counted=counted)
+def _share_of(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
+    return counted if _counted(source, topology) else Share
+
+
+def _cut(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
+    local = topology.num_local_replicas
+    return Cut(topology.worker_index * local, local, topology.num_replicas, _counted(source, topology))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """(A global batch, in replica context) -> the replica's share of it.
+
+    Attributes:
+      first: this process's first replica, of `num_local` here and `num_replicas` in all.
+      counted: a share may be without rows, so their number comes with it.
+    """
+
+    first: int
+    num_local: int
+    num_replicas: int
+    counted: bool
+
+    def __call__(self, batch: Any) -> Share:
+        replica = 0
+        if self.num_local > 1:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.num_local
+        return share(batch, self.first + replica, self.num_replicas, counted=self.counted)
 
 
 def _one(batch: tuple) -> Any:

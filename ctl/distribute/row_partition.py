@@ -5,7 +5,7 @@ says how many of its rows are real: a replica without any is lent its neighbour'
 sees an empty batch, and they count nowhere.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -49,8 +49,18 @@ def bounds(rows: Any, replica: int, num_replicas: int) -> Any:
     return low, tf.maximum(high, low + 1), high - low
 
 
-def share(batch: Any, replica: int, num_replicas: int, *, counted: bool) -> Any:
-    """One replica's rows of a global batch; if `counted`, with the number of real ones, int64."""
+class Share(NamedTuple):
+    """What one replica gets of a global batch.
+
+    Attributes:
+      rows: a batch; real_rows: how many of its first rows are examples, int64 `[]`; None: all.
+    """
+
+    rows: Any
+    real_rows: Any = None
+
+
+def share(batch: Any, replica: int, num_replicas: int, *, counted: bool) -> Share:
+    """One replica's rows of a global batch; if `counted`, with the number of real ones."""
     low, high, real = bounds(num_rows(batch), replica, num_replicas)
-    rows = take_rows(batch, low, high)
-    return (rows, tf.cast(real, tf.int64)) if counted else rows
+    return Share(take_rows(batch, low, high), tf.cast(real, tf.int64) if counted else None)

@@ -6,11 +6,11 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import plain
-from ctl.distribute.row_partition import num_rows, take_rows
+from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
@@ -49,6 +49,14 @@ class Recorder(threading.local):
                 self.goods.append((update.good, update.found))
 
 
+class _Part(NamedTuple):
+    """A batch for the person's step; whether it has no example (None: it has); the metrics' counts before."""
+
+    batch: Any
+    empty: Any
+    counts: list
+
+
 class ReplicaStep:
     """A person's step for one replica, as a function from a batch to a packed vector `[m, 2]`.
 
@@ -82,61 +90,95 @@ class ReplicaStep:
         self._jit_compile = jit_compile
         self._metrics = list(metrics)
         self._skipping = skipping
+        self._share_of: Callable[[Any], Share] = Share
+        self._parts = 1
         self.totals = Totals()
 
-    def __call__(self, batch: Any, real_rows: Any = None) -> Any:
-        refuse_division(self._num_replicas)
-        parts, saved = self._how().accumulate_steps, self._skipping.before()
-        if parts > 1:
-            return self._ended(self._accumulate(batch, parts, real_rows), saved)
-        batch, empty = self._never_empty(batch, real_rows)
-        if self._jit_compile():
-            return self._ended(self._compiled(batch, empty), saved)
-        self._recorder.begin(empty=empty)
-        before = self._counted(empty)
-        scores = self._step(batch)
-        self._count_again(empty, before)
-        return self._ended(self._pack(scores, batch, self._recorder.norms), saved)
+    def function(self, share_of: Callable[[Any], Share] = Share) -> Callable[[Any], tf.Tensor]:
+        """For `strategy.run` within a trace: an element of the data -> `[m, 2]`.
 
-    def _ended(self, packed: Any, saved: Any) -> Any:
-        return self._skipping.after(packed, self.totals, self._recorder.goods, saved)
+        Three ways, each of them straight to the person's step: what a person finds in a traceback is
+        theirs.
+        """
+        self._share_of, self._parts = share_of, self._how().accumulate_steps
+        if self._parts > 1:
+            return self._accumulated
+        return self._compiled if self._jit_compile() else self._plain
 
-    def _compiled(self, batch: Any, empty: Any) -> Any:
-        waiting = []
+    def _plain(self, element: Any) -> Any:
+        share, saved = self._start(element)
+        part = self._begin(share)
+        packed = self._packed(self._step(part.batch), part, self._recorder.norms)
+        return self._ended(packed, saved)
+
+    def _compiled(self, element: Any) -> Any:
+        share, saved = self._start(element)
+        part = self._begin(share)
+        waiting: list[gradient_path.Update] = []
 
         def forward_and_backward(batch: Any) -> Any:
-            self._recorder.begin(waits=True, compiled=True, empty=empty)
-            packed = self._pack(self._step(batch), batch)
-            waiting.extend(self._recorder.updates)
-            return packed, _dense(waiting), [True if u.when is None else u.when for u in waiting]
+            self._recorder.begin(waits=True, compiled=True, empty=part.empty)
+            return self._gradients_of(self._step(batch), part, waiting)
 
-        before = self._counted(empty)
-        packed, sums, whens = tf.function(forward_and_backward, jit_compile=True)(batch)
-        for update, when in zip(waiting, whens, strict=True):
-            update.when = None if update.when is None else when
-        self._count_again(empty, before)
-        self._recorder.begin()
-        return self._updated(packed, waiting, sums)
+        done = tf.function(forward_and_backward, jit_compile=True)(part.batch)
+        return self._ended(self._updated_outside(done, part, waiting), saved)
 
-    def _accumulate(self, batch: Any, parts: Any, real_rows: Any) -> Any:
-        rows = num_rows(batch) if real_rows is None else real_rows
-        packed, updates = self._part(take_rows(batch, 0, rows // parts), parts)
+    def _accumulated(self, element: Any) -> Any:
+        share, saved = self._start(element)
+        rows, parts = self._rows_to_split(share), self._parts
+        first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
+        packed = self._packed(self._step(first.batch), first)
+        updates = self._recorder.updates
         sums = _dense(updates)
         for i in tf.range(1, parts):
             low, high = rows * i // parts, rows * (i + 1) // parts
-            more, others = self._part(take_rows(batch, low, high), parts)
-            packed += more
-            sums = _added(sums, _dense(others))
+            part = self._begin(Share(take_rows(share.rows, low, high)), parts)
+            packed += self._packed(self._step(part.batch), part)
+            sums = _added(sums, _dense(self._recorder.updates))
         self._recorder.begin()
-        return self._updated(packed, updates, sums)
+        return self._ended(self._updated(packed, updates, sums), saved)
 
-    def _part(self, batch: Any, parts: Any) -> Any:
-        batch, empty = self._never_empty(batch, parts=parts)
-        self._recorder.begin(parts, waits=True, empty=empty)
-        before = self._counted(empty)
-        packed = self._pack(self._step(batch), batch)
-        self._count_again(empty, before)
-        return packed, self._recorder.updates
+    @tf.autograph.experimental.do_not_convert
+    def _start(self, element: Any) -> tuple[Share, list]:
+        """The replica's share, and what may have to be put back."""
+        refuse_division(self._num_replicas)
+        return self._share_of(element), self._skipping.before()
+
+    @tf.autograph.experimental.do_not_convert
+    def _begin(self, share: Share, parts: int = 1) -> _Part:
+        """What the person's step gets; one of `parts` parts keeps its updates for the end."""
+        batch, empty = self._never_empty(share, parts)
+        self._recorder.begin(parts, waits=parts > 1, empty=empty)
+        return _Part(batch, empty, self._counted(empty))
+
+    @tf.autograph.experimental.do_not_convert
+    def _packed(self, scores: Any, part: _Part, norms: Any = ()) -> Any:
+        self._count_again(part.empty, part.counts)
+        return self._pack(scores, part.batch, norms)
+
+    @tf.autograph.experimental.do_not_convert
+    def _ended(self, packed: Any, saved: Any) -> Any:
+        return self._skipping.after(packed, self.totals, self._recorder.goods, saved)
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows_to_split(self, share: Share) -> Any:
+        return num_rows(share.rows) if share.real_rows is None else share.real_rows
+
+    @tf.autograph.experimental.do_not_convert
+    def _gradients_of(self, scores: Any, part: _Part, waiting: list) -> Any:
+        """What XLA returns: totals, gradients, and whether each update is to be applied."""
+        packed = self._pack(scores, part.batch)
+        waiting.extend(self._recorder.updates)
+        return packed, _dense(waiting), [True if u.when is None else u.when for u in waiting]
+
+    @tf.autograph.experimental.do_not_convert
+    def _updated_outside(self, done: Any, part: _Part, waiting: list) -> Any:
+        packed, sums, whens = done
+        for update, when in zip(waiting, whens, strict=True):
+            update.when = None if update.when is None else when
+        self._count_again(part.empty, part.counts)
+        self._recorder.begin()
+        return self._updated(packed, waiting, sums)
 
     @tf.autograph.experimental.do_not_convert
     def _updated(self, packed: Any, updates: Any, sums: Any) -> Any:
@@ -156,8 +198,9 @@ class ReplicaStep:
         return self.totals.pack(scores, num_rows(batch), norms, self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
-    def _never_empty(self, batch: Any, real_rows: Any = None, parts: int = 1) -> Any:
+    def _never_empty(self, share: Share, parts: int = 1) -> Any:
         """The batch, with a row of zeros in place of none; and whether it has no example, or None."""
+        batch, real_rows = share
         if real_rows is not None:
             return batch, tf.equal(real_rows, 0)
         rows = num_rows(batch)

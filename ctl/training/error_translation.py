@@ -14,7 +14,7 @@ _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_co
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, place: Topology, several: bool
+    error: BaseException, *, step: int, manager: Any, batch_size: int, topology: Topology, several: bool
 ) -> BaseException:
     """The error to raise for `error`, which came after `step` completed steps; often the same.
 
@@ -22,7 +22,7 @@ def explained(
     """
     text = str(error)
     if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
-        who = finiteness.described(text, place.num_replicas, place.num_workers)
+        who = finiteness.described(text, topology.num_replicas, topology.num_workers)
         return NonFiniteError(
             f"Step {step + 1}: {who}. The step was not applied; {newest(manager)}. Look at the loss for "
             "logarithms and divisions, lower the learning rate, or clip with self.gradients = "
@@ -32,7 +32,7 @@ def explained(
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
         return OutOfMemory(
             f"Step {step + 1}: out of memory ({_first_line(text, _MEMORY_WORDS)}). global_batch_size is "
-            f"{batch_size}, {-(-batch_size // place.num_replicas)} on each of {place.num_replicas} "
+            f"{batch_size}, {-(-batch_size // topology.num_replicas)} on each of {topology.num_replicas} "
             f"replicas; {newest(manager)}. Try a smaller --global_batch_size, or "
             "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
             "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."

@@ -1,4 +1,4 @@
-"""One pass over the evaluation data, in graph calls of about half a second.
+"""Evaluation: one pass over the evaluation data, in graph calls of about half a second.
 
 Between two of them workers agree on signals and on errors, so an evaluation can be interrupted, and an
 error on one worker ends it on all of them at the same batch.
@@ -6,33 +6,98 @@ error on one worker ends it on all of them at the same batch.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ctl.callbacks.schedule import Every
 from ctl.data.batches import Batches
+from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.errors import UsageError
+from ctl.metrics.protocol import Ended
+from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
+from ctl.training import input_pipeline, run_metadata, validation
+from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
-from ctl.training.loop_length import Pace
+from ctl.training.loop_length import LoopLength
+from ctl.training.preparation import eval_loop
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def run(
-    loop: Any, batches: Batches, agreement: HostAllReduce, *, is_chief: bool, signals: Signals | None
+def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
+    """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
+    exit_barrier.disarm()
+    validation.methods(trainer, "evaluate")
+    loop = eval_loop(trainer, session)
+    with _together(session.agreement):
+        batches = input_pipeline.open_eval(trainer)
+    with keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
+        is_chief = trainer.topology.is_chief
+        packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
+        if not done:
+            raise UsageError("eval_data ended before its first batch; expected at least one.")
+        packed = session.agreement.sum(loop.totals.full(packed).ravel())
+        means = loop.totals.means(packed.reshape(-1, 2))
+        means |= keras_metrics.results(loop.totals.metrics)
+    validation.best_is_known(session.manager, means)
+    validation.reported_is_known(trainer.extra_writers, means)
+    if session.running is not None:
+        session.running.write(session.step, means, "eval")
+    else:
+        leave_together(session)
+    return means
+
+
+def is_due(trainer: TrainerProtocol) -> bool:
+    """Whether a run of this trainer evaluates."""
+    written = validation.is_written(trainer, "eval_data") and validation.is_written(trainer, "eval_step")
+    return written and trainer.intervals.evaluate != Every()
+
+
+def check(trainer: TrainerProtocol, session: Session) -> None:
+    """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
+    if not is_due(trainer):
+        return
+    batches, several = input_pipeline.open_eval(trainer), trainer.topology.num_workers > 1
+    if not several and not validation.names_matter(trainer, session.manager):
+        return
+    loop = eval_loop(trainer, session)
+    validation.evaluated_names(trainer, session.manager, loop.names(batches))
+
+
+def report(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
+    """Tells the writers about an evaluation outside a run."""
+    writers = run_metadata.writers_of(trainer)
+    writers.write(session.step, means, "eval")
+    writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
+
+
+def leave_together(session: Session) -> None:
+    """The last that workers do together; afterwards they may end, the chief after the others."""
+    session.agreement.sum([0.0])
+    if session.agreement.num_workers > 1:
+        exit_barrier.arm(session.state.topology)
+
+
+def _run(
+    loop: StepLoop, batches: Batches, agreement: HostAllReduce, *, is_chief: bool, signals: Signals | None
 ) -> tuple[Any, int]:
     """All batches of an open source; returns (packed totals of this worker, batches that were run).
 
     Raises Interrupted, on every worker, after a signal to one of them; CtlError where another worker's
     part failed.
     """
-    pace, packed, done = Pace("auto"), loop.totals.zeros(), 0
+    length, packed, done = LoopLength("auto"), loop.totals.zeros(), 0
     left = 2**62 if batches.steps is None else batches.steps
-    with together(agreement):
+    with _together(agreement):
         loop.trace(batches)
     try:
         while left > 0:
-            asked, ran, error = min(pace.length, left), 0, None
+            asked, ran, error = min(length.length, left), 0, None
             has_run, start = loop.has_run, time.perf_counter()
             try:
                 packed, ran = loop.run(batches, asked, packed)
@@ -43,10 +108,10 @@ def run(
                     raise  # the others wait within their graph call
                 error = e
             if has_run:
-                pace.took(steps=ran, secs=time.perf_counter() - start)
+                length.took(steps=ran, secs=time.perf_counter() - start)
             heartbeat.here.progressed()
             done, left = done + ran, left - ran
-            _agree(agreement, pace, is_chief, signals, error)
+            _agree(agreement, length, is_chief, signals, error)
             if ran < asked:
                 break
     finally:
@@ -55,7 +120,7 @@ def run(
 
 
 @contextlib.contextmanager
-def together(agreement: HostAllReduce) -> Iterator[None]:
+def _together(agreement: HostAllReduce) -> Iterator[None]:
     """What one worker fails at within the block, all fail at; nothing in it may communicate."""
     error = None
     try:
@@ -72,14 +137,18 @@ def together(agreement: HostAllReduce) -> Iterator[None]:
 
 
 def _agree(
-    agreement: HostAllReduce, pace: Pace, is_chief: bool, signals: Signals | None, error: Exception | None
+    agreement: HostAllReduce,
+    length: LoopLength,
+    is_chief: bool,
+    signals: Signals | None,
+    error: Exception | None,
 ) -> None:
-    """Workers compare notes: the chief's pace holds, anybody's signal or error ends the evaluation."""
+    """Workers compare notes: the chief's length holds, anybody's signal or error ends the evaluation."""
     wishes = signals.wishes() if signals else [0.0, 0.0]
     leads = is_chief or agreement.num_workers == 1  # an evaluator is alone, and no chief
-    mine = [float(pace.proposed) if leads else 0.0, float(error is not None), *wishes]
-    length, failed, *wishes = agreement.sum(mine)
-    pace.length = int(length)
+    mine = [float(length.proposed) if leads else 0.0, float(error is not None), *wishes]
+    steps, failed, *wishes = agreement.sum(mine)
+    length.length = int(steps)
     if error is not None:
         raise error
     if failed:

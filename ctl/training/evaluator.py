@@ -19,11 +19,11 @@ from ctl.metrics.protocol import Ended
 from ctl.supervision import signals
 from ctl.supervision.lease import NAME, Lease
 from ctl.supervision.process_identity import process_started
-from ctl.training import run
+from ctl.training import evaluation
 from ctl.training.checkpoint_follower import Evaluated, Following
 from ctl.training.loop import Interrupted
-from ctl.training.run import Session
 from ctl.training.run_metadata import log_dir
+from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 EVALUATED = "evaluated.json"
@@ -49,7 +49,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         watched.restore(prepared.state, manifest.step)
         means.clear()
         try:
-            means.update(run.evaluate(trainer, prepared))
+            means.update(evaluation.evaluate(trainer, prepared))
         except Interrupted:
             raise _stopped(received, following) from None
 

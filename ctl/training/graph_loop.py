@@ -38,11 +38,10 @@ class StepLoop:
         self._step = step
         self._counter = counter
         self._single = single
-        self._workers, self._local = topology.num_workers, topology.num_local_replicas
+        self._workers = topology.num_workers
         self._functions: dict = {}
         self.has_run = False  # the first call also compiles
-        self._counted = False  # elements are (share, number of real rows)
-        self._cut: Any = None  # what takes a share of an element that is a global batch
+        self._replica: Any = None  # the step of one replica, while it is traced
         self._bound: tuple = (None, None)  # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals = step.totals
@@ -68,17 +67,33 @@ class StepLoop:
         return packed, steps
 
     def trace(self, batches: Batches) -> None:
-        """Traces the function that `run` calls for these batches, if need be."""
-        self._bound = batches, self._function(batches)
+        """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
+        spec = tf.type_spec_from_value(batches.iterator)
+        key = batches.ends_unknown, batches.share_of, spec
+        if key not in self._functions:
+            packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
+            several = self._until_end if batches.ends_unknown else self._many
+            single = self._single and not batches.ends_unknown
+            self._replica = self._step.function(batches.share_of)
+            function = tf.function(self._one if single else several)
+            try:
+                self._functions[key] = function.get_concrete_function(spec, *[steps][single:], packed)
+            except Exception as e:
+                known = ours(e)
+                if known is None or known is e:
+                    raise
+                raise known from None  # AutoGraph wraps errors of classes it does not know
+        self._bound = batches, self._functions[key]
 
     def names(self, batches: Batches) -> list[str]:
         """What a step returns, from its trace for such batches; nothing is run. For all workers."""
-        self._function(batches)
+        self.trace(batches)
         return [*(n for n in self.totals.names if n != ROWS), *keras_metrics.results(self.totals.metrics)]
 
     def communicates(self, batches: Batches) -> bool:
         """Whether workers wait for each other within a call of `run`, from the trace."""
-        graph = self._function(batches).graph.as_graph_def()
+        self.trace(batches)
+        graph = self._bound[1].graph.as_graph_def()
         functions = (f.node_def for f in graph.library.function)
         nodes = itertools.chain(graph.node, *functions)
         return any(node.op.startswith("Collective") for node in nodes)
@@ -93,30 +108,6 @@ class StepLoop:
             return function.graph.as_graph_def()
         return None
 
-    def _function(self, batches: Batches) -> Any:
-        """The concrete function for this type of iterator; calling it skips tf.function's dispatch."""
-        spec = tf.type_spec_from_value(batches.iterator)
-        key = batches.ends_unknown, batches.counted, batches.cut is not None, spec
-        if key not in self._functions:
-            try:
-                self._functions[key] = self._trace(spec, batches)
-            except Exception as e:
-                known = ours(e)
-                if known is None or known is e:
-                    raise
-                raise known from None  # AutoGraph wraps errors of classes it does not know
-        return self._functions[key]
-
-    def _trace(self, spec: Any, batches: Batches) -> Any:
-        self._counted, self._cut = batches.counted, batches.cut
-        packed = tf.TensorSpec([None, 2], tf.float64)
-        length = tf.TensorSpec([], tf.int64)
-        if batches.ends_unknown:
-            return tf.function(self._until_end).get_concrete_function(spec, length, packed)
-        if self._single:
-            return tf.function(self._one).get_concrete_function(spec, packed)
-        return tf.function(self._many).get_concrete_function(spec, length, packed)
-
     def _length(self, steps: int) -> tf.Tensor:
         if steps not in self._lengths:
             if len(self._lengths) > 100:  # automatic lengths vary without end
@@ -125,14 +116,14 @@ class StepLoop:
         return self._lengths[steps]
 
     def _one(self, iterator: Any, packed: Any) -> Any:
-        return packed + self._replicas(next(iterator))
+        return packed + self._summed(self._strategy.run(self._replica, (next(iterator),)))
 
     def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
         for _ in tf.range(steps):
             tf.autograph.experimental.set_loop_options(
                 shape_invariants=[(packed, tf.TensorShape([None, 2]))]
             )
-            packed = packed + self._replicas(next(iterator))
+            packed = packed + self._summed(self._strategy.run(self._replica, (next(iterator),)))
         return packed
 
     def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
@@ -145,31 +136,19 @@ class StepLoop:
             element = iterator.get_next_as_optional()
             more = self._everywhere(element.has_value(), iterator)
             if more:
-                packed = packed + self._replicas(element.get_value())
+                result = self._strategy.run(self._replica, (element.get_value(),))
+                packed = packed + self._summed(result)
                 done += 1
         return packed, done
 
-    def _replicas(self, batch: Any) -> Any:
-        """One step on every replica of this process; `[m, 2]`, the sum over them."""
-        if self._cut is not None:
-            result = self._strategy.run(self._own, (batch,))
-        else:
-            result = self._strategy.run(self._step, batch if self._counted else (batch,))
+    @tf.autograph.experimental.do_not_convert
+    def _summed(self, result: Any) -> Any:
+        """`[m, 2]`, the sum over the replicas of this process; counts the step."""
         local = self._strategy.experimental_local_results(result)
         if self._counter is not None:
             with tf.control_dependencies(local):  # a step that fails is not counted
                 self._counter.assign_add(1, read_value=False)
         return local[0] if len(local) == 1 else tf.add_n(local)
-
-    @tf.autograph.experimental.do_not_convert
-    def _own(self, batch: Any) -> Any:
-        """The step of one replica on its rows of a global batch."""
-        replica = 0
-        if self._local > 1:
-            context = tf.distribute.get_replica_context()
-            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self._local
-        share = self._cut(batch, replica)
-        return self._step(*share) if self._counted else self._step(share)
 
     @tf.autograph.experimental.do_not_convert
     def _everywhere(self, here: Any, iterator: Any) -> Any:

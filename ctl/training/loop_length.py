@@ -11,14 +11,14 @@ _TARGET_SECS = 0.5  # of one loop: long enough to hide Python, short enough to s
 _MAX_GROWTH = 8
 
 
-class Pace:
+class LoopLength:
     """Chooses the length of loops, in steps; "auto" aims at half a second.
 
     `length` holds until it is set to `proposed`: workers in step must change it at the same step,
     to the chief's proposal.
 
-    >>> pace = Pace("auto")
-    >>> pace.took(steps=1, secs=0.01); pace.length, pace.proposed
+    >>> length = LoopLength("auto")
+    >>> length.took(steps=1, secs=0.01); length.length, length.proposed
     (1, 8)
     """
 

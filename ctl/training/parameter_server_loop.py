@@ -12,7 +12,7 @@ however they fall on workers, and what a lost worker had drawn is drawn again.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,7 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.error_translation import ours
-from ctl.training.loop import Synchronous
-from ctl.training.loop_length import Pace
+from ctl.training.loop import End, Loop, TrainLoop
 
 _ROUND_SECS = 2.0  # between joins where no mark comes first
 _LOOPS_PER_ROUND = 4
@@ -37,28 +36,30 @@ _LEAVE_SECS = 10.0  # a worker that is gone cannot end its step
 _log = logging.getLogger("ctl")
 
 
-class Asynchronous(Synchronous):
-    """As `Synchronous`, in rounds; between two joins only the workers are busy."""
+class RoundLoop(TrainLoop):
+    """As `TrainLoop`, in rounds; between two joins only the workers are busy."""
 
-    _loop: "ScheduledLoop"  # has the methods of a StepLoop that are used
+    several = True
+    _graph_loop: "ScheduledLoop"
 
-    def run(self, batches: Batches, *, step: int, steps: int | None, signals: Signals) -> str:
-        """Trains from `step` to `steps` completed steps."""
-        self._loop.watch = Watch(self._loop.completed, signals, self._writers.note, self._clock)
-        return super().run(batches, step=step, steps=steps, signals=signals)
+    def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
+        """From `step` to `steps` completed steps."""
+        self._graph_loop.watch = Watch(self._graph_loop.completed, signals, self._writers.note)
+        return super().loops(step, steps, signals)
 
-    def _length(self, pace: Pace, step: int, mark: int | None, steps: int | None) -> int:
+    def _next_length(self, limits: list[int]) -> int:
         """Steps of the next round."""
         self._rate = self.interval.steps_per_sec() or self._rate
-        if pace.auto:
-            length = pace.length * _LOOPS_PER_ROUND
+        length = self._length.length
+        if self._length.auto:
+            length *= _LOOPS_PER_ROUND
         else:
-            self._loop.per_closure = pace.length
-            length = max(pace.length * self._loop.num_workers, int(self._rate * _ROUND_SECS))
-        return max(1, min([length, *(e - step for e in (mark, steps) if e is not None)]))
+            self._graph_loop.per_closure = length
+            length = max(length * self._graph_loop.num_workers, int(self._rate * _ROUND_SECS))
+        return min([length, *limits])
 
-    def _why(self, data_ended: bool) -> str:
-        return super()._why(False)  # the data is endless: only a signal cuts a round short
+    def _short(self, signalled: bool) -> End:
+        return End.SIGNAL if signalled else End.STOPPED  # the data is endless: only a signal cuts a round
 
 
 class Watch:
@@ -184,6 +185,7 @@ class ScheduledLoop:
     def _draw(self, iterator: Any, most: Any, until: Any) -> Any:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
         self._graph = tf.compat.v1.get_default_graph()
+        self._replica = self._step.function()
         packed = tf.zeros([1, 2], tf.float64)
         done = tf.constant(0, tf.int64)
         while done < most:
@@ -200,7 +202,7 @@ class ScheduledLoop:
 
     def _one(self, batch: Any) -> Any:
         before = len(tf.compat.v1.get_default_graph().get_operations())
-        packed = self._strategy.run(self._step, (batch,))
+        packed = self._strategy.run(self._replica, (batch,))
         update_lock.count_after(self._counter, packed, before)
         return packed
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ctl.distribute import parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
-from ctl.metrics.protocol import Started
+from ctl.metrics.protocol import Saved, Started
 from ctl.supervision import lease
 from ctl.training import error_translation, run_metadata
 from ctl.training.session import Session
@@ -132,30 +132,16 @@ def _same_everywhere(agreement: HostAllReduce, place: Any, step: int) -> None:
 _ROLLBACKS = 3  # to one checkpoint
 
 
-def rolling_back(trainer: TrainerProtocol, session: Session, batches: Batches) -> Callable[[int], Manifest]:
-    """What takes the run from a step back to its newest checkpoint.
-
-    Raises UsageError where that is asked for and cannot be; else the call does.
-    """
-    if rolls_back_on_nonfinite(trainer) or any(getattr(c, "rollback", False) for c in trainer.callbacks):
-        _check_can_roll_back(trainer)
-
-    def roll_back(step: int) -> Manifest:
-        _check_can_roll_back(trainer)
-        session.advance(step, trainer.global_batch_size, batches.examples)
-        manifest = _roll_back(trainer, session, step)
-        if session.running is not None and session.info is not None:
-            note = Started(manifest.step, None, session.info, f"going back from step {step}")
-            session.running.note(note)
-        return manifest
-
-    return roll_back
-
-
 def rolls_back_on_nonfinite(trainer: TrainerProtocol) -> bool:
     """Whether a loss or gradient that is NaN or infinite takes the run back."""
     wanted: bool = trainer.gradients.on_nonfinite == "rollback"
     return wanted
+
+
+def check_rollback(trainer: TrainerProtocol) -> None:
+    """Raises UsageError where going back is asked for and cannot be."""
+    if rolls_back_on_nonfinite(trainer) or any(getattr(c, "rollback", False) for c in trainer.callbacks):
+        _check_can_roll_back(trainer)
 
 
 def _check_can_roll_back(trainer: TrainerProtocol) -> None:
@@ -171,8 +157,10 @@ def _check_can_roll_back(trainer: TrainerProtocol) -> None:
         )
 
 
-def _roll_back(trainer: TrainerProtocol, session: Session, step: int) -> Manifest:
+def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
     """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
+    _check_can_roll_back(trainer)
+    session.advance(step, trainer.global_batch_size, batches.examples)
     if hasattr(session.manager, "finish"):
         session.manager.finish()  # a save in the background
     session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
@@ -202,7 +190,23 @@ def _roll_back(trainer: TrainerProtocol, session: Session, step: int) -> Manifes
             count,
             _ROLLBACKS,
         )
+    if session.running is not None and session.info is not None:
+        session.running.note(Started(back, None, session.info, f"going back from step {step}"))
     return manifest
+
+
+def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> None:
+    """Saves a checkpoint of `step`; all workers call it at the same step."""
+    session.advance(step, trainer.global_batch_size, batches.examples)
+    manifest = manifest_of(trainer, session, batches, step)
+    if session.position is not None:
+        session.position.take()
+    path = session.manager.save(session.state, manifest)
+    if path is None:
+        return
+    session.saved = step
+    if session.running is not None:
+        session.running.note(Saved(step, path))
 
 
 def manifest_of(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:

@@ -1,7 +1,4 @@
-"""One trainer at work: prepared once, then trained and evaluated any number of times.
-
-Functions here take the trainer; what they keep between calls is a `Session`.
-"""
+"""One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
 import contextlib
 import logging
@@ -9,93 +6,25 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 from ctl.callbacks.schedule import Every
-from ctl.checkpoints import saving, warm_start
-from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
-from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
+from ctl.checkpoints import saving
 from ctl.data.batches import Batches
-from ctl.data.resume_position import SavedIterator
-from ctl.distribute import collective_debug, exit_barrier, parameter_servers, strategies
-from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute import exit_barrier, parameter_servers
 from ctl.errors import Stopped, UsageError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, Saved, Started
-from ctl.step import gradients, keras_metrics, randomness
-from ctl.step.replica_step import ReplicaStep
-from ctl.step.skip_nonfinite import Skipping
+from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import (
-    checkpoint_follower,
-    error_translation,
-    evaluation,
-    input_pipeline,
-    resume,
-    run_metadata,
-    validation,
-)
-from ctl.training.callback_runner import CallbackRunner
-from ctl.training.graph_loop import StepLoop
-from ctl.training.loop import Actions, Synchronous
-from ctl.training.parameter_server_loop import Asynchronous, ScheduledLoop
+from ctl.training import error_translation, evaluation, input_pipeline, resume, run_metadata, validation
+from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.parameter_server_loop import RoundLoop
+from ctl.training.preparation import train_loop
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
-
-
-def prepared(trainer: TrainerProtocol) -> Session:
-    """The trainer's session, made on the first call."""
-    if trainer._session is None:
-        evaluates = trainer.topology.evaluates
-        watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
-        with heartbeat.here.limited(trainer.step_timeout_secs):
-            trainer._session = prepare(trainer, watched or trainer._checkpoints)
-    return trainer._session
-
-
-def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
-    """Builds, checks and restores."""
-    if not validation.is_written(trainer, "build"):
-        validation.methods(trainer, "train")
-    validation.directory(trainer.model_dir)
-    randomness.seed_everything(trainer.seed)
-    with strategies.place_of_counter(trainer.strategy):
-        trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        position = SavedIterator() if trainer.data_position == "iterator" else None
-    place = trainer.topology
-    if trainer.check_collectives:
-        collective_debug.watch(place.num_workers, place.worker_index, trainer.step_variable)
-    with strategies.scope(trainer.strategy):
-        trainer.build()
-        validation.model(trainer)
-        validation.optimizers(trainer)
-        if strategies.word_of(trainer.strategy) == "central_storage":
-            keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
-    if trainer.topology.num_replicas > 1:
-        randomness.differ_by_replica(collect(trainer))
-    objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
-    state = State(objects, trainer.step_variable, trainer.topology)
-    manager = checkpoints
-    if manager is None:
-        own = f"{trainer.model_dir}/checkpoints"
-        manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
-    agreement = HostAllReduce(trainer.strategy, trainer.topology)
-    resumed = resume.restore(trainer, manager, state, agreement)
-    if resumed is None and trainer.init_from:
-        models = [n for n, t in collect(trainer).items() if is_model(t)]
-        warm_start.load(trainer.init_from, state, models, agreement)
-    callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, resumed, position)
-    if resumed is not None:
-        session.callbacks.restore(resumed.state.get("watchers", {}))
-        session.loop_state, session.at = resumed.state, resumed.step
-        session.saved = resumed.step
-        session.metrics = resumed.metrics
-        counted = resumed.step * trainer.global_batch_size
-        session.examples = int(resumed.data.get("examples", counted))
-    return session
+_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no callback is called
 
 
 def train(
@@ -108,12 +37,11 @@ def train(
     validation.data(trainer)
     validation.evaluation(trainer, session.manager)
     with heartbeat.here.limited(trainer.step_timeout_secs):
-        if _evaluates(trainer):
-            _check_evaluation(trainer, session)
+        evaluation.check(trainer, session)
         total, batches = input_pipeline.open_train(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
     writers = session.running = run_metadata.writers_of(trainer)
-    run = _synchronous(trainer, session, batches, writers)
+    run = Run(trainer, session, batches, writers, total)
     start, started = session.step, time.time()
     run_metadata.write_config(trainer)
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
@@ -122,18 +50,16 @@ def train(
     reason, paths = "failed", []
     try:
         with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
-            session.loops["train"].trace(batches)  # until here a signal finds nothing to save
+            run.graph_loop.trace(batches)  # until here a signal finds nothing to save
         with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
             session.signals = received
-            if session.callbacks.stopped:
-                total = start  # the run that is resumed was stopped early, and stays so
-            reason = run.run(batches, step=start, steps=total, signals=received)
-            if reason != "signal":
+            end = run.train(received)
+            if end is not End.SIGNAL:
                 session.callbacks.end()
-        if reason == "data ended" and session.step == start and not session.examples:
+        if end is End.DATA_ENDED and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        reason = run_metadata.end_of(reason, start, session.step, steps)
-        paths = _export(trainer, session, formats if reason != "signal" else ())
+        reason = run_metadata.end_of(end, start, session.step, steps)
+        paths = _export(trainer, session, formats if end is not End.SIGNAL else ())
     except BaseException as e:
         error = _explained(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
@@ -143,32 +69,224 @@ def train(
     finally:
         session.signals = None
         seen = run_metadata.summary_of(trainer, run, session.step - start, time.time() - started, paths)
-        how = "stopped by a signal" if reason == "signal" else reason
-        writers.note(Ended(session.step, how, seen))
+        writers.note(Ended(session.step, reason, seen))
         session.running = None
-        session.loops["train"].release()
-    if reason != "signal" and hasattr(session.manager, "succeeded"):
+        run.graph_loop.release()
+    if end is not End.SIGNAL and hasattr(session.manager, "succeeded"):
         session.manager.succeeded(session.state)
-    leave_together(session)  # when the chief has closed its writers too
-    if reason == "signal" and received.received is not None:
+    evaluation.leave_together(session)  # when the chief has closed its writers too
+    if end is End.SIGNAL and received.received is not None:
         raise _stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
 
 
-def _check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
-    """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
-    batches, several = input_pipeline.open_eval(trainer), trainer.topology.num_workers > 1
-    if not several and not validation.names_matter(trainer, session.manager):
-        return
-    loop = _loop(trainer, session, "eval")
-    validation.evaluated_names(trainer, session.manager, loop.names(batches))
+class Run:
+    """The steps of one call of `train`, and what is done about them.
 
+    Attributes:
+      means: of the newest log; metrics: of the newest evaluation.
+    """
 
-def leave_together(session: Session) -> None:
-    """The last that workers do together; afterwards they may end, the chief after the others."""
-    session.agreement.sum([0.0])
-    if session.agreement.num_workers > 1:
-        exit_barrier.arm(session.state.topology)
+    def __init__(
+        self,
+        trainer: TrainerProtocol,
+        session: Session,
+        batches: Batches,
+        writers: WriterGroup,
+        total: int | None,
+    ):
+        self._trainer, self._session, self._batches, self._writers = trainer, session, batches, writers
+        self._total = total  # steps to complete; None: until the data end
+        self._evaluates = evaluation.is_due(trainer)
+        self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
+        resume.check_rollback(trainer)
+        self.graph_loop = graph_loop = train_loop(trainer, session)
+        kind = RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop
+        self._loop = kind(
+            graph_loop,
+            batches,
+            trainer.intervals,
+            session.agreement,
+            is_chief=trainer.topology.is_chief,
+            writers=writers,
+            check_lease=session.lease.check if session.lease else lambda: None,
+            after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
+        )
+        self._interval = self._loop.interval
+        self.metrics: dict[str, float] = {}
+        self.means: dict[str, float] = {}
+        self._rates: list[tuple[int, float]] = []  # (steps, seconds) of each log
+        self._saved_at = self._evaluated_at = -1
+        self._pending: frozenset[str] = frozenset()  # due, put off by a signal
+        self._wants_stop = False  # a callback
+        self._interrupted = False  # an evaluation, by a signal
+        self._restore(session.step, session.loop_state, session.metrics)
+
+    def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
+        self._interval.restore(state.get("interval", {}))
+        self._pending = frozenset(state.get("pending", ()))
+        self.metrics = dict(metrics)
+        self._evaluated_at = step if metrics else -1
+
+    def train(self, received: signals.Signals) -> End:
+        """Trains until all steps are complete, the data end, or somebody asks to stop; then saves."""
+        first = step = self._saved_at = self._session.step
+        if self._session.callbacks.stopped:
+            self._total = first  # the run that is resumed was stopped early, and stays so
+        data_end = None if self._batches.steps is None else first + self._batches.steps
+        pending, self._pending = self._pending, frozenset()
+        self._save_and_evaluate(step, pending)
+        end = None
+        while end is None:
+            try:
+                step, end = self._train_from(step, received)
+            except RollBack as back:
+                step = back.manifest.step
+                if data_end is not None:  # the data go on from here, so they end that much earlier
+                    data_end -= back.step - step
+                    self._total = data_end if self._total is None else min(self._total, data_end)
+        self._finish(step, end, anything_new=step > first)
+        if self._loop.failure is not None:
+            _log.error("after_loop failed at step %d; the run ends after a last save.", step)
+            raise self._loop.failure
+        return End.SIGNAL if self._interrupted else end
+
+    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
+        """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
+        if self._interrupted:
+            return step, End.SIGNAL
+        for loop in self._loop.loops(step, self._total, received):
+            step = loop.step
+            nonfinite = self._found_nonfinite(loop)
+            if "log" in loop.due and not nonfinite:
+                self._log(step)
+            self._roll_back_if_asked(loop, nonfinite)
+            if loop.end is not None:
+                self._pending = loop.due & _EVALUATION if loop.end is End.SIGNAL else frozenset()
+                return step, loop.end
+            self._save_and_evaluate(step, loop.due)
+            if self._interrupted or self._wants_stop:
+                return step, End.SIGNAL if self._interrupted else End.STOPPED
+        return step, End.DONE
+
+    def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
+        owed = due & _EVALUATION
+        if "save" in due:
+            self._save(step, owed)
+        if owed:
+            self._evaluate(step, owed)
+
+    def _finish(self, step: int, end: End, *, anything_new: bool) -> None:
+        """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
+        if end is not End.SIGNAL and self._loop.failure is None:
+            intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
+            marks = intervals.due(step, steps_per_epoch)
+            if self._interval.steps and anything_new:
+                # a longer run goes on with the same interval
+                self._log(step, clear=False, watched="log" in marks)
+            if intervals.evaluate != Every():
+                first = intervals.evaluate.next_mark(0, steps_per_epoch)
+                only = first is not None and first > step  # evaluated at the end only
+                self._evaluate(
+                    step, frozenset({"evaluate"}) if only or "evaluate" in marks else _EVALUATION
+                )
+        self._save(step, self._pending)
+
+    def _found_nonfinite(self, loop: Loop) -> bool:
+        """Whether a step of the loop was left out as not finite, where that takes the run back."""
+        if not (self._rolls_back_on_nonfinite and loop.steps):
+            return False
+        self._interval.fetch(self._session.agreement.sum)
+        return self._interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
+
+    def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
+        """Raises RollBack; a run that stops does not go back."""
+        asked = self._session.callbacks.take_roll_back
+        if loop.end in (End.STOPPED, End.SIGNAL) or not (nonfinite or asked()):
+            return
+        self._interval.clear()
+        manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)
+        self._restore(manifest.step, manifest.state, manifest.metrics)
+        self._pending, self._saved_at = frozenset(), manifest.step
+        raise RollBack(loop.step, manifest)
+
+    def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
+        interval = self._interval
+        interval.fetch(self._session.agreement.sum)
+        self.means = interval.means()
+        values, per_step = dict(self.means), interval.num_examples() / max(1, interval.steps)
+        if self._writers:
+            rate = interval.steps_per_sec()
+            learning_rate = run_metadata.learning_rate_of(self._trainer.optimizer)
+            if learning_rate is not None:
+                values["learning_rate"] = learning_rate
+            if rate is not None:
+                values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
+                self._rates.append((interval.timed_steps, interval.secs))
+            self._writers.write(step, values, "train")
+        if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
+            self._wants_stop |= self._session.callbacks.on_metrics(step, self.means, "train")
+        input_pipeline.warn_of_small_batches(self._trainer, self._batches, per_step)
+        if clear:
+            interval.clear()
+
+    def _evaluate(self, step: int, owed: frozenset[str]) -> None:
+        """Evaluates once per step; steps are never lost by it, whatever happens meanwhile."""
+        if not self._evaluates or self._evaluated_at == step:
+            return
+        self._save(step, owed)
+        before = self._session.state.small_values()
+        try:
+            with heartbeat.here.doing(heartbeat.EVALUATING):
+                self.metrics = evaluation.evaluate(self._trainer, self._session)
+        except Interrupted:
+            self._pending, self._interrupted = owed, True
+            return
+        self._evaluated_at = step
+        if "unwatched" not in owed:
+            self._wants_stop |= self._session.callbacks.on_metrics(step, self.metrics, "eval")
+        self._complete(step, before)
+
+    def _complete(self, step: int, before: list) -> None:
+        """The checkpoint of this step learns about the evaluation; it is written anew if need be."""
+        after = self._session.state.small_values()
+        same = len(before) == len(after) and all(map(np.array_equal, before, after))
+        if self._session.agreement.sum([0.0 if same and self._amended(step) else 1.0])[0]:
+            self._saved_at = -1
+            self._save(step)
+
+    def _amended(self, step: int) -> bool:
+        """Whether the checkpoint that was just written could take in the evaluation that followed it."""
+        manager = self._session.manager
+        if not self._trainer.topology.is_chief:
+            return True
+        return hasattr(manager, "amend") and manager.amend(step, self.metrics, self._state(frozenset()))
+
+    def _save(self, step: int, owed: frozenset[str] = frozenset()) -> None:
+        """Saves once per step; `owed`: what a run that goes on from there does first."""
+        if self._saved_at == step:
+            return
+        self._saved_at = step
+        if self._interval.steps:
+            self._interval.fetch(self._session.agreement.sum)
+        self._session.loop_state = self._state(owed)
+        self._session.metrics = self.metrics if self._evaluated_at == step else {}
+        with heartbeat.here.doing(heartbeat.SAVING):
+            resume.save(self._trainer, self._session, self._batches, step)
+
+    def _state(self, owed: frozenset[str]) -> dict[str, Any]:
+        """For the manifest; see docs/decisions/0021 for what it is needed for."""
+        return {
+            "interval": self._interval.state(),
+            "pending": sorted(owed),
+            "watchers": self._session.callbacks.state(),
+        }
+
+    def steps_per_sec(self) -> float | None:
+        """Over the whole run, training time alone."""
+        secs = np.sum([s for _, s in self._rates])
+        return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
 
 
 def _watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
@@ -203,137 +321,12 @@ def _stopped(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
 
 
 def _explained(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:
+    topology = trainer.topology
     return error_translation.explained(
         error,
         step=session.step,
         manager=session.manager,
         batch_size=trainer.global_batch_size,
-        place=trainer.topology,
-        several=several_processes(trainer),
+        topology=topology,
+        several=topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
     )
-
-
-def several_processes(trainer: TrainerProtocol) -> bool:
-    """Whether other processes take part, so that some errors may be theirs."""
-    return trainer.topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy)
-
-
-def _synchronous(
-    trainer: TrainerProtocol, session: Session, batches: Batches, writers: WriterGroup
-) -> Synchronous:
-    """The loop of one call of `train`, where a restored one was left."""
-    kind = Asynchronous if parameter_servers.is_used(trainer.strategy) else Synchronous
-    run = kind(
-        loop=_loop(trainer, session, "train"),
-        intervals=trainer.intervals,
-        agreement=session.agreement,
-        is_chief=trainer.topology.is_chief,
-        writers=writers,
-        actions=Actions(
-            evaluate=(lambda: evaluate(trainer, session)) if _evaluates(trainer) else None,
-            check_lease=session.lease.check if session.lease else lambda: None,
-            check_examples=lambda n: input_pipeline.warn_of_small_batches(trainer, batches, n),
-            save=lambda *what: _save(trainer, session, batches, *what),
-            learning_rate=lambda: run_metadata.learning_rate_of(trainer.optimizer),
-            several=several_processes(trainer),
-            after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
-            amend=lambda *what: _amend(trainer, session, *what),
-            small_values=session.state.small_values,
-            on_metrics=session.callbacks.on_metrics,
-            callback_state=session.callbacks.state,
-            roll_back=resume.rolling_back(trainer, session, batches),
-            rolls_back_on_nonfinite=resume.rolls_back_on_nonfinite(trainer),
-            take_roll_back=session.callbacks.take_roll_back,
-        ),
-    )
-    run.restore(session.step, session.loop_state, session.metrics)
-    return run
-
-
-def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
-    """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
-    exit_barrier.disarm()
-    validation.methods(trainer, "evaluate")
-    loop = _loop(trainer, session, "eval")
-    with evaluation.together(session.agreement):
-        batches = input_pipeline.open_eval(trainer)
-    with keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
-        packed, done = evaluation.run(
-            loop, batches, session.agreement, is_chief=trainer.topology.is_chief, signals=session.signals
-        )
-        if not done:
-            raise UsageError("eval_data ended before its first batch; expected at least one.")
-        packed = session.agreement.sum(loop.totals.full(packed).ravel())
-        means = loop.totals.means(packed.reshape(-1, 2))
-        means |= keras_metrics.results(loop.totals.metrics)
-    validation.best_is_known(session.manager, means)
-    validation.reported_is_known(trainer.extra_writers, means)
-    if session.running is not None:
-        session.running.write(session.step, means, "eval")
-    else:
-        leave_together(session)
-    return means
-
-
-def _evaluates(trainer: TrainerProtocol) -> bool:
-    written = validation.is_written(trainer, "eval_data") and validation.is_written(trainer, "eval_step")
-    return written and trainer.intervals.evaluate != Every()
-
-
-def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
-    """Tells the writers about an evaluation outside a run."""
-    writers = run_metadata.writers_of(trainer)
-    writers.write(session.step, means, "eval")
-    writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
-
-
-def _loop(trainer: TrainerProtocol, session: Session, kind: str) -> Any:
-    """The graph loop for "train" or "eval", traced once per trainer."""
-    if kind not in session.loops:
-        train_kind = kind == "train"
-        step = ReplicaStep(
-            trainer.train_step if train_kind else trainer.eval_step,
-            recorder=trainer._recorder,
-            how=(lambda: trainer.gradients) if train_kind else gradients.Gradients,
-            num_replicas=trainer.topology.num_replicas,
-            jit_compile=lambda: train_kind and trainer.jit_compile,
-            metrics=keras_metrics.found_in(vars(trainer)),
-            skipping=Skipping(
-                lambda: trainer.gradients.on_nonfinite,
-                lambda: statistics_of(trainer),
-                session.state.step if train_kind else None,
-            ),
-        )
-        if train_kind and parameter_servers.is_used(trainer.strategy):
-            session.loops[kind] = ScheduledLoop(trainer.strategy, step, counter=session.state.step)
-            return session.loops[kind]
-        session.loops[kind] = StepLoop(
-            strategies.local(trainer.strategy),
-            step,
-            trainer.topology,
-            counter=session.state.step if train_kind else None,
-            single=train_kind and trainer.intervals.steps_per_loop == 1,
-        )
-    return session.loops[kind]
-
-
-def _amend(trainer: TrainerProtocol, session: Session, *what: Any) -> bool:
-    """Whether the checkpoint that was just written could take in the evaluation that followed it."""
-    if not trainer.topology.is_chief:
-        return True
-    return hasattr(session.manager, "amend") and session.manager.amend(*what)
-
-
-def _save(
-    trainer: TrainerProtocol, session: Session, batches: Any, step: int, metrics: Any, loop_state: Any
-) -> None:
-    session.advance(step, trainer.global_batch_size, batches.examples)
-    session.loop_state, session.metrics = loop_state, metrics
-    manifest = resume.manifest_of(trainer, session, batches, step)
-    if session.position is not None:
-        session.position.take()
-    path = session.manager.save(session.state, manifest)
-    if path is not None:
-        session.saved = step
-    if path is not None and session.running is not None:
-        session.running.note(Saved(step, path))

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from ctl.checkpoints.protocol import Manifest
@@ -16,9 +16,12 @@ from ctl.distribute import parameter_servers, strategies
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
-from ctl.training.loop import Synchronous
+from ctl.training.loop import End
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
+
+if TYPE_CHECKING:
+    from ctl.training.run import Run
 
 _log = logging.getLogger("ctl")
 
@@ -146,9 +149,7 @@ def learning_rate_of(optimizer: Any) -> float | None:
         return None
 
 
-def summary_of(
-    trainer: TrainerProtocol, run: Synchronous, steps: int, secs: float, exported: list[str]
-) -> dict:
+def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, exported: list[str]) -> dict:
     """Label -> value for the last lines a person sees."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
     rate = run.steps_per_sec()
@@ -180,10 +181,12 @@ def _tensorboard() -> str:
     return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
 
 
-def end_of(reason: str, start: int, step: int, steps: int | None) -> str:
+def end_of(end: End, start: int, step: int, steps: int | None) -> str:
     """ "done", or what a person who asked for `steps` should know."""
-    if reason == "done" and steps is not None and step < steps:
+    if end is End.SIGNAL:
+        return "stopped by a signal"
+    if end is End.DONE and steps is not None and step < steps:
         return f"the data ended, {steps} steps were asked for,"
-    if reason == "done" and step == start:
+    if end is End.DONE and step == start:
         return "nothing left to do: complete"
-    return reason
+    return end.value

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.tracked_state import State
@@ -15,6 +15,10 @@ from ctl.metrics.protocol import RunInfo
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
+
+if TYPE_CHECKING:
+    from ctl.training.graph_loop import StepLoop
+    from ctl.training.loop import GraphLoop
 
 
 @dataclass
@@ -39,7 +43,8 @@ class Session:
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
     saved: int = 0  # the step of the newest checkpoint that was restored or saved
-    loops: dict[str, Any] = field(default_factory=dict)
+    train_loop: "GraphLoop | None" = None
+    eval_loop: "StepLoop | None" = None
     running: WriterGroup | None = None
     info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read

@@ -36,7 +36,8 @@ def steps_of(batches, strategy=DEFAULT, limit=1000):
     steps = []
     for element, _ in zip(batches.iterator, range(limit), strict=False):
         parts = strategy.experimental_local_results(element)
-        steps.append([take_rows(p[0], 0, p[1]) if batches.counted else p for p in parts])
+        shares = [batches.share_of(part) for part in parts]
+        steps.append([s.rows if s.real_rows is None else take_rows(s.rows, 0, s.real_rows) for s in shares])
     return steps
 
 

@@ -9,9 +9,7 @@ from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
 from ctl.step.averaging import Totals
 from ctl.supervision.signals import Signals
-from ctl.training.loop import Actions, Synchronous
-
-NUMBERS = 8  # that workers add up after a loop; the last three: stop, SIGTERM, Ctrl-C
+from ctl.training.loop import End, TrainLoop, Vote
 
 
 class Steps:
@@ -32,34 +30,28 @@ class Agreement:
         self.other, self.then = other, then
 
     def sum(self, values):
-        if len(values) != NUMBERS:
-            return np.asarray(values, np.float64)
-        total = np.asarray(values, np.float64)
-        total[-3:] += self.other
+        assert isinstance(values, Vote)
+        theirs = Vote(**dict(zip(("stop", "sigterm", "interrupt"), self.other, strict=True)))
         self.then()
-        return total
+        return np.add(values, theirs)
 
 
 def ended(signals, other, then=lambda: None):
-    """Why, and what was saved."""
-    saved = []
-    actions = Actions(
-        evaluate=None, save=lambda step, *_: saved.append(step), learning_rate=lambda: None,
-        after_loop=None, check_examples=lambda _: None,
-    )  # fmt: skip
-    loop = Synchronous(
-        loop=Steps(), intervals=Intervals(steps_per_loop=1, log=Every(), save=Every()),
-        agreement=Agreement(other, then), is_chief=True, writers=WriterGroup([]), actions=actions,
-    )  # fmt: skip
+    """(why, after which step)"""
     batches = Batches(object(), None, False, None, "skip", "")
-    return loop.run(batches, step=0, steps=100, signals=signals), saved
+    steps = TrainLoop(
+        Steps(), batches, Intervals(steps_per_loop=1, log=Every(), save=Every()), Agreement(other, then),
+        is_chief=True, writers=WriterGroup([]),
+    )  # fmt: skip
+    *_, last = steps.loops(0, 100, signals)
+    return last.end, last.step
 
 
 def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing():
     """The other one knows nothing of it, and goes on to the last evaluation."""
     signals = Signals()
     came = ended(signals, [1, 0, 0], then=lambda: signals._handle(SIGTERM, None))
-    assert came == ("stopped", [1]) and signals.received == SIGTERM
+    assert came == (End.STOPPED, 1) and signals.received == SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -73,5 +65,31 @@ def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(here, ther
     signals = Signals()
     if here:
         signals._handle(here, None)
-    assert ended(signals, there) == ("signal", [1])
+    assert ended(signals, there) == (End.SIGNAL, 1)
     assert signals.received == agreed
+
+
+def test_the_chief_s_clock_and_length_hold_on_all_workers():
+    """A worker that is not the chief leaves these fields at 0, and takes what was added up."""
+    chiefs = Vote(length=7, wait=3, save=1)
+    assert chiefs.due == {"save"}
+    steps = TrainLoop(
+        Steps(), Batches(object(), None, False, None, "skip", ""),
+        Intervals(steps_per_loop="auto", log=Every(), save=Every()), Chief(chiefs),
+        is_chief=False, writers=WriterGroup([]),
+    )  # fmt: skip
+    first, second = (loop for loop, _ in zip(steps.loops(0, 100, Signals()), range(2), strict=False))
+    assert (first.step, first.due) == (1, {"save"}) and second.step == 8
+
+
+class Chief:
+    """Another worker, who is the chief."""
+
+    num_workers = 2
+
+    def __init__(self, vote):
+        self.vote = vote
+
+    def sum(self, values):
+        assert values[:5] == (0, 0, 0, 0, 0), "only the chief says so"
+        return np.add(values, self.vote)

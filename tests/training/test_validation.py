@@ -151,7 +151,7 @@ def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind
     def explained(text, several=True):
         return error_translation.explained(
             kind(None, None, text), step=3, manager=None, batch_size=8,
-            place=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), several=several,
+            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), several=several,
         )  # fmt: skip
 
     lost = explained("NCCL: remote process exited or there was a network error")

@@ -1,0 +1,116 @@
+"""Prepares a trainer: builds, checks and restores the model, and makes the graph loops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from ctl.checkpoints import warm_start
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
+from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
+from ctl.data.resume_position import SavedIterator
+from ctl.distribute import collective_debug, parameter_servers, strategies
+from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.step import gradients, keras_metrics, randomness
+from ctl.step.replica_step import ReplicaStep
+from ctl.step.skip_nonfinite import Skipping
+from ctl.supervision import heartbeat
+from ctl.training import checkpoint_follower, resume, validation
+from ctl.training.callback_runner import CallbackRunner
+from ctl.training.graph_loop import StepLoop
+from ctl.training.loop import GraphLoop
+from ctl.training.parameter_server_loop import ScheduledLoop
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
+
+
+def prepared(trainer: TrainerProtocol) -> Session:
+    """The trainer's session, made on the first call."""
+    if trainer._session is None:
+        evaluates = trainer.topology.evaluates
+        watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
+        with heartbeat.here.limited(trainer.step_timeout_secs):
+            trainer._session = prepare(trainer, watched or trainer._checkpoints)
+    return trainer._session
+
+
+def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
+    """Builds, checks and restores."""
+    if not validation.is_written(trainer, "build"):
+        validation.methods(trainer, "train")
+    validation.directory(trainer.model_dir)
+    randomness.seed_everything(trainer.seed)
+    with strategies.place_of_counter(trainer.strategy):
+        trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        position = SavedIterator() if trainer.data_position == "iterator" else None
+    place = trainer.topology
+    if trainer.check_collectives:
+        collective_debug.watch(place.num_workers, place.worker_index, trainer.step_variable)
+    with strategies.scope(trainer.strategy):
+        trainer.build()
+        validation.model(trainer)
+        validation.optimizers(trainer)
+        if strategies.word_of(trainer.strategy) == "central_storage":
+            keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
+    if trainer.topology.num_replicas > 1:
+        randomness.differ_by_replica(collect(trainer))
+    objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
+    state = State(objects, trainer.step_variable, trainer.topology)
+    manager = checkpoints
+    if manager is None:
+        own = f"{trainer.model_dir}/checkpoints"
+        manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
+    agreement = HostAllReduce(trainer.strategy, trainer.topology)
+    resumed = resume.restore(trainer, manager, state, agreement)
+    if resumed is None and trainer.init_from:
+        models = [n for n, t in collect(trainer).items() if is_model(t)]
+        warm_start.load(trainer.init_from, state, models, agreement)
+    callbacks = CallbackRunner(trainer, agreement)
+    session = Session(state, manager, agreement, callbacks, resumed, position)
+    if resumed is not None:
+        session.callbacks.restore(resumed.state.get("watchers", {}))
+        session.loop_state, session.at = resumed.state, resumed.step
+        session.saved = resumed.step
+        session.metrics = resumed.metrics
+        counted = resumed.step * trainer.global_batch_size
+        session.examples = int(resumed.data.get("examples", counted))
+    return session
+
+
+def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
+    """What runs `train_step`, traced once per trainer."""
+    if session.train_loop is None:
+        counter = session.state.step
+        skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
+        step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
+        if parameter_servers.is_used(trainer.strategy):
+            session.train_loop = ScheduledLoop(trainer.strategy, step, counter=counter)
+        else:
+            single = trainer.intervals.steps_per_loop == 1
+            session.train_loop = StepLoop(
+                trainer.strategy, step, trainer.topology, counter=counter, single=single
+            )
+    return session.train_loop
+
+
+def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
+    """What runs `eval_step`, traced once per trainer."""
+    if session.eval_loop is None:
+        step = _replica_step(trainer, trainer.eval_step, gradients.Gradients, Skipping())
+        session.eval_loop = StepLoop(strategies.local(trainer.strategy), step, trainer.topology)
+    return session.eval_loop
+
+
+def _replica_step(
+    trainer: TrainerProtocol, step: Callable[[Any], Any], how: Callable[[], Any], skipping: Skipping
+) -> ReplicaStep:
+    trains = step == trainer.train_step
+    return ReplicaStep(
+        step,
+        recorder=trainer._recorder,
+        how=how,
+        num_replicas=trainer.topology.num_replicas,
+        jit_compile=lambda: trains and trainer.jit_compile,
+        metrics=keras_metrics.found_in(vars(trainer)),
+        skipping=skipping,
+    )
