@@ -50,7 +50,7 @@ class Recorder(threading.local):
 
 
 class _Part(NamedTuple):
-    """A batch for the person's step; whether it has no example (None: it has); the metrics' counts before."""
+    """A batch for the step; whether it has no example (None: it has some); what metrics counted before."""
 
     batch: Any
     empty: Any

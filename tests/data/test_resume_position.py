@@ -70,6 +70,23 @@ def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(
     assert len(set(trace_of(whole))) == 12
 
 
+class Branches(KINDS["iterator"]):
+    """Python's `if` on a tensor, which AutoGraph has to see."""
+
+    def train_step(self, batch):
+        scores = super().train_step(batch)
+        if tf.reduce_sum(batch[0]) > 0.0:
+            scores["loss"] = scores["loss"] * 2.0
+        return scores
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_may_branch_on_tensors_where_the_iterator_is_saved(replicas, two_replicas):
+    strategy = two_replicas if replicas == 2 else "one_device"
+    means = Branches(strategy=strategy, global_batch_size=BATCH, writers=[], seed=3).train(2)
+    assert means["loss"] > 0.0
+
+
 def test_an_iterator_goes_on_with_another_number_of_replicas(tmp_path, two_replicas):
     how = {"global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     kind, whole, after = KINDS["iterator"], ctl.MemoryWriter(), ctl.MemoryWriter()
