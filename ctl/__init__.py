@@ -18,6 +18,7 @@ _NAMES = {
     "CheckpointManager": "ctl.checkpoints.protocol",
     "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
+    "Config": "ctl.config",
     "ConsoleWriter": "ctl.metrics.console",
     "CtlError": "ctl.errors",
     "EarlyStopping": "ctl.callbacks.early_stopping",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from ctl.checkpoints.memory import MemoryCheckpoints
     from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
     from ctl.checkpoints.retention import Keep
+    from ctl.config import Config
     from ctl.data.arrays import example_numbers, from_arrays
     from ctl.data.sharding import shard
     from ctl.distribute.host_allreduce import HostAllReduce

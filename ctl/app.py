@@ -14,11 +14,13 @@ import dataclasses
 import json
 import logging
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
-from ctl.config import define_flags, help_text, settle
+from ctl import config as config_lib
+from ctl.config import Config
 from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 _AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
 
 
-_PLAIN = (bool, int, float, str, list, type(None))  # what is compared between workers as it is
+_PLAIN = (bool, int, float, str, list, tuple, type(None))  # what is compared between workers as it is
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 
 
@@ -49,7 +51,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     code: Any = 0
     with signals.starting():
         try:
-            define_flags()
+            config_lib.define_flags()
             app.run(lambda _: _main(trainer, settings), flags_parser=parse)
         except flags.DuplicateFlagError as e:
             _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
@@ -105,19 +107,23 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     log_filter.quiet_logs()
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
-    settings = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
-    settings = settle(values, settings, make_trainer)
+    keywords = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
+    given, keywords = config_lib.of_command_line(values, keywords, make_trainer)
+    from ctl.checkpoints.export import parse_formats, possible
     from ctl.training import platform_hooks
 
-    me, places = detection.read(), directories.read(values.model_dir)
-    values.model_dir = places.model_dir
-    options = _options(values, settings, me)
-    from ctl.checkpoints.export import parse_formats
-
-    formats = parse_formats(values.export)
-    _check_mode(values, formats, me)
-    steps, epochs = _length(values)
-    trainer = make_trainer(**{**settings, **options})
+    config = config_lib.settled(make_trainer, given)
+    me, places = detection.read(), directories.read(config.model_dir)
+    if places.model_dir != config.model_dir:
+        given, config = (
+            Config(**{**c.only_given(), "model_dir": places.model_dir}) for c in (given, config)
+        )
+    parts = _parts(values, config, keywords, me)
+    formats = parse_formats(config.export)
+    _check_mode(config, formats, me)
+    steps, epochs = _length(config, given)
+    settings = config_lib.as_keywords(given, make_trainer)
+    trainer = make_trainer(**{**keywords, **settings, **parts, "config": given})
     if not hasattr(trainer, "hparams"):
         raise UsageError(
             f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
@@ -125,29 +131,27 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         )
     plain = {
         k: job_fingerprint.shown(k, v)
-        for k, v in settings.items()
+        for k, v in keywords.items()
         if isinstance(v, (bool, int, float, str))
     }
     trainer.hparams = {**plain, **trainer.hparams}
-    platform_hooks.prepare(trainer, places, values.report_hypertune, values.mode)
-    _prepare(trainer, values)
-    if not values["export"].present:  # what nobody asked for is not an error
-        from ctl.checkpoints.export import possible
-
-        formats = tuple(w for w in formats if values.model_dir and w in possible(trainer.model))
-    if values.mode in ("train", "train_and_eval"):
+    platform_hooks.prepare(trainer, places, config.report_hypertune, config.mode)
+    _prepare(trainer, config.mode)
+    if "export" not in given.given:  # what nobody asked for is not an error
+        formats = tuple(w for w in formats if config.model_dir and w in possible(trainer.model))
+    if config.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
         platform_hooks.wait_for_evaluator(trainer, me)
         _leave(trainer)
         return
     if trainer.step == 0:
-        raise UsageError(_nothing_saved(values))
-    if values.mode == "eval":
+        raise UsageError(_nothing_saved(config))
+    if config.mode == "eval":
         from ctl.training import evaluation
 
         evaluation.report(trainer, trainer._session, trainer.evaluate())
-    elif values.mode == "predict":
+    elif config.mode == "predict":
         _predict(trainer, trainer.predict)
     else:
         for path in trainer.export(*formats):
@@ -164,17 +168,17 @@ def _leave(trainer: "Trainer") -> None:
         leave_together(trainer._session)
 
 
-def _check_mode(values: flags.FlagValues, formats: tuple[str, ...], me: Topology) -> None:
+def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
     """Raises UsageError for a --mode that needs what is not there."""
-    if values.mode in _WITH_A_CHECKPOINT and not values.model_dir:
-        raise UsageError(f"--mode={values.mode} needs --model_dir, where the checkpoints are.")
-    if values.mode == "export" and not formats:
+    if config.mode in _WITH_A_CHECKPOINT and not config.model_dir:
+        raise UsageError(f"--mode={config.mode} needs --model_dir, where the checkpoints are.")
+    if config.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
-    if values.mode in _WITH_A_CHECKPOINT and not _has_checkpoints(values.model_dir):
-        raise UsageError(_nothing_saved(values))
-    if values.mode in _WITH_A_CHECKPOINT and me.evaluates:
+    if config.mode in _WITH_A_CHECKPOINT and not _has_checkpoints(config.model_dir):
+        raise UsageError(_nothing_saved(config))
+    if config.mode in _WITH_A_CHECKPOINT and me.evaluates:
         raise UsageError(
-            f"--mode={values.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
+            f"--mode={config.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
         )
 
@@ -186,25 +190,19 @@ def _has_checkpoints(model_dir: str) -> bool:
         raise UsageError(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
-def _prepare(trainer: "Trainer", values: flags.FlagValues) -> None:
-    """Hands the trainer what is no argument of its constructor, and has it build and restore."""
-    if values.mode == "predict" and not hasattr(trainer, "predict"):
+def _prepare(trainer: "Trainer", mode: str) -> None:
+    """Has the trainer build and restore, or refuses before that."""
+    from ctl.training import resume
+
+    own = getattr(type(trainer), "predict", None)
+    if mode == "predict" and (own is None or own.__module__ == "ctl.trainer"):
         raise UsageError(
             f"--mode=predict: {type(trainer).__name__} has no method predict(self); expected one that "
             "yields a dictionary per example."
         )
-    for name in ("jit_compile", "check_collectives", "step_timeout_secs", "allow_config_change"):
-        if not values[name].using_default_value or not getattr(trainer, name, False):
-            setattr(trainer, name, getattr(values, name))
-    if not values["init_from"].using_default_value or not getattr(trainer, "init_from", None):
-        trainer.init_from = values.init_from or None
-    if values.mode in ("train", "train_and_eval"):
-        from ctl.training.resume import claim
-
-        claim(trainer)
+    if mode in ("train", "train_and_eval"):
+        resume.claim(trainer)
     trainer.prepare()
-    if values["on_nonfinite"].present:
-        trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=values.on_nonfinite)
 
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
@@ -214,94 +212,93 @@ def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
             print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
 
 
-def _nothing_saved(values: flags.FlagValues) -> str:
+def _nothing_saved(config: Config) -> str:
     return (
-        f"--mode={values.mode} found no checkpoint in {values.model_dir}/checkpoints. Train first, or "
+        f"--mode={config.mode} found no checkpoint in {config.model_dir}/checkpoints. Train first, or "
         "give the --model_dir of a run."
     )
 
 
-def _length(values: flags.FlagValues) -> tuple[int | None, float | None]:
-    if values.epochs and values["train_steps"].present and values.train_steps:
+def _length(config: Config, given: Config) -> tuple[int | None, float | None]:
+    if config.epochs and "train_steps" in given.given and config.train_steps:
         raise UsageError(
-            f"got --train_steps={values.train_steps} and --epochs={values.epochs}; expected one of them."
+            f"got --train_steps={config.train_steps} and --epochs={config.epochs}; expected one of them."
         )
-    return (None, values.epochs) if values.epochs else (values.train_steps or None, None)
+    return (None, config.epochs) if config.epochs else (config.train_steps or None, None)
 
 
-def _options(values: flags.FlagValues, settings: Mapping[str, Any], me: Topology) -> dict[str, Any]:
-    """The Trainer's arguments from the flags, and from objects that `ctl.run` was given for them."""
-    from ctl.callbacks.schedule import Every, Intervals
+def _parts(
+    values: flags.FlagValues, config: Config, keywords: Mapping[str, Any], me: Topology
+) -> dict[str, Any]:
+    """The objects of the constructor: those of the settings, or those that `ctl.run` was given."""
+    from ctl.callbacks.schedule import Every
     from ctl.checkpoints.retention import Keep
+    from ctl.training import construction
 
-    keep = Keep.parse(values.keep)
     evaluate = Every()
-    has_evaluator = me.has_evaluator and not values.eval_every_steps
-    evaluates = keep.best is not None or values.report_hypertune or not has_evaluator
-    if values.mode == "train_and_eval" and evaluates:
-        evaluate = Every(steps=values.eval_every_steps or _AT_THE_END)
-    intervals = Intervals(
-        steps_per_loop=_steps_per_loop(str(values.steps_per_loop)),
-        log=Every(steps=values.log_every_steps),
-        save=Every(steps=values.save_every_steps),
-        evaluate=evaluate,
-    )
-    given = settings.get("intervals")
-    if given is not None:
-        flag_of = {"steps_per_loop": "steps_per_loop", "log": "log_every_steps",
-                   "save": "save_every_steps", "evaluate": "eval_every_steps"}  # fmt: skip
-        asked = {n: getattr(intervals, n) for n, flag in flag_of.items() if values[flag].present}
-        intervals = dataclasses.replace(given, **asked)
-    checkpoints = settings.get("checkpoints")
-    from ctl.distribute import strategies
-
-    strategy = (
-        values.strategy
-        if not isinstance(values.strategy, str)
-        else strategies.make(
-            values.strategy,
-            devices=values.devices,
-            num_virtual_devices=values.num_virtual_devices,
-            cross_device_ops=values.cross_device_ops,
-            communication=values.communication,
-            timeout_secs=values.collective_timeout_secs,
-            heartbeat_secs=values.heartbeat_secs,
-            tpu=values.tpu,
-            variable_partitioner=values.variable_partitioner,
-            flags=_given(values),
-            startup_timeout_secs=values.startup_timeout_secs or None,
-            topology=me,
-        )
-    )
-    if values.model_dir and (checkpoints is None or values["keep"].present):
-        from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-
-        checkpoints = ChiefOnlyCheckpoints(
-            f"{values.model_dir}/checkpoints", keep=keep, background=values.background_save
-        )
-    return {
-        "model_dir": values.model_dir or None,
-        "strategy": strategy,
-        "global_batch_size": values.global_batch_size,
-        "seed": values.seed,
-        "intervals": intervals,
-        "checkpoints": checkpoints,
-    }
+    has_evaluator = me.has_evaluator and not config.eval_every_steps
+    evaluates = Keep.parse(config.keep).best is not None or config.report_hypertune or not has_evaluator
+    if config.mode == "train_and_eval" and evaluates:
+        evaluate = Every(steps=config.eval_every_steps or _AT_THE_END)
+    given = keywords.get("intervals")
+    intervals = construction.intervals_of(config, given)
+    if given is None or "eval_every_steps" in config.given:
+        intervals = dataclasses.replace(intervals, evaluate=evaluate)
+    parts: dict[str, Any] = {"intervals": intervals}
+    if keywords.get("checkpoints") is None or "keep" in config.given:
+        parts["checkpoints"] = construction.checkpoints_of(config)
+    return parts | {"strategy": construction.strategy_of(config, _compared(values, config), me)}
 
 
-def _given(values: flags.FlagValues) -> dict[str, Any]:
-    """The flags that workers must agree on: all but those of absl itself."""
-    return {
-        flag.name: flag.value if isinstance(flag.value, _PLAIN) else type(flag.value).__name__
-        for module, found in values.flags_by_module_dict().items()
+def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
+    """What workers must have alike: all flags, but those of absl itself."""
+    found = {
+        flag.name: getattr(config, flag.name, flag.value)
+        for module, of_module in values.flags_by_module_dict().items()
         if not module.startswith("absl")
-        for flag in found
+        for flag in of_module
     }
+    return {n: v if isinstance(v, _PLAIN) else type(v).__name__ for n, v in found.items()}
 
 
-def _steps_per_loop(text: str) -> int | str:
-    if text in ("auto", "0"):
-        return "auto"
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"--steps_per_loop is {text!r}; expected a number of steps, or auto.")
-    return int(text)
+def help_text(values: flags.FlagValues, program: str) -> str:
+    """All flags, grouped, each with its unit, default and choices."""
+    own = set(config_lib.NAMES)
+    by_module = values.flags_by_module_dict()
+    main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
+    groups: dict[str, list[str]] = {}
+    mine = sorted({f.name for f in main if f.name not in own})
+    if mine:
+        groups["The model"] = mine
+    groups |= config_lib.GROUPS
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"
+    lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
+    for title, names in groups.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            flag = values[name]
+            lines.append(f"  --{name}={describe_default(flag)}")
+            lines.append(
+                textwrap.fill(description(flag), 96, initial_indent="      ", subsequent_indent="      ")
+            )
+    lines += ["", "--helpfull lists the flags of every library as well."]
+    return "\n".join(lines)
+
+
+def description(flag: flags.Flag) -> str:
+    """The help of a flag, with its choices."""
+    choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
+    help_line = " ".join((flag.help or "").split())
+    prefix = f"<{'|'.join(choices)}>: "
+    if choices and help_line.startswith(prefix):
+        help_line = help_line[len(prefix) :]
+    return f"{help_line} One of {', '.join(choices)}." if choices else help_line
+
+
+def describe_default(flag: flags.Flag) -> str:
+    """The default as one would write it."""
+    value = flag.default
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)

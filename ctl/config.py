@@ -1,151 +1,245 @@
-"""The settings of every `ctl` binary, each once: flags, --help and docs/flags.md are made from this table.
+"""The settings of a run, each once: `Config`, the flags, --help, docs/flags.md and the Trainer's keywords.
 
-A flag that is given on the command line comes first; then a keyword of `ctl.run` or of the constructor;
-then a default of the class; then the default of this table.
+    ctl.Config(model_dir="/tmp/mnist", global_batch_size=256)
+
+A flag on the command line comes first; then a keyword of the constructor or of `ctl.run`; then a default of
+the class; then the default of the field.
 """
 
 import contextlib
+import dataclasses
+import difflib
 import inspect
-import sys
-import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
+from ctl.errors import UsageError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-class Setting(NamedTuple):
-    """One row.
+def _of(kind: str, default: Any, text: str) -> Any:
+    """A field; `kind` is "text", "bool", "list", "word" (one of `default`, whose first is the default),
+    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1) or "steps" (whole, or "auto")."""
+    words = default if kind == "word" else ()
+    first = default[0] if kind == "word" else default
+    return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})
 
-    Attributes:
-      kind: "text", "bool", "list", "word" (one of `default`, whose first is the default), "real" (>= 0),
-        "number" (whole, >= 0) or "positive" (whole, >= 1).
-      help: one sentence with the unit, and what 0 or nothing means.
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every setting of a run, checked; docs/flags.md has the meaning of each, and its unit.
+
+    mode, train_steps, epochs, export and report_hypertune are for `ctl.run`; the Trainer uses the others.
+    Raises UsageError for a value that cannot be, and for a name that is none of these.
     """
 
-    kind: str
-    name: str
-    default: Any
-    help: str
+    # fmt: off
+    # What to do
+    mode: str = _of("word", ("train_and_eval", "train", "eval", "export", "predict"),
+        "What to do; predict prints a line of JSON per example.")
+    model_dir: str = _of("text", "",
+        "Directory where the run lives: checkpoints, logs, export. Given again, the run resumes. "
+        "Empty: as AIP_CHECKPOINT_DIR says on Vertex AI, else nothing is kept.")
+    train_steps: int = _of("number", 1000,
+        "Steps to complete in all, resumed ones included. 0 turns it off: train until the data ends.")
+    epochs: float = _of("real", 0.0,
+        "Passes over the training data in all, instead of --train_steps. 0 turns it off.")
+    global_batch_size: int = _of("positive", 128,
+        "Examples in one step, over all replicas of all workers.")
+    seed: int = _of("number", 0,
+        "Seed of everything random, the same on every worker.")
+    init_from: str = _of("text", "",
+        "Checkpoint, or model_dir of another run, whose model variables to begin with where model_dir "
+        "has no checkpoint. Empty: as the model is built.")
+    # Where it runs
+    strategy: "str | tf.distribute.Strategy" = _of(
+        "word",
+        ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
+         "central_storage", "tpu"),
+        "How to distribute; auto looks at TF_CONFIG and the devices.")
+    devices: Sequence[str] = _of("list", (),
+        "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's own choice.")
+    num_virtual_devices: int = _of("number", 0,
+        "Logical devices to split the CPU into, to try several replicas. 0 turns it off.")
+    cross_device_ops: str = _of("word", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
+        "How mirrored adds gradients up.")
+    communication: str = _of("word", ("auto", "ring", "nccl"),
+        "How multi_worker adds gradients up.")
+    collective_timeout_secs: float = _of("real", 0.0,
+        "Seconds that multi_worker waits in one sum over workers. 0 turns it off: as long as the "
+        "others live.")
+    heartbeat_secs: float = _of("real", 0.0,
+        "Seconds of silence after which multi_worker gives a worker up. 0 leaves it to TensorFlow.")
+    tpu: str = _of("text", "",
+        "Name or address of the TPU for --strategy=tpu. Empty: the one of this environment.")
+    variable_partitioner: str = _of("text", "",
+        "How parameter servers share large variables: min_size:256K, max_shards:2 or fixed_shards:2. "
+        "Empty: each variable stays whole.")
+    # The loop
+    steps_per_loop: int | str = _of("steps", "auto",
+        "Steps in one graph call, or auto for about half a second. 0 means auto.")
+    log_every_steps: int = _of("number", 100,
+        "Steps between reports of the training numbers. 0 turns it off: only at the end.")
+    eval_every_steps: int = _of("number", 0,
+        "Steps between evaluations. 0 turns it off: only at the end.")
+    save_every_steps: int = _of("number", 500,
+        "Steps between checkpoints; one is also saved before each evaluation. 0 turns it off: only "
+        "there and at the end.")
+    jit_compile: bool = _of("bool", False,
+        "Compile forward and backward of the step with XLA.")
+    check_collectives: bool = _of("bool", False,
+        "Have workers compare what they are about to sum, and name the line that breaks their order. "
+        "Slow: for debugging.")
+    data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
+        "How a resumed run finds its place in the data: by index, by skipping, or in a saved "
+        "iterator.")
+    # What stays
+    keep: str = _of("text", "5",
+        "Newest checkpoints to keep, optionally with the best and every k-th step's: "
+        "3,best=accuracy,every=1000. 0 turns deletion off: keep all.")
+    background_save: bool = _of("bool", False,
+        "Write checkpoints while training goes on; takes memory for one more copy of the state.")
+    export: str = _of("text", "keras,saved_model",
+        "Formats to write into model_dir/export at the end, of keras, saved_model, weights. none (or "
+        "0) turns it off.")
+    report_hypertune: str = _of("text", "",
+        "Metric of the evaluation to report to a hyperparameter tuning job on Vertex AI, such as "
+        "accuracy. Empty: none.")
+    # When things go wrong
+    on_nonfinite: str = _of("word", ("stop", "skip", "rollback"),
+        "What a loss or gradient that is NaN or infinite does: end the run, leave the step out, or go "
+        "back to a checkpoint, past those data.")
+    step_timeout_secs: float = _of("real", 0.0,
+        "Seconds without a step after which all stacks are printed and the process ends with 134; "
+        "compiling, evaluating and saving have longer limits. 0 turns it off.")
+    startup_timeout_secs: float = _of("real", 0.0,
+        "Seconds that multi_worker waits for workers that do not come. 0 leaves it to the launcher, "
+        "or ten minutes.")
+    allow_config_change: bool = _of("bool", False,
+        "Go on in a model_dir although the seed, the batch size or the data are others than before: "
+        "examples come in another order then.")
+    # fmt: on
+
+    def __new__(cls, **given: Any) -> "Config":
+        for name in given:
+            check_name(name, "Config")
+        made = object.__new__(cls)
+        object.__setattr__(made, "_given", frozenset(given))
+        return made
+
+    def __post_init__(self) -> None:
+        for found in dataclasses.fields(self):
+            value = _checked(found, getattr(self, found.name))
+            object.__setattr__(self, found.name, value)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given, rather than left at their defaults."""
+        found: frozenset[str] = getattr(self, "_given", frozenset())
+        return found
+
+    def only_given(self) -> dict[str, Any]:
+        """The settings that were given, by name."""
+        return {name: getattr(self, name) for name in sorted(self.given)}
 
 
-SETTINGS: dict[str, tuple[Setting, ...]] = {
-    "What to do": (
-        Setting("word", "mode", ("train_and_eval", "train", "eval", "export", "predict"),
-                "What to do; predict prints a line of JSON per example."),
-        Setting("text", "model_dir", "",
-                "Directory where the run lives: checkpoints, logs, export. Given again, the run "
-                "resumes. Empty: as AIP_CHECKPOINT_DIR says on Vertex AI, else nothing is kept."),
-        Setting("number", "train_steps", 1000,
-                "Steps to complete in all, resumed ones included. 0 turns it off: train until the "
-                "data ends."),
-        Setting("real", "epochs", 0.0,
-                "Passes over the training data in all, instead of --train_steps. 0 turns it off."),
-        Setting("positive", "global_batch_size", 128,
-                "Examples in one step, over all replicas of all workers."),
-        Setting("number", "seed", 0,
-                "Seed of everything random, the same on every worker."),
-        Setting("text", "init_from", "",
-                "Checkpoint, or model_dir of another run, whose model variables to begin with where "
-                "model_dir has no checkpoint. Empty: as the model is built."),
-    ),
-    "Where it runs": (
-        Setting("word", "strategy",
-                ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
-                 "central_storage", "tpu"),
-                "How to distribute; auto looks at TF_CONFIG and the devices."),
-        Setting("list", "devices", [],
-                "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's own "
-                "choice."),
-        Setting("number", "num_virtual_devices", 0,
-                "Logical devices to split the CPU into, to try several replicas. 0 turns it off."),
-        Setting("word", "cross_device_ops",
-                ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
-                "How mirrored adds gradients up."),
-        Setting("word", "communication", ("auto", "ring", "nccl"),
-                "How multi_worker adds gradients up."),
-        Setting("real", "collective_timeout_secs", 0.0,
-                "Seconds that multi_worker waits in one sum over workers. 0 turns it off: as long as "
-                "the others live."),
-        Setting("real", "heartbeat_secs", 0.0,
-                "Seconds of silence after which multi_worker gives a worker up. 0 leaves it to "
-                "TensorFlow."),
-        Setting("text", "tpu", "",
-                "Name or address of the TPU for --strategy=tpu. Empty: the one of this environment."),
-        Setting("text", "variable_partitioner", "",
-                "How parameter servers share large variables: min_size:256K, max_shards:2 or "
-                "fixed_shards:2. Empty: each variable stays whole."),
-    ),
-    "The loop": (
-        Setting("text", "steps_per_loop", "auto",
-                "Steps in one graph call, or auto for about half a second. 0 means auto."),
-        Setting("number", "log_every_steps", 100,
-                "Steps between reports of the training numbers. 0 turns it off: only at the end."),
-        Setting("number", "eval_every_steps", 0,
-                "Steps between evaluations. 0 turns it off: only at the end."),
-        Setting("number", "save_every_steps", 500,
-                "Steps between checkpoints; one is also saved before each evaluation. 0 turns it off: "
-                "only there and at the end."),
-        Setting("bool", "jit_compile", False,
-                "Compile forward and backward of the step with XLA."),
-        Setting("bool", "check_collectives", False,
-                "Have workers compare what they are about to sum, and name the line that breaks their "
-                "order. Slow: for debugging."),
-    ),
-    "What stays": (
-        Setting("text", "keep", "5",
-                "Newest checkpoints to keep, optionally with the best and every k-th step's: "
-                "3,best=accuracy,every=1000. 0 turns deletion off: keep all."),
-        Setting("bool", "background_save", False,
-                "Write checkpoints while training goes on; takes memory for one more copy of the "
-                "state."),
-        Setting("text", "export", "keras,saved_model",
-                "Formats to write into model_dir/export at the end, of keras, saved_model, weights. "
-                "none (or 0) turns it off."),
-        Setting("text", "report_hypertune", "",
-                "Metric of the evaluation to report to a hyperparameter tuning job on Vertex AI, such "
-                "as accuracy. Empty: none."),
-    ),
-    "When things go wrong": (
-        Setting("word", "on_nonfinite", ("stop", "skip", "rollback"),
-                "What a loss or gradient that is NaN or infinite does: end the run, leave the step "
-                "out, or go back to a checkpoint, past those data."),
-        Setting("real", "step_timeout_secs", 0.0,
-                "Seconds without a step after which all stacks are printed and the process ends with "
-                "134; compiling, evaluating and saving have longer limits. 0 turns it off."),
-        Setting("real", "startup_timeout_secs", 0.0,
-                "Seconds that multi_worker waits for workers that do not come. 0 leaves it to the "
-                "launcher, or ten minutes."),
-        Setting("bool", "allow_config_change", False,
-                "Go on in a model_dir although the seed, the batch size or the data are others than "
-                "before: examples come in another order then."),
-    ),
-}  # fmt: skip
-ALL = tuple(setting for group in SETTINGS.values() for setting in group)
-NAMES = tuple(setting.name for setting in ALL)
-OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # keywords of ctl.Trainer
-OF_TRAINER = (
-    *OF_CONSTRUCTOR,
-    "init_from",
-    "jit_compile",
-    "check_collectives",
-    "step_timeout_secs",
-    "allow_config_change",
-)
+FIELDS = {found.name: found for found in dataclasses.fields(Config)}
+NAMES = tuple(FIELDS)
+_FIRST = {
+    "mode": "What to do",
+    "strategy": "Where it runs",
+    "steps_per_loop": "The loop",
+    "keep": "What stays",
+    "on_nonfinite": "When things go wrong",
+}
+GROUPS: dict[str, list[str]] = {}  # title -> names
+for _name in NAMES:
+    GROUPS.setdefault(_FIRST.get(_name) or list(GROUPS)[-1], []).append(_name)
+OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # often named in one's own
+OF_RUN = ("mode", "train_steps", "epochs", "export", "report_hypertune")  # no keywords of ctl.Trainer
+
+
+def check_name(name: str, where: str) -> None:
+    """Raises UsageError for what is no setting, with the nearest one."""
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, NAMES, 1)
+        raise UsageError(
+            f"{where} got {name}=..., which is no setting. "
+            + (f"Write {near[0]}=..." if near else f"Expected one of {', '.join(NAMES)}.")
+        )
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The number; raises UsageError unless it is whole, >= `least`, and <= `most` if that is given."""
+    try:
+        good = not isinstance(value, bool) and int(value) == value and value >= least
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if not good or (most is not None and value > most):
+        limit = "" if most is None else f" and <= {most}"
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
+    return int(value)
+
+
+def steps_per_loop(value: int | str) -> int | str:
+    """A number of steps, or "auto", which 0 is too; raises UsageError."""
+    text = str(value)
+    if text in ("auto", "0"):
+        return "auto"
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise UsageError(f"steps_per_loop is {value!r}; expected a number of steps, or auto.")
+    return int(text)
+
+
+def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
+    """The value of a field in its type; raises UsageError."""
+    name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
+    if kind in ("number", "positive"):
+        return whole(name, value, int(kind == "positive"), 2**32 - 1 if name == "seed" else None)
+    if kind == "real":
+        good = (
+            isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) < float("inf")
+        )
+        expected = "a number >= 0"
+    elif kind == "bool":
+        good, expected = isinstance(value, bool), "True or False"
+    elif kind == "list":
+        value = tuple(v for v in value.split(",") if v) if isinstance(value, str) else value
+        good = isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
+        expected = "a list of words"
+    elif kind == "word":
+        good = value in words if isinstance(value, str) else name == "strategy" and value is not None
+        expected = f"one of {', '.join(words)}"
+    elif kind == "steps":
+        return steps_per_loop(value)
+    else:
+        value = "" if value is None else str(value) if isinstance(value, PathLike) else value
+        good, expected = isinstance(value, str), "a text"
+    if not good:
+        raise UsageError(f"{name} is {value!r}; expected {expected}.")
+    return {"real": float, "list": tuple}.get(kind, lambda same: same)(value)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
     where: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
-    for kind, name, default, text in ALL:
+    for name, found in FIELDS.items():
+        kind, text = found.metadata["kind"], found.metadata["help"]
+        default: Any = found.default
         if kind == "word":
-            flags.DEFINE_enum(name, default[0], default, text, **where)
-        elif kind == "text":
+            flags.DEFINE_enum(name, default, found.metadata["words"], text, **where)
+        elif kind in ("text", "steps"):
             flags.DEFINE_string(name, default, text, **where)
         elif kind == "bool":
             flags.DEFINE_bool(name, default, text, **where)
         elif kind == "list":
-            flags.DEFINE_list(name, default, text, **where)
+            flags.DEFINE_list(name, list(default), text, **where)
         elif kind == "real":
             flags.DEFINE_float(name, default, text, lower_bound=0.0, **where)
         else:
@@ -153,38 +247,66 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             flags.DEFINE_integer(name, default, text, lower_bound=least, **where)
 
 
-def settle(
+def of_command_line(
     values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Callable[..., Any]
-) -> dict[str, Any]:
-    """Gives the flags that are not on the command line the values that come next in precedence.
+) -> tuple[Config, dict[str, Any]]:
+    """The settings that flags or the keywords of `ctl.run` give, and the keywords that are no settings.
 
-    Args:
-      keywords: of `ctl.run`; trainer: the class, or a function, that is called with them.
-
-    Returns the keywords that are no settings of this table.
+    A keyword that the constructor of the person's own names is theirs, but for `OF_CONSTRUCTOR`.
     """
     rest = dict(keywords)
-    for name in OF_TRAINER:
-        if name not in OF_CONSTRUCTOR and name in _parameters(trainer):
-            continue  # the person's own
-        keyword, flag = rest.pop(name, None), values[name]
-        if flag.present:
-            continue
-        if keyword is not None:
-            flag.value, flag.using_default_value = keyword, False
-        elif (own := _own_default(trainer, name)) is not None:
-            flag.value = own
-    return rest
+    own = _own_arguments(trainer)
+    given = {}
+    for name in NAMES:
+        keyword = None if name in own else rest.pop(name, None)
+        if values[name].present:
+            given[name] = values[name].value
+        elif keyword is not None:
+            given[name] = keyword
+    return Config(**given), rest
+
+
+def settled(
+    trainer: Callable[..., Any], config: Config | None, keywords: Mapping[str, Any] | None = None
+) -> Config:
+    """Keywords, then what `config` gives, then defaults of the class or its constructor, then the fields'.
+
+    Raises UsageError for a keyword that is no setting.
+    """
+    if config is not None and not isinstance(config, Config):
+        raise UsageError(
+            f"the first argument is {config!r:.80}; expected a ctl.Config, or keywords such as "
+            'model_dir="/tmp/run".'
+        )
+    found = {} if config is None else config.only_given()
+    for name, value in (keywords or {}).items():
+        check_name(name, getattr(trainer, "__name__", "the trainer"))
+        found[name] = value
+    for name in NAMES:
+        if name not in found and (own := _own_default(trainer, name)) is not None:
+            found[name] = own
+    return Config(**found)
 
 
 def _own_default(trainer: Callable[..., Any], name: str) -> Any:
-    """What a class, or the signature of its constructor, has in place of the table's default, or None."""
+    """What a class, or the signature of its constructor, has in place of the field's default, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
             value = vars(kind)[name]
-            return None if hasattr(value, "__get__") else value  # a property is no default
-    found = _parameters(trainer).get(name)
+            return None if hasattr(value, "__get__") else value  # a method or a property is no default
+    found = _parameters(trainer).get(name) if name in OF_CONSTRUCTOR else None
     return None if found is None or found.default is found.empty else found.default
+
+
+def as_keywords(config: Config, trainer: Callable[..., Any]) -> dict[str, Any]:
+    """What is given, for a constructor that may have defaults of its own for it."""
+    left_out = {*OF_RUN, *_own_arguments(trainer)}
+    return {name: value for name, value in config.only_given().items() if name not in left_out}
+
+
+def _own_arguments(trainer: Callable[..., Any]) -> set[str]:
+    """Names of settings that are the person's own, as the constructor names them."""
+    return set(_parameters(trainer)) - set(OF_CONSTRUCTOR)
 
 
 def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -198,44 +320,13 @@ def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return found
 
 
-def help_text(values: flags.FlagValues, program: str) -> str:
-    """All flags, grouped, each with its unit, default and choices."""
-    own = set(NAMES)
-    by_module = values.flags_by_module_dict()
-    main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
-    groups: dict[str, list[str]] = {}
-    mine = sorted({f.name for f in main if f.name not in own})
-    if mine:
-        groups["The model"] = mine
-    groups |= {title: [s.name for s in group] for title, group in SETTINGS.items()}
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"
-    lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
-    for title, names in groups.items():
-        lines += ["", f"{title}:"]
-        for name in names:
-            flag = values[name]
-            lines.append(f"  --{name}={describe_default(flag)}")
-            lines.append(
-                textwrap.fill(description(flag), 96, initial_indent="      ", subsequent_indent="      ")
-            )
-    lines += ["", "--helpfull lists the flags of every library as well."]
-    return "\n".join(lines)
-
-
-def description(flag: flags.Flag) -> str:
-    """The help of a flag, with its choices."""
-    choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
-    help_line = " ".join((flag.help or "").split())
-    prefix = f"<{'|'.join(choices)}>: "
-    if choices and help_line.startswith(prefix):
-        help_line = help_line[len(prefix) :]
-    return f"{help_line} One of {', '.join(choices)}." if choices else help_line
-
-
-def describe_default(flag: flags.Flag) -> str:
-    """The default as one would write it."""
-    value = flag.default
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)
+def signature(constructor: Callable[..., Any]) -> inspect.Signature:
+    """The constructor's, with every setting in place of its `**settings`; for help() and editors."""
+    kinds = inspect.Parameter
+    settings = [
+        kinds(name, kinds.KEYWORD_ONLY, default=found.default, annotation=found.type)
+        for name, found in FIELDS.items()
+        if name not in OF_RUN
+    ]
+    named = [p for p in inspect.signature(constructor).parameters.values() if p.kind != kinds.VAR_KEYWORD]
+    return inspect.Signature([*named, *settings])

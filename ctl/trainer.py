@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from ctl import config as config_lib
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
+from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
@@ -29,7 +31,16 @@ from ctl.metrics.protocol import MetricWriter
 from ctl.step import averaging, gradients
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
-from ctl.training import evaluation, evaluator, preparation, resume, run, validation
+from ctl.training import (
+    construction,
+    evaluation,
+    evaluator,
+    prediction,
+    preparation,
+    resume,
+    run,
+    validation,
+)
 from ctl.training.session import Session
 
 
@@ -37,7 +48,7 @@ class Trainer:
     """Trains, evaluates and exports one model, the same way on every strategy.
 
     You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
-    you need them; `predict` (yields a dictionary per example, for --mode=predict) and `signatures`
+    you need them; `predict(self)` (yields a dictionary per example, for --mode=predict) and `signatures`
     (name -> `tf.function` that an exported SavedModel serves) if you want them. Attributes that own
     variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
@@ -45,18 +56,13 @@ class Trainer:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
       gradients: a `ctl.Gradients`; set it in `build` for clipping, accumulation, a wire dtype.
       hparams: what TensorBoard's HParams lists, name -> bool, number or string.
+      config: the settings, a frozen `ctl.Config`; model_dir, seed, jit_compile and others are also
+        attributes, which `build` may change.
       strategy, topology: the `tf.distribute.Strategy`; which of its processes this is, and of how many.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
-      check_collectives: workers compare what they are about to sum, to find a wrong order; slow.
-      step_timeout_secs: without any progress for so long, all stacks are printed and the process ends
-        with 134; 0 for no limit.
-      data_position: how the place in train_data is found again: "auto", "indexed", "skip" or "iterator".
-      allow_config_change: go on from a checkpoint although the order of the data is another one.
       callbacks: those of the constructor; `build` may add others.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.
       extra_writers: writers that are told beside those of the constructor, or the default ones.
-      init_from: a checkpoint, or the model_dir of another run, whose model variables to begin with.
-      jit_compile: compile forward and backward of `train_step` with XLA; the update comes after it.
     """
 
     model: Any = None
@@ -64,56 +70,53 @@ class Trainer:
     step_variable: Any = None
     log_dir: str | None = None
     extra_writers: Sequence[MetricWriter] = ()
-    init_from: str | None = None
-    jit_compile: bool = False
-    check_collectives: bool = False
-    step_timeout_secs: float = 0.0
-    allow_config_change: bool = False
-    data_position: str = "auto"
 
     def __init__(
         self,
+        config: Config | None = None,
         *,
-        model_dir: str | None = None,
-        strategy: str | tf.distribute.Strategy = "auto",
-        global_batch_size: int = 64,
-        seed: int = 0,
         intervals: Intervals | None = None,
         checkpoints: CheckpointManager | None = None,
         writers: Sequence[MetricWriter] | None = None,
         callbacks: Sequence[Callback] = (),
+        **settings: Any,
     ):
         """Keeps and checks; a word for the strategy makes it, which waits for other workers.
 
         Args:
-          model_dir: where the run lives: checkpoints, logs, export. None keeps nothing on disk.
-          strategy: a word of `ctl.distribute.strategies.WORDS`, or a strategy object.
-          global_batch_size: examples in one step, over all replicas.
-          seed: of everything random, the same on every worker.
-          intervals: when to log, evaluate and save, and the length of loops.
-          checkpoints: where states go; by default `model_dir/checkpoints`, the 5 newest.
+          config: settings; those that are not given are as the class or `ctl.Config` says.
+          settings: the same by name, such as `model_dir="/tmp/run"`; they win over `config`.
+          intervals: when to log, evaluate and save, and the length of loops, in more than steps.
+          checkpoints: where states go; by default `model_dir/checkpoints`, as `keep` says.
           writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
           callbacks: what sees the numbers and decides, such as `ctl.EarlyStopping("loss")`.
+
+        Raises UsageError for a name that is no setting, and for a value that cannot be.
         """
         exit_hook.install()
-        validation.whole("global_batch_size", global_batch_size, 1)
-        validation.whole("seed", seed, 0, 2**32 - 1)
+        self.config = config = config_lib.settled(type(self), config, settings)
         validation.parts(checkpoints, writers)
-        self.strategy = strategies.make(strategy) if isinstance(strategy, str) else strategy
+        self.strategy = construction.strategy_of(config)
         self.topology = strategies.topology_of(self.strategy)
-        self.global_batch_size = int(global_batch_size)
-        self.seed = int(seed)
-        self.model_dir = None if model_dir is None else str(model_dir)
-        self.intervals = intervals or Intervals()
+        self.global_batch_size, self.seed = config.global_batch_size, config.seed
+        self.model_dir = config.model_dir or None
+        self.init_from = config.init_from or None
+        self.jit_compile, self.check_collectives = config.jit_compile, config.check_collectives
+        self.step_timeout_secs = config.step_timeout_secs
+        self.allow_config_change = config.allow_config_change
+        self.data_position = config.data_position
+        self.intervals = construction.intervals_of(config, intervals)
         self.callbacks = list(callbacks)
-        self.gradients = gradients.Gradients()
+        self.gradients = gradients.Gradients(on_nonfinite=config.on_nonfinite)
         self.hparams: dict[str, Any] = {}
-        self._checkpoints = checkpoints
+        self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
         self._session: Session | None = None
         self._recorder = Recorder()
         self._warned = False
         self._eval_is_known = False
+
+    __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
 
     def build(self) -> None:
         """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
@@ -193,6 +196,46 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
         return evaluation.evaluate(self, preparation.prepared(self))
+
+    def predict(self, data: Any = None) -> Any:
+        """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
+
+        Each process predicts what it is given, on its own replicas; no other worker is needed. For
+        --mode=predict write a method of your own without arguments that yields a dictionary per example.
+
+        Args:
+          data: inputs as arrays, or a dataset of batches; of a tuple the first component.
+
+        >>> probabilities = trainer.predict(images)
+        """
+        if data is None:
+            raise UsageError(
+                "predict() needs data: arrays, or a tf.data.Dataset of batches. For --mode=predict write "
+                "predict(self), which yields a dictionary per example."
+            )
+        self.prepare()
+        return prediction.predict(self, data)
+
+    def save(self) -> str | None:
+        """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.
+
+        All workers must call it. Within a run (in `after_loop`, or a callback) the checkpoint is saved at
+        the end of the loop, after what else is due, and None is returned.
+        """
+        resume.claim(self)
+        return resume.save_now(self, preparation.prepared(self))
+
+    def restore(self, path: str) -> int:
+        """Takes over a checkpoint: weights, optimizers, the step, the place in the data; returns the step.
+
+        All workers must call it, outside of a run. The next `train` goes on from there.
+
+        Args:
+          path: `.../ckpt-500`, or a directory of checkpoints, or a model_dir: then the newest good one.
+
+        Raises UsageError if there is no checkpoint, CheckpointError if it is damaged or of another model.
+        """
+        return resume.restore_from(self, preparation.prepared(self), path)
 
     def log(self, name: str, value: Any) -> None:
         """Hands the metric writers something of your own, at this step.

@@ -8,7 +8,8 @@ tests/test_config_docs.py compares the file with what this makes.
 from pathlib import Path
 
 from absl import flags
-from ctl.config import SETTINGS, define_flags, describe_default, description
+from ctl.app import describe_default, description
+from ctl.config import GROUPS, define_flags
 
 PAGE = Path(__file__).with_name("flags.md")
 _INTRO = """\
@@ -33,8 +34,8 @@ def page() -> str:
     values = flags.FlagValues()
     define_flags(values)
     parts = [_INTRO]
-    for title, group in SETTINGS.items():
-        rows = "".join(_row(values[setting.name]) for setting in group)
+    for title, group in GROUPS.items():
+        rows = "".join(_row(values[name]) for name in group)
         parts.append(f"\n## {title}\n\n| flag | default | meaning |\n|---|---|---|\n{rows}")
     return "".join(parts)
 

@@ -194,9 +194,9 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
     assert not options["checkpoints"]._background
     saving = ["--background_save", f"--model_dir={tmp_path}", "--init_from=runs/a"]
     told = worked(monkeypatch, *saving)
-    assert told["options"]["checkpoints"]._background and told["trainer"].init_from == "runs/a"
+    assert told["options"]["checkpoints"]._background and told["options"]["config"].init_from == "runs/a"
     nothing = worked(monkeypatch)["options"]
-    assert nothing["model_dir"] is None and nothing["checkpoints"] is None
+    assert nothing["config"].model_dir == "" and nothing["checkpoints"] is None
     assert (
         worked(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
     )
@@ -210,7 +210,7 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
         (["--mode=export", "--export=none", "--model_dir=/tmp"], "--mode=export got --export=none"),
         (["--mode=eval", "--model_dir=/nowhere"], "no checkpoint in /nowhere/checkpoints"),
         (["--export=onnx"], "expected none, or some of keras, saved_model, weights"),
-        (["--steps_per_loop=fast"], "--steps_per_loop is 'fast'"),
+        (["--steps_per_loop=fast"], "steps_per_loop is 'fast'"),
         (["--keep=x"], "keep is 'x'"),
         (["--devices=cpu:9"], "device 'cpu:9' does not exist"),
     ],

@@ -159,7 +159,7 @@ def test_models_use_only_the_public_names():
 def test_the_public_names_are_a_promise():
     assert sorted(ctl.__all__) == sorted([
         "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
-        "ChiefOnlyCheckpoints", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
+        "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
         "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
         "LossSpike",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",

@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 from ctl import app, config
 from ctl.distribute import strategies
-from small_models import Small
+from small_models import BATCH, Small
 
 # setting -> (as a flag, its value, other values for a keyword and for a class)
 CASES = {
@@ -18,9 +18,11 @@ CASES = {
     "check_collectives": ("false", False, True, True),
     "step_timeout_secs": ("30", 30.0, 40.0, 50.0),
     "allow_config_change": ("false", False, True, True),
+    "data_position": ("skip", "skip", "indexed", "iterator"),
 }
-DEFAULTS = {"model_dir": None, "global_batch_size": 128, "seed": 0, "init_from": None, "jit_compile": False,
-            "check_collectives": False, "step_timeout_secs": 0.0, "allow_config_change": False}  # fmt: skip
+DEFAULTS = {"model_dir": None, "global_batch_size": BATCH, "seed": 0, "init_from": None,
+            "jit_compile": False, "check_collectives": False, "step_timeout_secs": 0.0,
+            "allow_config_change": False, "data_position": "auto"}  # fmt: skip
 
 
 def ran(monkeypatch, kind, arguments, keywords):
@@ -41,7 +43,9 @@ def value_of(trainer, name):
 
 
 def test_every_setting_of_the_trainer_is_here():
-    assert sorted(CASES) == sorted(config.OF_TRAINER)
+    """Those that the trainer keeps as attributes; the others become its parts."""
+    mine = vars(Small(strategy="default"))
+    assert sorted(CASES) == sorted(name for name in config.NAMES if name in mine)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,3 +112,100 @@ def test_a_property_of_a_class_is_no_default(monkeypatch):
             assert value is None
 
     assert ran(monkeypatch, Own, ["--strategy=default", "--export=none"], {}).init_from is None
+
+
+# three values of each kind, as text and as value; none is a default
+OTHERS = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 13),
+          "positive": (11, 12, 13), "steps": (11, 12, 13),
+          "list": (("cpu:0",), ("cpu:1",), ("gpu:0",))}  # fmt: skip
+
+
+def three(name):
+    kind, words = (config.FIELDS[name].metadata[k] for k in ("kind", "words"))
+    if kind == "word":
+        return (*words, *words[1:])[1:4]
+    return (True, True, True) if kind == "bool" else OTHERS[kind]
+
+
+@pytest.mark.parametrize("name", config.NAMES)
+def test_one_rule_of_precedence_holds_for_every_setting(name):
+    """The flag, the keyword, what a Config gives, the class, the field: each hides those after it."""
+    of_flag, of_keyword, of_class = three(name)
+    plain, default = type("Plain", (Small,), {}), config.FIELDS[name].default
+    classy = type("Classy", (Small,), {name: of_class})
+
+    def found(kind, arguments=(), keywords=None):
+        values = flags.FlagValues()
+        config.define_flags(values)
+        values(["program", *arguments])
+        return getattr(config.settled(kind, config.of_command_line(values, keywords or {}, kind)[0]), name)
+
+    text = ",".join(of_flag) if isinstance(of_flag, tuple) else str(of_flag).lower() \
+        if isinstance(of_flag, bool) else of_flag  # fmt: skip
+    assert found(classy, [f"--{name}={text}"], {name: of_keyword}) == of_flag
+    assert found(classy, (), {name: of_keyword}) == of_keyword
+    assert found(classy) == of_class and found(plain) == default
+    given = config.Config(**{name: of_keyword})
+    assert getattr(config.settled(classy, given), name) == of_keyword
+    assert getattr(config.settled(classy, given, {name: of_flag}), name) == of_flag
+    assert getattr(config.settled(classy, config.Config()), name) == of_class
+    if isinstance(default, bool):  # what is given as the default is given
+        assert found(classy, [f"--no{name}"]) is False
+        assert getattr(config.settled(classy, config.Config(**{name: False})), name) is False
+
+
+def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
+    one = Small(model_dir=tmp_path, strategy="default", dropout=0.1, save_every_steps=3, keep="2")
+    given = ctl.Config(model_dir=str(tmp_path), strategy="default", save_every_steps=3, keep="2")
+    two = Small(config=given, dropout=0.1)
+    assert {**vars(one.config)} == {**vars(two.config)} | {"_given": one.config.given}
+    for made in (one, two):
+        assert made.intervals.save.steps == 3 and made._checkpoints.keep.newest == 2
+        assert made.model_dir == str(tmp_path) and made.dropout == 0.1
+
+
+@pytest.mark.parametrize(("keywords", "words"), [
+    ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "no setting"]),
+    ({"seed": -1}, ["seed is -1", "whole number >= 0"]), ({"seed": 2**32}, ["seed", "<= 4294967295"]),
+    ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["True or False"]),
+    ({"strategy": "mirorred"}, ["is 'mirorred'", "mirrored"]), ({"keep": 3}, ["keep is 3", "a text"]),
+    ({"step_timeout_secs": float("nan")}, ["step_timeout_secs is nan", ">= 0"]),
+    ({"steps_per_loop": "many"}, ["steps_per_loop is 'many'"]), ({"config": {}}, ["expected a ctl.Config"]),
+    ({"devices": [0]}, ["devices", "list of words"]),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_is_refused_with_what_to_write(keywords, words):
+    with pytest.raises(ctl.UsageError) as raised:
+        Small(**keywords)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_a_config_is_frozen_and_can_be_copied():
+    import copy
+    import dataclasses
+    import pickle
+
+    made = ctl.Config(seed=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.seed = 4
+    for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert same == made and same.given == {"seed"}
+    assert dataclasses.replace(made, seed=5).seed == 5
+    with pytest.raises(ctl.UsageError, match="Write seed="):
+        ctl.Config(sed=1)
+
+
+def test_help_and_editors_see_every_setting_of_the_constructor():
+    import inspect
+
+    found = inspect.signature(ctl.Trainer).parameters
+    assert set(config.NAMES) - set(config.OF_RUN) <= set(found)
+    assert found["global_batch_size"].default == 128 and "settings" not in found
+
+
+def test_config_json_holds_every_setting(tmp_path):
+    import json
+
+    Small(model_dir=tmp_path, strategy="default", writers=[], save_every_steps=7).train(1)
+    settings = json.loads((tmp_path / "config.json").read_text())["settings"]
+    assert sorted(settings) == sorted(config.NAMES)
+    assert (settings["save_every_steps"], settings["strategy"]) == (7, "default")

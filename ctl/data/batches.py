@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.row_partition import Share
+from ctl.distribute.row_partition import Share, share
 from ctl.distribute.strategies import word_of
 from ctl.distribute.topology import Topology
 from ctl.io import exit_hook
@@ -70,6 +70,28 @@ class Batches:
 def counted(element: tuple[Any, Any]) -> Share:
     """The share in an element that comes with the number of its real rows."""
     return Share(*element)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """(A global batch, in replica context) -> the replica's share of it.
+
+    Attributes:
+      first: this process's first replica, of `num_local` here and `num_replicas` in all.
+      counted: a share may be without rows, so their number comes with it.
+    """
+
+    first: int
+    num_local: int
+    num_replicas: int
+    counted: bool
+
+    def __call__(self, batch: Any) -> Share:
+        replica = 0
+        if self.num_local > 1:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.num_local
+        return share(batch, self.first + replica, self.num_replicas, counted=self.counted)
 
 
 def _start_dropping() -> None:

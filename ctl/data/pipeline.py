@@ -12,14 +12,13 @@ is rebuilt from its seed and skipped.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from ctl.data import resume_position, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
-from ctl.data.batches import Batches, counted, from_replica_batches, on_cpu, prefetched
+from ctl.data.batches import Batches, Cut, counted, from_replica_batches, on_cpu, prefetched
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
@@ -282,28 +281,6 @@ def _share_of(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Sh
 def _cut(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
     local = topology.num_local_replicas
     return Cut(topology.worker_index * local, local, topology.num_replicas, _counted(source, topology))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """(A global batch, in replica context) -> the replica's share of it.
-
-    Attributes:
-      first: this process's first replica, of `num_local` here and `num_replicas` in all.
-      counted: a share may be without rows, so their number comes with it.
-    """
-
-    first: int
-    num_local: int
-    num_replicas: int
-    counted: bool
-
-    def __call__(self, batch: Any) -> Share:
-        replica = 0
-        if self.num_local > 1:
-            context = tf.distribute.get_replica_context()
-            replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.num_local
-        return share(batch, self.first + replica, self.num_replicas, counted=self.counted)
 
 
 def _one(batch: tuple) -> Any:

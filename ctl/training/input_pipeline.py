@@ -3,12 +3,12 @@
 import logging
 from typing import Any
 
+from ctl import config
 from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.data import per_worker, pipeline
 from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
-from ctl.training import validation
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
@@ -23,7 +23,7 @@ def open_train(
     Raises UsageError for numbers of steps and epochs that cannot be, and for endless runs.
     """
     if steps is not None:
-        validation.whole("steps", steps, 1)
+        config.whole("steps", steps, 1)
     if steps is not None and epochs is not None:
         raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):

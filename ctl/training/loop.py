@@ -128,6 +128,7 @@ class TrainLoop:
     Attributes:
       interval: totals and times since the newest log.
       failure: what the hook raised; the run ends after this loop.
+      asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -151,6 +152,7 @@ class TrainLoop:
         self.failure: Exception | None = None
         self._length = LoopLength(intervals.steps_per_loop)
         self._timers = Timers(intervals, time.perf_counter())
+        self.asked: Callable[[], frozenset[str]] = frozenset
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -199,6 +201,9 @@ class TrainLoop:
             self._writers.note(Traced(self._graph_loop.graph_def()))
         return ran
 
+    def _ready(self) -> frozenset[str]:
+        return self._timers.due(time.perf_counter()) | self.asked()
+
     def _hook(self, step: int, ran: int) -> bool:
         if self._after_loop is None or not ran:
             return False
@@ -223,14 +228,14 @@ class TrainLoop:
         """(stop, due, signalled), the same everywhere: anybody's wish to stop counts, the chief's clock."""
         if self._agreement.num_workers == 1:
             self._length.length = self._length.proposed
-            return stop, due | self._timers.due(time.perf_counter()), signals.received is not None
+            return stop, due | self._ready(), signals.received is not None
         if step < self._agree_at and not due and self._after_loop is None:
             return stop, due, False
         sigterm, interrupt = signals.wishes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
-            ready = self._timers.due(time.perf_counter())
+            ready = self._ready()
             vote = vote._replace(
                 length=self._length.proposed, wait=self._rate * _AGREE_SECS, **dict.fromkeys(ready, 1.0)
             )

@@ -1,11 +1,11 @@
 """Prepares a trainer: builds, checks and restores the model, and makes the graph loops."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from ctl.checkpoints import warm_start
-from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
 from ctl.data.resume_position import SavedIterator
@@ -48,6 +48,9 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
         collective_debug.watch(place.num_workers, place.worker_index, trainer.step_variable)
     with strategies.scope(trainer.strategy):
         trainer.build()
+        if "on_nonfinite" in trainer.config.given:  # `build` may have made its own Gradients
+            policy = trainer.config.on_nonfinite
+            trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
         validation.model(trainer)
         validation.optimizers(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
@@ -56,24 +59,16 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
     state = State(objects, trainer.step_variable, trainer.topology)
-    manager = checkpoints
-    if manager is None:
-        own = f"{trainer.model_dir}/checkpoints"
-        manager = ChiefOnlyCheckpoints(own) if trainer.model_dir else NullCheckpoints()
+    manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, resumed, position)
+    session = Session(state, manager, agreement, callbacks, position)
     if resumed is not None:
-        session.callbacks.restore(resumed.state.get("watchers", {}))
-        session.loop_state, session.at = resumed.state, resumed.step
-        session.saved = resumed.step
-        session.metrics = resumed.metrics
-        counted = resumed.step * trainer.global_batch_size
-        session.examples = int(resumed.data.get("examples", counted))
+        session.take(resumed, trainer.global_batch_size)
     return session
 
 

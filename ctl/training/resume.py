@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.checkpoints import restoring
-from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints import commit, restoring, saving
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.checkpoints.protocol import Manifest, NullCheckpoints
 from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -195,21 +196,74 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
     return manifest
 
 
-def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> None:
+def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> str | None:
     """Saves a checkpoint of `step`; all workers call it at the same step."""
     session.advance(step, trainer.global_batch_size, batches.examples)
-    manifest = manifest_of(trainer, session, batches, step)
+    session.mode, session.source = batches.mode, batches.description
     if session.position is not None:
         session.position.take()
-    path = session.manager.save(session.state, manifest)
-    if path is None:
-        return
-    session.saved = step
+    return _save(trainer, session, step)
+
+
+def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
+    """`Trainer.save`: outside of a run at once, within it at the end of the loop."""
+    if isinstance(session.manager, NullCheckpoints):
+        raise UsageError(
+            "save() has no place for checkpoints. Give the trainer a model_dir, or checkpoints=..."
+        )
+    if trainer.topology.evaluates:
+        raise UsageError("save() came in an evaluator task, which only reads checkpoints.")
     if session.running is not None:
-        session.running.note(Saved(step, path))
+        session.save_asked = True
+        return None
+    saved: list[str] = []
+    with saving.around(session.manager, session.state, lambda step, path: saved.append(path)):
+        path = _save(trainer, session, session.step)
+    session.agreement.sum([0.0])  # the chief has written
+    return path or next(iter(saved), None)
 
 
-def manifest_of(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
+def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
+    path = session.manager.save(session.state, manifest_of(trainer, session, step))
+    if path is not None:
+        session.saved = step
+        if session.running is not None:
+            session.running.note(Saved(step, path))
+    return path
+
+
+def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
+    """`Trainer.restore`: the step of the checkpoint that was taken over, the same on all workers."""
+    if session.running is not None:
+        raise UsageError("restore() came within a run; call it before train().")
+    given = paths.path(where)
+    step = commit.step_of(given)
+    if step >= 0:
+        directory = given.parent
+    else:
+        inside = given / "checkpoints"
+        directory = inside if paths.persistently(inside.is_dir) else given
+    manager = ChiefOnlyCheckpoints(str(directory))
+
+    def choose() -> int:
+        found = step if step >= 0 and given.is_dir() else manager.choose() if step < 0 else None
+        if found is None:
+            raise UsageError(
+                f"restore({str(where)!r}): no checkpoint is there; expected a directory such as "
+                "runs/a/checkpoints/ckpt-500, or the model_dir of a run."
+            )
+        return found
+
+    topology, state = session.state.topology, session.state
+    manifest = restoring.chosen_by_chief(
+        session.agreement, topology, choose, lambda chosen: manager.restore(state, chosen)
+    )
+    assert manifest is not None  # `choose` always chooses
+    session.take(manifest, trainer.global_batch_size)
+    return manifest.step
+
+
+def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manifest:
     """What a checkpoint of `step` says of the run, for one that resumes it."""
     place = trainer.topology
     return Manifest(
@@ -223,10 +277,10 @@ def manifest_of(trainer: TrainerProtocol, session: Session, batches: Batches, st
             "global_batch_size": trainer.global_batch_size,
         },
         data={
-            "mode": batches.mode,
+            "mode": session.mode,
             "examples": session.examples,
             "seed": trainer.seed,
-            "source": batches.description,
+            "source": session.source,
         },
         metrics=session.metrics,
         state=session.loop_state,

@@ -113,6 +113,7 @@ class Run:
             after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
         )
         self._interval = self._loop.interval
+        self._loop.asked = self._asked
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self._rates: list[tuple[int, float]] = []  # (steps, seconds) of each log
@@ -121,6 +122,11 @@ class Run:
         self._wants_stop = False  # a callback
         self._interrupted = False  # an evaluation, by a signal
         self._restore(session.step, session.loop_state, session.metrics)
+
+    def _asked(self) -> frozenset[str]:
+        """What `Trainer.save` has asked for since the last look."""
+        asked, self._session.save_asked = self._session.save_asked, False
+        return frozenset({"save"}) if asked else frozenset()
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from ctl import config
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import State, collect
 from ctl.data.pipeline import Batches
@@ -111,7 +112,9 @@ def write_config(trainer: TrainerProtocol) -> None:
     if not trainer.topology.is_chief or not trainer.model_dir:
         return
     final = paths.path(trainer.model_dir) / "config.json"
-    text = json.dumps(configuration(trainer), indent=1, default=str) + "\n"
+    settings = {n: getattr(trainer.config, n) for n in config.NAMES}
+    settings["strategy"] = strategies.word_of(trainer.strategy)
+    text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
     try:
         paths.write_whole(final, text)
     except OSError as e:

@@ -36,8 +36,8 @@ class Session:
     manager: CheckpointManager
     agreement: HostAllReduce
     callbacks: CallbackRunner
-    resumed: Manifest | None
     position: SavedIterator | None = None
+    resumed: Manifest | None = None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # evaluated at the newest save
     examples: int = 0
@@ -51,6 +51,17 @@ class Session:
     rollbacks: dict[int, int] = field(default_factory=dict)  # to a step -> how often
     lease: Lease | None = None  # of model_dir, on the chief, while it trains
     signals: Signals | None = None  # while it trains
+    save_asked: bool = False  # within a run: at the end of this loop
+    source: str | None = None  # a line about the data of the newest checkpoint
+    mode: str = "indexed"  # how its place in the data is found again
+
+    def take(self, manifest: Manifest, global_batch_size: int) -> None:
+        """Goes on from a checkpoint that was just restored."""
+        self.callbacks.restore(manifest.state.get("watchers", {}))
+        self.resumed, self.loop_state, self.metrics = manifest, manifest.state, manifest.metrics
+        self.at = self.saved = manifest.step
+        self.examples = int(manifest.data.get("examples", manifest.step * global_batch_size))
+        self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
 
     @property
     def step(self) -> int:

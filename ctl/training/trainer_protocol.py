@@ -7,6 +7,7 @@ import tensorflow as tf
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints.protocol import CheckpointManager
+from ctl.config import Config
 from ctl.distribute.topology import Topology
 from ctl.metrics.protocol import MetricWriter
 from ctl.step.gradients import Gradients
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 class TrainerProtocol(Protocol):
     """Settings, what `build` has made, and the methods of the user; see `ctl.Trainer` for each."""
 
+    config: Config
     model: Any
     optimizer: Any
     step_variable: Any

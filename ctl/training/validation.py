@@ -28,17 +28,6 @@ _REQUIRED = {
 }
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raises UsageError unless `value` is a whole number >= `least`, and <= `most` if that is given."""
-    try:
-        good = not isinstance(value, bool) and int(value) == value and value >= least
-    except (TypeError, ValueError, OverflowError):
-        good = False
-    if not good or (most is not None and value > most):
-        limit = "" if most is None else f" and <= {most}"
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
-
-
 def is_written(trainer: TrainerProtocol, method: str) -> bool:
     """True if a subclass defines `method`."""
     return getattr(type(trainer), method).__module__ != "ctl.trainer"

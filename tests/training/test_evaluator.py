@@ -6,7 +6,7 @@ import shutil
 
 import ctl
 import pytest
-from ctl import app
+from ctl import app, config
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.distribute.platforms import detection
 from ctl.training import evaluator
@@ -177,7 +177,8 @@ def test_with_an_evaluator_in_the_cluster_workers_evaluate_only_when_asked(
         task = {"type": "worker", "index": 0}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
         values = parsed("--strategy=default", f"--model_dir={tmp_path}", *arguments)
-        return app._options(values, {}, detection.read())["intervals"].evaluate != ctl.Every()
+        settings, _ = config.of_command_line(values, {}, ctl.Trainer)
+        return app._parts(values, settings, {}, detection.read())["intervals"].evaluate != ctl.Every()
 
     assert evaluates({"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:3"]}) == inline
     assert evaluates({"worker": ["127.0.0.1:1"]})

@@ -1,0 +1,72 @@
+"""Makes the parts of a trainer that its settings describe: strategy, intervals, checkpoints."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from ctl.callbacks.schedule import Every, Intervals
+from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.checkpoints.protocol import CheckpointManager
+from ctl.checkpoints.retention import Keep
+from ctl.config import Config
+from ctl.distribute import strategies
+from ctl.distribute.topology import Topology
+
+_MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
+_NAMES = {
+    "steps_per_loop": "steps_per_loop",
+    "log": "log_every_steps",
+    "save": "save_every_steps",
+    "evaluate": "eval_every_steps",
+}
+
+
+def strategy_of(
+    config: Config, flags: Mapping[str, Any] | None = None, topology: Topology | None = None
+) -> tf.distribute.Strategy:
+    """The strategy; a word makes it, which waits for other workers.
+
+    `flags` are what all workers must have alike: by default the settings.
+    """
+    if not isinstance(config.strategy, str):
+        return config.strategy
+    if flags is None:
+        flags = {n: v for n, v in dataclasses.asdict(config).items() if n not in _MAY_DIFFER}
+    return strategies.make(
+        config.strategy,
+        devices=config.devices,
+        num_virtual_devices=config.num_virtual_devices,
+        cross_device_ops=config.cross_device_ops,
+        communication=config.communication,
+        timeout_secs=config.collective_timeout_secs,
+        heartbeat_secs=config.heartbeat_secs,
+        tpu=config.tpu,
+        variable_partitioner=config.variable_partitioner,
+        flags=flags,
+        startup_timeout_secs=config.startup_timeout_secs or None,
+        topology=topology,
+    )
+
+
+def intervals_of(config: Config, given: Intervals | None = None) -> Intervals:
+    """Those of the settings; with `given`, but for the settings that were given too."""
+    found = Intervals(
+        steps_per_loop=config.steps_per_loop,
+        log=Every(steps=config.log_every_steps),
+        save=Every(steps=config.save_every_steps),
+        evaluate=Every(steps=config.eval_every_steps),
+    )
+    if given is None:
+        return found
+    asked = {part: getattr(found, part) for part, name in _NAMES.items() if name in config.given}
+    return dataclasses.replace(given, **asked)
+
+
+def checkpoints_of(config: Config) -> CheckpointManager | None:
+    """`model_dir/checkpoints`; None without a model_dir."""
+    if not config.model_dir:
+        return None
+    keep = Keep.parse(config.keep)
+    where = f"{config.model_dir}/checkpoints"
+    return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)

@@ -1,0 +1,65 @@
+"""Outputs of the model for data that are not evaluated: `Trainer.predict`."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.data import pipeline
+from ctl.data.arrays import ArrayData
+from ctl.distribute import strategies
+from ctl.distribute.row_partition import share
+from ctl.errors import UsageError
+from ctl.training.trainer_protocol import TrainerProtocol
+
+
+def predict(trainer: TrainerProtocol, data: Any) -> Any:
+    """What `Trainer.predict` returns; the trainer is prepared."""
+    if not callable(trainer.model):
+        raise UsageError(
+            f"predict() calls self.model, which is {trainer.model!r}. Set it in build(), or write "
+            "predict(self)."
+        )
+    source = pipeline.as_source(data, "predict's data", trainer.global_batch_size, shuffle=False)
+    if isinstance(source, ArrayData):
+        once, total = source.in_order(), source.num_examples
+        source = once.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
+    elif isinstance(source, tf.data.Dataset):
+        pipeline.check_dataset(source, "predict's data", None)
+        if source.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
+    else:
+        raise UsageError("predict() got example numbers; expected arrays, or a tf.data.Dataset of batches.")
+    call = tf.function(_call_of(trainer.model), reduce_retracing=True)
+    outputs = [_outputs(trainer, call, batch) for batch in source]
+    if not outputs:
+        raise UsageError("predict's data ended before its first batch; expected at least one.")
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)
+
+
+def _call_of(model: Any) -> Any:
+    """The model on the inputs of a batch, not in training."""
+
+    def call(batch: Any) -> Any:
+        inputs = batch[0] if isinstance(batch, tuple) else batch
+        return model(inputs, training=False) if hasattr(model, "predict_step") else model(inputs)
+
+    return call
+
+
+def _outputs(trainer: TrainerProtocol, call: Any, batch: Any) -> Any:
+    """`[b, ...]` arrays of one batch, whose rows are shared by the replicas of this process."""
+    local = trainer.topology.num_local_replicas
+    if local == 1:
+        return tf.nest.map_structure(np.asarray, call(batch))
+    strategy = strategies.local(trainer.strategy)
+    shares = [share(batch, replica, local, counted=True) for replica in range(local)]
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: shares[context.replica_id_in_sync_group % local].rows
+    )
+    result = strategy.run(call, (rows,))
+
+    def joined(leaf: Any) -> np.ndarray:
+        parts = strategy.experimental_local_results(leaf)
+        return np.concatenate([p.numpy()[: int(s.real_rows)] for p, s in zip(parts, shares, strict=True)])
+
+    return tf.nest.map_structure(joined, result)
