@@ -1,28 +1,29 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
-parser = words.parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add_argument("--nodes", type=words.whole(1, 100), default=1, help="machines (default: 1)")
-asked = words.read(parser, argv)        # None: only help was wanted, and printed
-asked.options.nodes, asked.program, asked.line()
+parser = args.parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
+parser.add_argument("--nodes", type=validators.whole(1, 100), default=1, help="machines (default: 1)")
+line = args.read(parser, argv)        # None: only help was wanted, and printed
+line.options.nodes, line.program, line.as_text()
 """
 
 import argparse
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ctl.deploy import secret_words
+from ctl.deploy import secret_check, validators
 from ctl.errors import EXIT_DONE, CtlError, UsageError
 from ctl.io.console import quoted, say
+from ctl.launch.progress import flag_value
 
-_MOST = 300  # characters of a message that repeats what came
-_ELSEWHERE = {"--output": 1, "--force": 0, "--submit": 0}  # not in the file; words that follow
+_MAX_MESSAGE = 300  # characters of a message that repeats what came
+_MAX_PROCESSES = 1000  # more is a typing mistake
+_NOT_IN_FILE = {"--output": 1, "--force": 0, "--submit": 0}  # options, and the words that follow them
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandLine:
     """One line: options, the program, and the words as they came.
 
     Attributes:
@@ -47,15 +48,15 @@ class Asked:
         """The program's flags: its first word that begins with `--`, and all that follow."""
         return list(self.program[_first_flag(self.program) :])
 
-    def line(self, *more: str) -> str:
+    def as_text(self, *more: str) -> str:
         """The command line that makes the same text again; `more`: options that were looked up."""
         kept, skip = [], 0
         for word in self.words:
-            name, _, _ = word.partition("=")
+            name, equals, _ = word.partition("=")
             if skip:
                 skip -= 1
-            elif name in _ELSEWHERE:
-                skip = 0 if "=" in word else _ELSEWHERE[name]
+            elif name in _NOT_IN_FILE:
+                skip = 0 if equals else _NOT_IN_FILE[name]
             else:
                 kept.append(word)
         program = ["--", *self.program] if self.program else []
@@ -63,12 +64,7 @@ class Asked:
 
     def flag(self, name: str) -> str | None:
         """The value of a flag of the program, `--name=value` or `--name value`; None without it."""
-        for i, word in enumerate(self.program):
-            if word.startswith(f"--{name}="):
-                return word.partition("=")[2]
-            if word == f"--{name}" and i + 1 < len(self.program):
-                return self.program[i + 1]
-        return None
+        return flag_value(name, list(self.program)) if self.program else None
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,8 +76,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        short = message if len(message) <= _MOST else message[:_MOST] + "..."
-        raise UsageError(f"{short}; see `ctl deploy {self.platform} --help`")
+        short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
+        example = f"; expected e.g. {self.example}" if "are required" in message else ""
+        raise UsageError(f"{short}{example}; see `ctl deploy {self.platform} --help`")
 
 
 def parser(
@@ -101,10 +98,10 @@ def parser(
       output: what --output takes, and its help.
       needs_program: without one the line is refused; else the image's own program runs.
     """
+    program = "-- program [its options]"
     made = Parser(
         prog=f"ctl deploy {platform}",
-        usage=f"ctl deploy {platform} [options] "
-        + ("-- program [its options]" if needs_program else "[-- program [its options]]"),
+        usage=f"ctl deploy {platform} [options] {program if needs_program else f'[{program}]'}",
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=_wide,
@@ -112,14 +109,41 @@ def parser(
         add_help=False,
     )
     made.platform, made.example, made.needs_program = platform, example, needs_program
-    group = made.add_argument_group("where it goes")
+    group = made.add_argument_group("output")
     group.add_argument("--output", metavar=output[0], help=output[1])
     group.add_argument("--force", action="store_true", help="replace a file that has other content")
     group.add_argument("-h", "--help", action="store_true", help="show this text")
     return made
 
 
-def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
+def add_job_options(parser: Parser, unit: str, name: Callable[[str], str]) -> None:
+    """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
+    add = parser.add_argument_group("the job").add_argument
+    add("--image", required=True, type=validators.image, metavar="IMAGE:TAG", help="the training image")
+    workers = validators.whole(1, _MAX_PROCESSES)
+    add(
+        "--workers",
+        type=workers,
+        default=1,
+        metavar="N",
+        help=f"{unit}s that train, with the chief (default: 1)",
+    )
+    servers = validators.whole(0, _MAX_PROCESSES)
+    add("--ps", type=servers, default=0, metavar="N", help="parameter servers (default: none)")
+    add("--evaluator", action="store_true", help=f"one more {unit} evaluates the checkpoints")
+    add("--name", type=name, metavar="NAME", help="of the job (default: that of the image)")
+    add_variables(add)
+    add("--timeout", type=validators.seconds, metavar="TIME", help="end the job after this, such as 24h")
+    add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
+
+
+def add_variables(add: Callable[..., object]) -> None:
+    """The option --env."""
+    help = "a variable, no secrets; repeatable"
+    add("--env", type=validators.variable, action="append", default=[], metavar="NAME=VALUE", help=help)
+
+
+def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     """The line, checked for secrets; None when only help was wanted, which is then printed.
 
     Raises UsageError for a word that is no option, a program that is missing, line breaks, secrets.
@@ -131,8 +155,8 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
         print(parser.format_help())
         return None
     # before any message that repeats a word
-    secret_words.refuse_in_options(options, parser.platform)
-    secret_words.refuse_in_program(program, parser.platform)
+    secret_check.check_options(options, parser.platform)
+    secret_check.check_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
             raise UsageError(
@@ -146,35 +170,21 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
             if split == len(words)
             else f"see `ctl deploy {parser.platform} --help`; options of the program go after `--`"
         )
-        raise UsageError(
-            f"{quoted(unknown[0].partition('=')[0])} is not an option of `ctl deploy "
-            f"{parser.platform}`; {cure}"
-        )
+        name = quoted(unknown[0].partition("=")[0])
+        raise UsageError(f"{name} is not an option of `ctl deploy {parser.platform}`; {cure}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
-    return Asked(parser.platform, parsed, tuple(program), tuple(options))
+    return CommandLine(parser.platform, parsed, tuple(program), tuple(options))
 
 
-def guarded(platform: str, work: Callable[[], int | None]) -> int:
-    """Runs `work`; an error of ctl is one sentence on stderr and its exit code, 2 for a mistake."""
+def guarded(platform: str, work: Callable[[], None]) -> int:
+    """Runs `work`; an error of ctl is printed on stderr and gives its exit code, 2 for a mistake."""
     try:
-        return work() or EXIT_DONE
+        work()
     except CtlError as e:
         say(str(e), by=f"ctl deploy {platform}")
         return e.exit_code
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """A type for options: a whole number from `least` to `most`."""
-
-    def check(text: str) -> int:
-        if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"{quoted(text)} came, expected a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return check
+    return EXIT_DONE
 
 
 def _wide(prog: str) -> argparse.HelpFormatter:

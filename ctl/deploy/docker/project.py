@@ -33,20 +33,20 @@ class Project:
     Attributes:
       copied: directories and files of the program.
       ctl: ".", a wheel, a URL for pip, or "none".
-      requirements: a file of requirements, or "none".
-      constraints: a file of exact versions, or "none".
+      requirements: whether there is a requirements.txt.
+      constraints: whether there is a constraints.txt, a file of exact versions.
     """
 
     copied: tuple[str, ...]
     ctl: str
-    requirements: str
-    constraints: str
+    requirements: bool
+    constraints: bool
 
     @property
     def context(self) -> list[str]:
         """All paths that the build reads."""
-        files = [f for f in (self.requirements, self.constraints) if f != "none"]
-        ctl = list(SOURCE_TREE) if self.ctl == "." else [self.ctl] if is_wheel(self.ctl) else []
+        files = ["requirements.txt"] * self.requirements + ["constraints.txt"] * self.constraints
+        ctl = list(SOURCE_TREE) if self.ctl == "." else [self.ctl] * is_wheel(self.ctl)
         return list(dict.fromkeys([*files, *ctl, *self.copied]))
 
 
@@ -62,11 +62,8 @@ def look(directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequ
             f"{quoted(' '.join(program))} names no module or script of this directory; expected e.g. "
             "`-- python -m trainer.task`, or --copy=PATH for what the program needs"
         )
-    found = {
-        name: name if (directory / name).is_file() else "none"
-        for name in ("requirements.txt", "constraints.txt")
-    }
-    return Project(tuple(copied), _ctl(directory, ctl), found["requirements.txt"], found["constraints.txt"])
+    has = [(directory / name).is_file() for name in ("requirements.txt", "constraints.txt")]
+    return Project(tuple(copied), _ctl(directory, ctl), *has)
 
 
 def is_wheel(text: str) -> bool:

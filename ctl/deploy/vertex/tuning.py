@@ -1,5 +1,6 @@
 """What a tuning job varies and what it looks for, from words such as `learning_rate:1e-4..1e-1:log`."""
 
+import argparse
 import math
 import re
 from collections.abc import Sequence
@@ -29,8 +30,13 @@ def parameters(given: Sequence[str]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def trials(options: argparse.Namespace) -> tuple[int, int]:
+    """How many trials there are in all, and at a time."""
+    return options.trials or 10, options.parallel_trials or 2
+
+
 def metric(text: str) -> dict[str, str]:
-    """The MetricSpec of `--metric`; what sounds like a loss needs its goal in words."""
+    """Name and goal of `--metric`; what sounds like a loss needs its goal in words."""
     name, _, goal = text.partition(":")
     if not re.fullmatch(r"[A-Za-z0-9_./-]{1,64}", name):
         raise UsageError(f"--metric={quoted(text)} is no metric; expected a name such as accuracy")
@@ -44,7 +50,7 @@ def metric(text: str) -> dict[str, str]:
             f"--metric={name} does not say whether less is better; expected {name}:minimize "
             f"or {name}:maximize"
         )
-    return {"metricId": name, "goal": (goal or "maximize").upper()}
+    return {"metric": name, "goal": (goal or "maximize").upper()}
 
 
 def _range(text: str, name: str, rest: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import sys
 import pytest
 import yaml
 from ctl import cli
-from ctl.deploy import args, texts
+from ctl.deploy import args
+from ctl.deploy import manifest as manifests
 from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 from golden_cases import IMAGE
@@ -27,20 +28,20 @@ SWITCHES = st.sampled_from(
 @given(st.lists(st.one_of(WORDS, NUMBERS, SWITCHES)))
 @settings(max_examples=100, deadline=None)
 def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
-    text = texts.as_yaml([{"words": given_words}])
+    text = manifests.as_yaml([{"words": given_words}])
     assert yaml.safe_load(text)["words"] == given_words
     for line in text.splitlines()[1:]:  # other readers know more numbers than PyYAML
         assert not re.fullmatch(r"\s+- [-+]?\.?[0-9][0-9a-zA-Z_.+-]*", line), line
-    assert json.loads(texts.as_json({"words": given_words}))["words"] == given_words
+    assert json.loads(manifests.as_json({"words": given_words}))["words"] == given_words
 
 
 @given(st.lists(WORDS, max_size=5), st.text("abc _=:'\"#$\\", max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
-    asked = args.Asked("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
-    header = texts.header(asked.line())
+    line = args.CommandLine("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
+    header = manifests.header(line.as_text())
     assert header.count("\n") == 1
-    assert shlex.split(header.removeprefix("# "))[3:] == [*asked.words, "--", *asked.program]
+    assert shlex.split(header.removeprefix("# "))[3:] == [*line.words, "--", *line.program]
 
 
 @given(st.text("abc _=:'\"#$\\{}[]&*!|>%@`,?-", max_size=20))
@@ -139,7 +140,6 @@ def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, caps
 
 @pytest.mark.parametrize("line", [
     ["vertex", IMAGE, "--accelerator=NVIDIA_TESLA_V100:1"], ["kubernetes", IMAGE, "--gpus=1"],
-    ["vertex", IMAGE, "--machine_type=a2-highgpu-1g"],
 ])  # fmt: skip
 def test_a_job_with_gpus_says_what_the_image_needs(line, capsys):
     program = ["--", "python", "-m", "trainer.task"]
@@ -157,6 +157,6 @@ def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys)
 
 def test_without_pyyaml_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    texts._dump.cache_clear()
+    manifests._dump.cache_clear()
     with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
-        texts.as_yaml([{"a": 1}])
+        manifests.as_yaml([{"a": 1}])
