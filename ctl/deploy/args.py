@@ -1,6 +1,6 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
-parser = args.parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
+parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
 parser.add_argument("--nodes", type=validators.whole(1, 100), default=1, help="machines (default: 1)")
 line = args.read(parser, argv)        # None: only help was wanted, and printed
 line.options.nodes, line.program, line.as_text()
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ctl.deploy import secret_check, validators
-from ctl.errors import EXIT_DONE, CtlError, UsageError
-from ctl.io.console import quoted, say
+from ctl.errors import UsageError
+from ctl.io.console import quoted
 from ctl.launch.progress import flag_value
 
 _MAX_MESSAGE = 300  # characters of a message that repeats what came
@@ -68,52 +68,38 @@ class CommandLine:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of ending the process; knows its platform and an example."""
+    """Has the options that every platform has, and raises UsageError instead of ending the process."""
 
-    platform = ""
-    example = ""
-    needs_program = True
+    def __init__(self, platform: str, description: str, example: str, *, needs_program: bool = True):
+        """Makes a parser.
+
+        Args:
+          platform: the word after `ctl deploy`.
+          description: what it does, one line.
+          example: a line that works; shown in the help and in messages.
+          needs_program: without one the line is refused; else the image's own program runs.
+        """
+        program = "-- program [its options]"
+        super().__init__(
+            prog=f"ctl deploy {platform}",
+            usage=f"ctl deploy {platform} [options] {program if needs_program else f'[{program}]'}",
+            description=description,
+            epilog=f"example:\n  {example}",
+            formatter_class=_wide,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.platform, self.example, self.needs_program = platform, example, needs_program
+        add = self.add_argument_group("output").add_argument
+        add("--output", metavar="PATH", help="write it there (default: stdout; docker: this directory)")
+        add("--force", action="store_true", help="replace a file that has other content")
+        add("-h", "--help", action="store_true", help="show this text")
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
         short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
         example = f"; expected e.g. {self.example}" if "are required" in message else ""
-        raise UsageError(f"{short}{example}; see `ctl deploy {self.platform} --help`")
-
-
-def parser(
-    platform: str,
-    description: str,
-    example: str,
-    *,
-    output: tuple[str, str] = ("FILE", "write it there (default: to stdout)"),
-    needs_program: bool = True,
-) -> Parser:
-    """A parser with the options that every platform has: --output, --force, --help.
-
-    Args:
-      platform: the word after `ctl deploy`.
-      description: what it does, one line.
-      example: a line that works; shown in the help and in messages.
-      output: what --output takes, and its help.
-      needs_program: without one the line is refused; else the image's own program runs.
-    """
-    program = "-- program [its options]"
-    made = Parser(
-        prog=f"ctl deploy {platform}",
-        usage=f"ctl deploy {platform} [options] {program if needs_program else f'[{program}]'}",
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=_wide,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    made.platform, made.example, made.needs_program = platform, example, needs_program
-    group = made.add_argument_group("output")
-    group.add_argument("--output", metavar=output[0], help=output[1])
-    group.add_argument("--force", action="store_true", help="replace a file that has other content")
-    group.add_argument("-h", "--help", action="store_true", help="show this text")
-    return made
+        raise UsageError(f"{short}{example}; see `{self.prog} --help`")
 
 
 def add_job_options(parser: Parser, unit: str, name: Callable[[str], str]) -> None:
@@ -159,32 +145,19 @@ def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     secret_check.check_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
-            raise UsageError(
-                f"{quoted(word.partition('=')[0])} has a line break or another control character; expected "
-                "words of printable characters. Put longer texts into a file of the image"
-            )
+            came = f"{quoted(word.partition('=')[0])} has a line break or another control character"
+            raise UsageError(f"{came}; expected printable words. Put longer texts into a file of the image")
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
-        cure = (
-            f"write the program after `--`: {parser.example}"
-            if split == len(words)
-            else f"see `ctl deploy {parser.platform} --help`; options of the program go after `--`"
+        cure = f"see `{parser.prog} --help`; options of the program go after `--`"
+        if split == len(words):
+            cure = f"write the program after `--`: {parser.example}"
+        raise UsageError(
+            f"{quoted(unknown[0].partition('=')[0])} is not an option of `{parser.prog}`; {cure}"
         )
-        name = quoted(unknown[0].partition("=")[0])
-        raise UsageError(f"{name} is not an option of `ctl deploy {parser.platform}`; {cure}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     return CommandLine(parser.platform, parsed, tuple(program), tuple(options))
-
-
-def guarded(platform: str, work: Callable[[], None]) -> int:
-    """Runs `work`; an error of ctl is printed on stderr and gives its exit code, 2 for a mistake."""
-    try:
-        work()
-    except CtlError as e:
-        say(str(e), by=f"ctl deploy {platform}")
-        return e.exit_code
-    return EXIT_DONE
 
 
 def _wide(prog: str) -> argparse.HelpFormatter:

@@ -16,7 +16,6 @@ from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from ctl.launch.progress import local_model_dir
 from ctl.launch.restart_policy import STUCK_ATTEMPTS
 
-PLATFORM = "slurm"
 _EXAMPLE = (
     "ctl deploy slurm --nodes=2 --time=04:00:00 --output=flowers.sbatch -- "
     "python -m models.flowers --data_dir=/shared/flower_photos --model_dir=/shared/runs/flowers"
@@ -26,25 +25,16 @@ _NOT_STARTED = (126, 127)  # of a shell: the program cannot be run, or is not th
 _TRAINED_SECS = 600  # an attempt this long counts as progress where checkpoints cannot be seen
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes the script; returns 0, or 2 for a mistake in the line."""
-    return args.guarded(PLATFORM, lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
-    line = args.read(parser(), argv)
-    if line is None:
-        return
-    options = line.options
+def write(line: CommandLine) -> None:
+    """Writes the script."""
     _check(line)
     advice = _advice(line)
-    text = script(line, advice.fill_in)
-    output.deliver(text, options.output, advice, force=options.force, default=f"{options.name}.sbatch")
+    output.deliver(line, script(line, advice.fill_in), advice, f"{line.options.name}.sbatch")
 
 
 def parser() -> args.Parser:
     """The options of `ctl deploy slurm`."""
-    made = args.parser(PLATFORM, "Writes a batch script for Slurm.", _EXAMPLE)
+    made = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
     whole, form = validators.whole, validators.form
     add = made.add_argument_group("size").add_argument
     add("--nodes", type=whole(1, 10_000), default=1, help="machines (default: 1)")
@@ -89,10 +79,8 @@ def _check(line: CommandLine) -> None:
         hours = int(found["d"] or 0) * 24 + int(found["h"])
         limit_secs = hours * 3600 + int(found["m"]) * 60 + int(found["s"])
         if limit_secs <= options.signal_secs:
-            raise UsageError(
-                f"--time={options.time} is not longer than --signal_secs={options.signal_secs}; expected "
-                "time to train before it is time to save"
-            )
+            came = f"--time={options.time} is not longer than --signal_secs={options.signal_secs}"
+            raise UsageError(f"{came}; expected time to train before it is time to save")
 
 
 def _advice(line: CommandLine) -> Advice:

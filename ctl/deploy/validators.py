@@ -7,13 +7,11 @@ GPU exists.
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch.option_values import whole_number
 
-T = TypeVar("T")
 # Words of examples, which stand for something to fill in
 BLANK = (
     r"(?:PROJECT(?:_ID|_NUMBER)?|BUCKET(?:_NAME)?|REGION|LOCATION|REPO(?:SITORY)?|IMAGE|TAG|NUMBER|EMAIL"
@@ -90,14 +88,6 @@ variable = form(
     "no variable; expected NAME=VALUE, such as TF_CPP_MIN_LOG_LEVEL=1",
     hides_value=True,
 )
-
-
-def checked(option: str, convert: Callable[[str], T], word: str) -> T:
-    """A word that was looked up and not given, converted as if it had been given with `option`."""
-    try:
-        return convert(word)
-    except argparse.ArgumentTypeError as e:
-        raise UsageError(f"argument {option}: {e}") from None
 
 
 def blanks(texts: Sequence[str]) -> list[str]:

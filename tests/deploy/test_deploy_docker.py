@@ -218,6 +218,8 @@ def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, c
     )
     assert "3" in said
     assert "usage:" in call([root / "venv/bin/python", *entry[1:], "--help"], workdir)
+    slurm = ["-m", "ctl", "deploy", "slurm", "--", "python", "train.py"]
+    assert "#SBATCH" in call([root / "venv/bin/python", *slurm], workdir)  # templates are installed
 
 
 def copy(source: Path, target: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 
 
 @pytest.mark.parametrize(("options", "flags", "message"), [
-    (["--tensorboard"], [], "--tensorboard needs to know where the curves are"),
+    (["--tensorboard"], [], "--tensorboard needs --model_dir=PATH"),
     (["--tensorboard"], ["--model_dir=gs://b/f"], "to directories, not to"),
     (["--evaluator"], [], "--evaluator needs the checkpoints"),
     ([], ["--api_key=abc"], "write --env_from_secret=NAME=secret:key"),

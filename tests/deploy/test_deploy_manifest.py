@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from conftest import ROOT
 from ctl import cli
 from ctl.deploy import args
 from ctl.deploy import manifest as manifests
@@ -160,3 +161,59 @@ def test_without_pyyaml_the_extra_is_named(monkeypatch):
     manifests._dump.cache_clear()
     with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
         manifests.as_yaml([{"a": 1}])
+
+
+@pytest.fixture
+def template(tmp_path, monkeypatch):
+    """Writes a template; returns its name."""
+    monkeypatch.setattr(manifests, "_TEMPLATES", tmp_path)
+
+    def write(text):
+        (tmp_path / "a.yaml").write_text(text)
+        return "a.yaml"
+
+    return write
+
+
+@given(WORDS | st.text("<>ab:#'\"\n-{}[]&*!|%@` ,", max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_no_value_changes_the_structure_of_a_document(value):
+    values = {"machine_type": value, "image": value, "replicas": 1, "command": [value], "env": None}
+    values |= dict.fromkeys(("accelerator", "accelerator_count", "disk_gb", "args"))
+    pool = manifests.document("vertex_worker_pool.yaml", values)
+    assert pool == {
+        "machineSpec": {"machineType": value}, "replicaCount": 1,
+        "containerSpec": {"imageUri": value, "command": [value]},
+    }  # fmt: skip
+    assert yaml.safe_load(manifests.as_yaml([pool])) == pool
+
+
+def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
+    name = template("a: {b: {c: <x>}, d: [<x>, {e: <x>}]}\nf: []\ng: <y>-<y>\n")
+    assert manifests.documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
+    assert manifests.documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
+
+
+@pytest.mark.parametrize(("outer", "inner", "kept"), [
+    (True, True, "abd"), (True, False, "acd"), (False, True, "de"), (False, False, "de"),
+])  # fmt: skip
+def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, kept):
+    name = template("#if outer\na\n  #if inner\nb\n  #else\nc\n  #end\nd\n#else\nd\ne\n#end\n")
+    assert manifests.text(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
+
+
+def test_a_value_that_is_not_known_is_an_error(template):
+    for text in ("a: <x>\n", "#if x\n#end\n"):
+        with pytest.raises(KeyError, match="x"):
+            manifests.documents(template(text), {})
+
+
+def test_a_line_of_text_without_its_value_is_left_out_and_values_are_not_read_again(template):
+    name = template("<a>\n<b> and <a>\nend\n")
+    assert manifests.text(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
+
+
+def test_a_wheel_contains_the_templates():
+    names = {path.name for path in manifests._TEMPLATES.iterdir()}
+    assert {"Dockerfile", "job.sbatch", "kubernetes_job.yaml", "vertex_custom_job.yaml"} <= names
+    assert '"ctl.deploy" = ["templates/*"]' in (ROOT / "pyproject.toml").read_text()

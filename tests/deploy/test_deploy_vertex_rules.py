@@ -68,7 +68,7 @@ STUDY = ["--metric=accuracy"]
     (["--tune=lr:1..2", "--tune=lr:3..4", *STUDY], "came twice"),
     (["--tune=data_dir:a|b", *STUDY], "--data_dir is tuned, and the program has a value"),
     (["--tune=lr:1..2", "--metric=loss"], "expected loss:minimize"),
-    (["--tune=lr:1..2", "--metric=accuracy:max"], "expected accuracy:maximize"),
+    (["--tune=lr:1..2", "--metric=accuracy:max"], "expected accuracy:minimize or accuracy:maximize"),
     (["--tune=lr:1..2", *STUDY, "--trials=3", "--parallel_trials=4"], "more than --trials=3"),
     (["--trials=3"], "came without --tune"),
     (["--metric=accuracy"], "came without --tune"),

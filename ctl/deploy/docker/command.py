@@ -8,7 +8,6 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from ctl.deploy import args, manifest, output, validators
@@ -27,32 +26,25 @@ _IMAGE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:1"
 _OLDEST_TENSORFLOW = (2, 16)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes both files; returns 0, or 2 after a message on stderr, when nothing was written."""
-    return args.guarded("docker", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
-    line = args.read(parser(), argv)
-    if line is None:
-        return
+def write(line: CommandLine) -> None:
+    """Writes both files."""
     options = line.options
     directory = Path(options.output or ".")
     if not line.command:
+        flag = line.program[0].partition("=")[0]
         raise UsageError(
-            f"the program begins with a flag, {line.program[0].partition('=')[0]}; expected what the "
-            "image is to run, such as `-- python -m trainer.task`"
+            f"the program begins with a flag, {flag}; expected e.g. `-- python -m trainer.task`"
         )
     found = project.look(directory, line.program, ctl=options.ctl, copy=options.copy)
     top = manifest.header(line.as_text(*([] if options.ctl else [f"--ctl={found.ctl}"])))
+    ignored = manifest.text("dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)})
     files = {
         directory / "Dockerfile": top + dockerfile(line, found),
-        directory / ".dockerignore": top
-        + manifest.text("dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)}),
+        directory / ".dockerignore": top + ignored,
     }
     output.write(files, force=options.force)
     advice = _advice(options, found.constraints)
-    output.tell(advice, str(directory), to_stdout=True, written=list(map(str, files)))
+    output.tell(advice, str(directory), written=list(map(str, files)), to_stdout=True)
 
 
 def dockerfile(line: CommandLine, found: Project) -> str:
@@ -115,8 +107,7 @@ def _tensorflow(word: str) -> str:
 def parser() -> args.Parser:
     """The parser of the options."""
     description = "Writes a Dockerfile and a .dockerignore into a project directory."
-    output_help = ("DIR", "the project directory (default: this one)")
-    made = args.parser("docker", description, EXAMPLE, output=output_help)
+    made = args.Parser("docker", description, EXAMPLE)
     add = made.add_argument_group("the image").add_argument
     help = "its name in the commands that are printed (default: to be filled in)"
     add("--image", type=validators.image, metavar="IMAGE:TAG", help=help)

@@ -1,9 +1,9 @@
 """The `ctl deploy kubernetes` command: one file for `kubectl apply`."""
 
 import shlex
-from collections.abc import Sequence
 
-from ctl.deploy import args, checks, manifest, output, validators
+from ctl.deploy import checks, manifest, output, validators
+from ctl.deploy.args import CommandLine
 from ctl.deploy.kubernetes import job as kubernetes_job
 from ctl.deploy.kubernetes import objects
 from ctl.deploy.kubernetes import options as kubernetes_options
@@ -12,19 +12,13 @@ from ctl.deploy.kubernetes.objects import JOBSET, LABEL
 from ctl.deploy.manifest import Document
 from ctl.deploy.output import Advice
 
+parser = kubernetes_options.parser
 LINE = "ctl/command-line"  # an annotation
 _JOBS = ("Job", "TFJob", "TrainJob")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes the manifest; returns 0, or 2 after a message on stderr, when nothing was written."""
-    return args.guarded("kubernetes", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
-    line = args.read(kubernetes_options.parser(), argv)
-    if line is None:
-        return
+def write(line: CommandLine) -> None:
+    """Writes the manifest."""
     options, job = line.options, kubernetes_job.read(line)
     made = objects.make(job)
     advice = Advice(
@@ -40,7 +34,7 @@ def _main(argv: Sequence[str]) -> None:
         text = manifest.as_json({"apiVersion": "v1", "kind": "List", "items": made})
     else:
         text = manifest.as_yaml(made, manifest.header(line.as_text(), advice.fill_in))
-    output.deliver(text, options.output, advice, force=options.force, default=f"job.{options.format}")
+    output.deliver(line, text, advice, f"job.{options.format}")
 
 
 def _fill_in(job: Job) -> list[str]:
@@ -72,11 +66,8 @@ def _notes(job: Job, made: list[Document]) -> list[str]:
         found.append(checks.GPU_IMAGE)
     if options.storage:
         found.append("`kubectl delete --filename` would delete the volume and all checkpoints as well")
-    if options.storage and objects.access_mode(job) == "ReadWriteMany":
-        found.append(
-            "the volume must be one that several nodes can write to, such as NFS or Filestore; "
-            "ordinary disks cannot: see --storage_class"
-        )
+    if options.storage and job.shares_checkpoints:
+        found.append("several nodes must be able to write to the volume, such as NFS: see --storage_class")
     return found
 
 

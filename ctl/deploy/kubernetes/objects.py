@@ -168,14 +168,9 @@ def _volume(job: Job) -> list[Document]:
     """The PersistentVolumeClaim, if one is to be made; for several nodes if there are several pods."""
     if not job.options.storage:
         return []
-    values = {**_values(job), "size": job.options.storage, "access_mode": access_mode(job)}
+    access_mode = "ReadWriteMany" if job.shares_checkpoints else "ReadWriteOnce"
+    values = {**_values(job), "size": job.options.storage, "access_mode": access_mode}
     return documents("kubernetes_volume.yaml", values)
-
-
-def access_mode(job: Job) -> str:
-    """Who may mount a new volume: several nodes if several pods use it."""
-    is_shared = job.has_peers or job.options.evaluator or job.logdir
-    return "ReadWriteMany" if is_shared else "ReadWriteOnce"
 
 
 def _policies(job: Job) -> list[Document]:

@@ -29,7 +29,7 @@ job_name = form(
 def parser() -> args.Parser:
     """The parser of the options."""
     description = "Writes a Job, a TFJob or a TrainJob, and the objects that it needs."
-    made = args.parser("kubernetes", description, EXAMPLE, needs_program=False)
+    made = args.Parser("kubernetes", description, EXAMPLE, needs_program=False)
     args.add_job_options(made, "pod", job_name)
     add = made.add_argument_group("Kubernetes").add_argument
     namespace = form(_label_name(63), "no namespace; expected lower-case letters, digits and hyphens")

@@ -1,7 +1,5 @@
 """Options of a Vertex AI job that do not fit together; each mistake is one sentence."""
 
-from collections.abc import Sequence
-
 from ctl.deploy import checks
 from ctl.deploy.args import CommandLine
 from ctl.deploy.vertex import tuning
@@ -10,45 +8,28 @@ from ctl.errors import UsageError
 _SHARED = ("/gcs/", "gs://", "/mnt/nfs/", "/mnt/lustre/")  # what all machines of a job see
 
 
-def check(line: CommandLine, region: str, tuned: Sequence[str]) -> None:
-    """Raises UsageError for what Vertex AI would refuse for its structure, or what cannot train.
-
-    Args:
-      line: the command line.
-      region: of the job.
-      tuned: the flags that are tuned.
-    """
+def check(line: CommandLine, region: str) -> None:
+    """Raises UsageError for what Vertex AI would refuse for its structure, or what cannot train."""
     checks.check_parameter_servers(line)
     _check_reduction_server(line)
     _check_tensorboard(line, region)
     _check_evaluator(line)
-    if tuned:
-        _check_tuning(line, tuned)
-    for option in () if tuned else ("metric", "trials", "parallel_trials"):
-        if getattr(line.options, option) is not None:
-            raise UsageError(
-                f"--{option} came without --tune; say what to vary, such as "
-                "--tune=learning_rate:1e-4..1e-1:log"
-            )
+    _check_tuning(line)
 
 
 def _check_reduction_server(line: CommandLine) -> None:
-    options = line.options
+    options, came = line.options, "--reduction_server came"
     if not options.reduction_server:
         return
     if options.ps:
-        raise UsageError(
-            "--reduction_server came with --ps; both take the third pool, so leave one of them out"
-        )
+        raise UsageError(f"{came} with --ps; both take the third pool, so leave one of them out")
     if not options.accelerator:
         raise UsageError(
-            "--reduction_server came without GPUs; it adds up what NCCL sends. Give --accelerator, or "
-            "leave it out"
+            f"{came} without GPUs; it adds up what NCCL sends. Give --accelerator, or leave it out"
         )
     if options.workers < 2:
         raise UsageError(
-            "--reduction_server came with one worker, which has nobody to add up with; expected "
-            "--workers=2 or more"
+            f"{came} with one worker, which has nobody to add up with; expected --workers=2 or more"
         )
 
 
@@ -67,40 +48,42 @@ def _check_tensorboard(line: CommandLine, region: str) -> None:
 
 def _check_evaluator(line: CommandLine) -> None:
     """UsageError when an evaluator could not see the checkpoints."""
-    options, model_dir = line.options, line.flag("model_dir")
-    if not options.evaluator:
+    model_dir = line.flag("model_dir")
+    expected = "expected --model_dir=/gcs/BUCKET/PATH among the flags of the program"
+    if not line.options.evaluator:
         return
-    if not options.base_output and model_dir is None and line.program:
+    if not line.options.base_output and model_dir is None and line.program:
         raise UsageError(
-            "--evaluator needs the checkpoints; expected --base_output=gs://BUCKET/PATH, or "
-            "--model_dir=/gcs/BUCKET/PATH among the flags of the program"
+            f"--evaluator needs the checkpoints; {expected}, or --base_output=gs://BUCKET/PATH"
         )
     if model_dir and not model_dir.startswith(_SHARED):
-        raise UsageError(
-            f"--evaluator came with --model_dir={model_dir}, which is on the machine itself, and the "
-            "evaluator's does not see it; expected /gcs/BUCKET/PATH, or a place in /mnt/nfs or /mnt/lustre"
-        )
+        came = f"--evaluator came, but --model_dir={model_dir} is on the machine itself"
+        raise UsageError(f"{came}; {expected}, or a place in /mnt/nfs or /mnt/lustre")
 
 
-def _check_tuning(line: CommandLine, tuned: Sequence[str]) -> None:
+def _check_tuning(line: CommandLine) -> None:
     options = line.options
+    if not options.tune:
+        for option in ("metric", "trials", "parallel_trials"):
+            if getattr(options, option) is not None:
+                raise UsageError(f"--{option} came without --tune; expected e.g. --tune=units:32..512")
+        return
     if not line.program:
-        raise UsageError(
-            "--tune came without a program, and its flags would take the place of those that the image "
-            "has; expected e.g. `-- python -m trainer.task`"
-        )
+        came = "--tune came without a program, and its flags would take the place of the image's"
+        raise UsageError(f"{came}; expected e.g. `-- python -m trainer.task`")
     if options.metric is None:
         raise UsageError("--tune needs --metric=NAME, a number of the evaluation, such as accuracy")
-    reported, metric = line.flag("report_hypertune"), tuning.metric(options.metric)["metric"]
+    reported, metric = line.flag("report_hypertune"), options.metric["metric"]
     if reported not in (None, metric):
-        raise UsageError(
-            f"--metric={metric} came, but the program has --report_hypertune={reported}, so no trial would "
-            f"report {metric}; leave --report_hypertune out, or write --metric={reported}"
-        )
-    for flag in tuned:
-        if line.flag(flag) is not None:
+        came = f"--metric={metric} came, but the program has --report_hypertune={reported}"
+        raise UsageError(f"{came}, so no trial would report {metric}; leave --report_hypertune out")
+    names = [parameter["parameterId"] for parameter in options.tune]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--tune={name} came twice; expected one range for each flag")
+        if line.flag(name) is not None:
             raise UsageError(
-                f"--{flag} is tuned, and the program has a value for it; leave one of them out"
+                f"--{name} is tuned, and the program has a value for it; leave one of them out"
             )
     trials, parallel = tuning.trials(options)
     if parallel > trials:
@@ -116,13 +99,11 @@ def warnings(line: CommandLine) -> list[str]:
     if line.program and not options.base_output and model_dir is None:
         found.append("nothing says where the model goes: give --base_output, or --model_dir to the program")
     if model_dir and not model_dir.startswith(_SHARED):
-        found.append(
-            f"--model_dir={model_dir} is on the machine itself and is lost with it; a bucket is "
-            "/gcs/BUCKET/PATH"
-        )
+        lost = "is on the machine itself and is lost with it; a bucket is /gcs/BUCKET/PATH"
+        found.append(f"--model_dir={model_dir} {lost}")
     if model_dir and options.tune:
+        cure = "give --base_output instead, which differs for each trial"
         found.append(
-            "all trials would train in the same --model_dir, and ctl allows one at a time: give "
-            "--base_output instead, which differs for each trial"
+            f"all trials would train in the same --model_dir, and ctl allows one at a time: {cure}"
         )
     return found

@@ -2,42 +2,33 @@
 
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctl.deploy import args, checks, manifest, output, validators
+from ctl.deploy import checks, manifest, output, validators
 from ctl.deploy.args import CommandLine
 from ctl.deploy.output import Advice
 from ctl.deploy.vertex import checks as vertex_checks
 from ctl.deploy.vertex import job as vertex_job
 from ctl.deploy.vertex import options as vertex_options
-from ctl.deploy.vertex import tuning
 from ctl.deploy.vertex.job import Job
 from ctl.errors import UsageError
 
+parser = vertex_options.parser
 _GOOGLE_IMAGE = re.compile(r"([a-z0-9-]+|[A-Z_]+)-docker\.pkg\.dev/([^/]+)/")
 _WORDS_OF_THE_API = ("acceleratorType", "goal", "scaleType", "strategy")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes the job; returns 0, 2 after a message about a mistake, 1 if the service refused it."""
-    return args.guarded("vertex", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
-    line = args.read(vertex_options.parser(), argv)
-    if line is None:
-        return
+def write(line: CommandLine) -> None:
+    """Writes the job; with --submit also sends it."""
     options = line.options
     project, region = _place(options.image, options.project, options.region)
-    parameters = tuning.parameters(options.tune)
-    vertex_checks.check(line, region, [p["parameterId"] for p in parameters])
-    job = vertex_job.make(line, region, parameters)
+    vertex_checks.check(line, region)
+    job = vertex_job.make(line, region)
     blanks = validators.blanks([*_texts(job.spec), project, region])
     if options.submit and blanks:
         raise UsageError(
-            f"--submit came, but {', '.join(blanks)} must be filled in first; write the real names"
+            f"--submit came, but {', '.join(blanks)} must be filled in first; write real names"
         )
     if options.format == "json":
         text = manifest.as_json(job.spec)
@@ -50,11 +41,11 @@ def _main(argv: Sequence[str]) -> None:
         commands=[] if options.submit else _commands(line, job, project, region),
     )
     if not options.submit:
-        output.deliver(text, options.output, advice, force=options.force, default=f"job.{options.format}")
+        output.deliver(line, text, advice, f"job.{options.format}")
         return
     written = [options.output] if options.output else []
     output.write({Path(path): text for path in written}, force=options.force)
-    output.tell(advice, options.output or "", to_stdout=False, written=written)
+    output.tell(advice, "", written=written, to_stdout=False)
     _submit(job, project, region)
 
 
@@ -64,7 +55,7 @@ def _place(image: str, project: str | None, region: str | None) -> tuple[str, st
     by_image = (found[2], found[1]) if found else ("PROJECT", "REGION")
     if not re.fullmatch(vertex_options.REGION, by_image[1]):
         by_image = (by_image[0], "REGION")
-    project = project or validators.checked("--project", vertex_options.project, by_image[0])
+    project = project or vertex_options.project(by_image[0])
     return project, region or by_image[1]
 
 
@@ -72,11 +63,9 @@ def _submit(job: Job, project: str, region: str) -> None:
     from ctl.deploy.vertex import submit
 
     name = submit.submit(job.as_sent(), project, region)
-    kind, page = (
-        ("hyperparameter-tuning-jobs", "hyperparameter-tuning")
-        if job.is_tuning
-        else ("custom-jobs", "training")
-    )
+    kind, page = "custom-jobs", "training"
+    if job.is_tuning:
+        kind, page = "hyperparameter-tuning-jobs", "hyperparameter-tuning"
     print(
         f"submitted {name}\nsee https://console.cloud.google.com/vertex-ai/training/{kind}"
         f"/locations/{region}/{page}/{name.rpartition('/')[2]}?project={project}"
@@ -100,17 +89,11 @@ def _notes(line: CommandLine, job: Job) -> list[str]:
     if options.format == "json" and (options.output or not options.submit):
         found.append(f"JSON has no place for the line that writes it again; keep it: {line.as_text()}")
     if job.has_gap and not options.submit:
-        found.append(
-            "gcloud refuses a file with an unused pool between others ({}), so this job is sent "
-            "with --submit"
-        )
+        found.append("gcloud refuses a file with an unused pool between others: send it with --submit")
     if options.accelerator:
         found.append(checks.GPU_IMAGE)
     if job.is_tuning:
-        found.append(
-            "in the containers of Vertex AI only root may write what a trial reports: build the image "
-            "with `ctl deploy docker --root`"
-        )
+        found.append("only root may write what a trial reports: use an image of `ctl deploy docker --root`")
     return found
 
 

@@ -41,29 +41,28 @@ class Job:
         return {"displayName": self.name, "jobSpec": self.spec, **labels}
 
 
-def make(line: CommandLine, region: str, parameters: list[Document]) -> Job:
-    """The job of a command line; `parameters`: what is tuned."""
-    options = line.options
+def make(line: CommandLine, region: str) -> Job:
+    """The job of a command line."""
+    options, tuned = line.options, line.options.metric or {}
     name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     labels = validators.pairs("--label", options.label)
     args = line.args
-    tuned = tuning.metric(options.metric) if parameters else {}
-    if parameters and line.flag("report_hypertune") is None:
+    if tuned and line.flag("report_hypertune") is None:
         args = [*args, f"--report_hypertune={tuned['metric']}"]
     spec = _custom_job(line, region, args)
-    if parameters:
+    if tuned:
         trials, parallel = tuning.trials(options)
         values = {
             **tuned,
             "name": name,
-            "parameters": parameters,
+            "parameters": options.tune,
             "trials": trials,
             "parallel_trials": parallel,
             "custom_job": spec,
             "labels": labels or None,
         }
         spec = manifest.document("vertex_tuning_job.yaml", values)
-    return Job(name, spec, is_tuning=bool(parameters), labels=labels)
+    return Job(name, spec, is_tuning=bool(tuned), labels=labels)
 
 
 def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:

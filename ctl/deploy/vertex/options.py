@@ -7,6 +7,7 @@ import argparse
 
 from ctl.deploy import args
 from ctl.deploy.validators import BLANK, form, whole
+from ctl.deploy.vertex import tuning
 
 EXAMPLE = (
     "ctl deploy vertex --image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1 --workers=2 "
@@ -24,7 +25,7 @@ _MAX_NAME = 128
 def parser() -> args.Parser:
     """The parser of the options."""
     description = "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob."
-    made = args.parser("vertex", description, EXAMPLE, needs_program=False)
+    made = args.Parser("vertex", description, EXAMPLE, needs_program=False)
     args.add_job_options(made, "machine", _name)
     _add_machines(made)
     _add_place(made)
@@ -112,7 +113,12 @@ def _add_place(parser: args.Parser) -> None:
 def _add_tuning(parser: args.Parser) -> None:
     add = parser.add_argument_group("tuning").add_argument
     help = "a flag of the program to vary: name:1e-4..1e-1:log, name:32..512 or name:adam|sgd; repeatable"
-    add("--tune", action="append", default=[], metavar="RANGE", help=help)
-    add("--metric", metavar="NAME[:GOAL]", help="a number of the evaluation to maximize, or :minimize")
+    add("--tune", type=tuning.parameter, action="append", default=[], metavar="RANGE", help=help)
+    add(
+        "--metric",
+        type=tuning.metric,
+        metavar="NAME[:GOAL]",
+        help="a number of the evaluation to maximize, or :minimize",
+    )
     add("--trials", type=whole(1, 1000), metavar="N", help="trainings in all (default: 10)")
     add("--parallel_trials", type=whole(1, 1000), metavar="N", help="at a time (default: 2)")
