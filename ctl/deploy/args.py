@@ -1,7 +1,7 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
 parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add_argument("--nodes", type=validators.whole(1, 100), default=1, help="machines (default: 1)")
+parser.add("size", Option("--nodes", "machines", "N", validators.whole(1, 100), 1))
 line = args.read(parser, argv)        # None: only help was wanted, and printed
 line.options.nodes, line.program, line.as_text()
 """
@@ -10,7 +10,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ctl.deploy import secret_check, validators
 from ctl.errors import UsageError
@@ -67,18 +67,31 @@ class CommandLine:
         return flag_value(name, list(self.program)) if self.program else None
 
 
+class Option(NamedTuple):
+    """One option of a platform.
+
+    Attributes:
+      name: such as "--workers".
+      help: for a person; the default is added to it.
+      metavar: "" for a switch, which takes no value.
+      type: makes a value of the word.
+      default: a list for what may come several times, `...` for what must come.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    type: Callable[[str], Any] = str
+    default: Any = None
+
+
 class Parser(argparse.ArgumentParser):
-    """Has the options that every platform has, and raises UsageError instead of ending the process."""
+    """Has the options that every platform has, and raises UsageError instead of ending the process.
+
+    `example` is a line that works. With `needs_program` a line without a program is refused.
+    """
 
     def __init__(self, platform: str, description: str, example: str, *, needs_program: bool = True):
-        """Makes a parser.
-
-        Args:
-          platform: the word after `ctl deploy`.
-          description: what it does, one line.
-          example: a line that works; shown in the help and in messages.
-          needs_program: without one the line is refused; else the image's own program runs.
-        """
         program = "-- program [its options]"
         super().__init__(
             prog=f"ctl deploy {platform}",
@@ -90,10 +103,31 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
-        add = self.add_argument_group("output").add_argument
-        add("--output", metavar="PATH", help="write it there (default: stdout; docker: this directory)")
-        add("--force", action="store_true", help="replace a file that has other content")
-        add("-h", "--help", action="store_true", help="show this text")
+        self.add(
+            "output",
+            Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
+            Option("--force", "replace a file that has other content"),
+        )
+        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show it")
+
+    def add(self, title: str, *options: Option) -> None:
+        """Adds a group of options."""
+        group = self.add_argument_group(title)
+        for name, help, metavar, convert, default in options:
+            if not metavar:
+                group.add_argument(name, action="store_true", help=help)
+                continue
+            is_list, is_required = isinstance(default, list), default is ...
+            shown = f" (default: {default})" if default and not is_list and not is_required else ""
+            group.add_argument(
+                name,
+                help=f"{help}; repeatable" if is_list else f"{help}{shown}",
+                metavar=metavar,
+                type=convert,
+                action="append" if is_list else "store",
+                default=None if is_required else default,
+                required=is_required,
+            )
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
@@ -102,31 +136,23 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{short}{example}; see `{self.prog} --help`")
 
 
-def add_job_options(parser: Parser, unit: str, name: Callable[[str], str]) -> None:
+ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variable, [])
+
+
+def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
     """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
-    add = parser.add_argument_group("the job").add_argument
-    add("--image", required=True, type=validators.image, metavar="IMAGE:TAG", help="the training image")
-    workers = validators.whole(1, _MAX_PROCESSES)
-    add(
-        "--workers",
-        type=workers,
-        default=1,
-        metavar="N",
-        help=f"{unit}s that train, with the chief (default: 1)",
-    )
-    servers = validators.whole(0, _MAX_PROCESSES)
-    add("--ps", type=servers, default=0, metavar="N", help="parameter servers (default: none)")
-    add("--evaluator", action="store_true", help=f"one more {unit} evaluates the checkpoints")
-    add("--name", type=name, metavar="NAME", help="of the job (default: that of the image)")
-    add_variables(add)
-    add("--timeout", type=validators.seconds, metavar="TIME", help="end the job after this, such as 24h")
-    add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
-
-
-def add_variables(add: Callable[..., object]) -> None:
-    """The option --env."""
-    help = "a variable, no secrets; repeatable"
-    add("--env", type=validators.variable, action="append", default=[], metavar="NAME=VALUE", help=help)
+    workers, servers = validators.whole(1, _MAX_PROCESSES), validators.whole(0, _MAX_PROCESSES)
+    file_format = validators.form("yaml|json", "an invalid choice; expected yaml or json")
+    return [
+        Option("--image", "the training image", "IMAGE:TAG", validators.image, ...),
+        Option("--workers", f"{unit}s that train, the chief among them", "N", workers, 1),
+        Option("--ps", "parameter servers", "N", servers, 0),
+        Option("--evaluator", f"one more {unit} evaluates the checkpoints"),
+        Option("--name", "of the job (default: that of the image)", "NAME", name),
+        ENV,
+        Option("--timeout", "end the job after this, such as 24h", "TIME", validators.seconds),
+        Option("--format", "of the file, yaml or json", "FORMAT", file_format, "yaml"),
+    ]
 
 
 def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from ctl.deploy import args, manifest, output, validators
-from ctl.deploy.args import CommandLine
+from ctl.deploy.args import CommandLine, Option
 from ctl.deploy.output import Advice
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from ctl.launch.progress import local_model_dir
@@ -36,34 +36,37 @@ def parser() -> args.Parser:
     """The options of `ctl deploy slurm`."""
     made = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
     whole, form = validators.whole, validators.form
-    add = made.add_argument_group("size").add_argument
-    add("--nodes", type=whole(1, 10_000), default=1, help="machines (default: 1)")
-    help = "one process for each machine, with all its GPUs, or for each GPU (default: node)"
-    add("--task_per", choices=("node", "gpu"), default="node", help=help)
-    add("--gpus_per_node", type=whole(0), default=0, metavar="N", help="GPUs of each machine (default: 0)")
-    add("--cpus_per_task", type=whole(1), metavar="N", help="CPUs of each task (default: Slurm's, one)")
     size = form("[1-9][0-9]{0,6}[KMGT]?", "no size; expected e.g. 32G")
-    add("--memory", type=size, metavar="SIZE", help="of each machine, such as 32G")
     time = form(_TIME.pattern, "no time limit; expected e.g. 04:00:00 or 2-12:00:00")
-    add("--time", type=time, metavar="[D-]HH:MM:SS", help="the time limit (default: the partition's)")
-    add = made.add_argument_group("place").add_argument
     word = form("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "no name; expected letters, digits, - and _")
-    add("--name", type=word, default="train", help="of the job (default: train)")
-    add("--partition", type=word, metavar="NAME", help="the queue (default: the cluster's)")
-    add("--account", type=word, metavar="NAME", help="the account that is charged (default: yours)")
-    add("--constraint", type=word, metavar="FEATURE", help="a feature that machines must have")
     module = form("[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", "no module; expected a name such as cuda/12.4")
-    help = "`module load` it first; repeatable"
-    add("--module", type=module, action="append", default=[], metavar="NAME", help=help)
     path = form(r"[^\s'\"\\$`;&|<>*?]+", "no path; expected one without spaces or quotes")
-    add("--venv", type=path, metavar="DIR", help="a virtual environment to activate")
-    add("--image", type=path, metavar="FILE", help="an Apptainer image to run the program in")
-    args.add_variables(add)
-    add = made.add_argument_group("failures").add_argument
-    help = "before the time limit, to save and go back into the queue (default: 120)"
-    add("--signal_secs", type=whole(10, 3600), default=120, metavar="SECS", help=help)
-    help = "after a lost worker, within the job (default: 3)"
-    add("--max_restarts", type=whole(0, 100), default=3, metavar="N", help=help)
+    task = form("node|gpu", "an invalid choice; expected node or gpu")
+    made.add(
+        "size",
+        Option("--nodes", "machines", "N", whole(1, 10_000), 1),
+        Option("--task_per", "one process per node, with all its GPUs, or per gpu", "UNIT", task, "node"),
+        Option("--gpus_per_node", "GPUs of each machine (default: 0)", "N", whole(0), 0),
+        Option("--cpus_per_task", "CPUs of each task (default: Slurm's, one)", "N", whole(1)),
+        Option("--memory", "of each machine, such as 32G", "SIZE", size),
+        Option("--time", "the time limit (default: the partition's)", "[D-]HH:MM:SS", time),
+    )
+    made.add(
+        "place",
+        Option("--name", "of the job", "NAME", word, "train"),
+        Option("--partition", "the queue (default: the cluster's)", "NAME", word),
+        Option("--account", "the account that is charged (default: yours)", "NAME", word),
+        Option("--constraint", "a feature that machines must have", "FEATURE", word),
+        Option("--module", "`module load` it first", "NAME", module, []),
+        Option("--venv", "a virtual environment to activate", "DIR", path),
+        Option("--image", "an Apptainer image to run the program in", "FILE", path),
+        args.ENV,
+    )
+    made.add(
+        "failures",
+        Option("--signal_secs", "before the time limit, to save and requeue", "SECS", whole(10, 3600), 120),
+        Option("--max_restarts", "after a lost worker, within the job", "N", whole(0, 100), 3),
+    )
     return made
 
 

@@ -30,7 +30,7 @@ NAMED = ["--flavor=trainjob", "--runtime=plain"]
     ([STORED, "--memory=4m"], "expected e.g. 4Gi"),
     ([STORED, "--memory=4GB"], "expected e.g. 4Gi"),
     ([STORED, "--shm=big"], "is no quantity"),
-    (["--storage=10"], "expected e.g. 10Gi"),
+    (["--storage=10"], "expected e.g. 4Gi"),
     ([STORED, "--gpus=two"], "expected a whole number from 0"),
     ([STORED, "--claim=data"], "expected an existing volume, or the size"),
     (["--storage_class=nfs"], "without --storage=SIZE"),

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from ctl.deploy import args, manifest, output, validators
-from ctl.deploy.args import CommandLine
+from ctl.deploy.args import CommandLine, Option
 from ctl.deploy.docker import project
 from ctl.deploy.docker.project import SOURCE_TREE, Project
 from ctl.deploy.output import Advice
@@ -106,23 +106,24 @@ def _tensorflow(word: str) -> str:
 
 def parser() -> args.Parser:
     """The parser of the options."""
-    description = "Writes a Dockerfile and a .dockerignore into a project directory."
-    made = args.Parser("docker", description, EXAMPLE)
-    add = made.add_argument_group("the image").add_argument
-    help = "its name in the commands that are printed (default: to be filled in)"
-    add("--image", type=validators.image, metavar="IMAGE:TAG", help=help)
+    made = args.Parser(
+        "docker", "Writes a Dockerfile and a .dockerignore into a project directory.", EXAMPLE
+    )
     python = validators.form("3[.][1-9][0-9]", "no version of Python for ctl; expected 3.10 or newer")
-    add("--python", type=python, default="3.11", metavar="VERSION", help="(default: 3.11)")
-    help = "another base image, also by digest (default: python:VERSION-slim-bookworm)"
-    add("--base", type=validators.image, metavar="IMAGE", help=help)
-    add("--tensorflow", type=_tensorflow, default="2.21.0", metavar="VERSION", help="(default: 2.21.0)")
-    add("--gpu", action="store_true", help="with CUDA (default: for CPUs)")
-    help = "without TensorFlow's C++ headers, 430 MB (default: whole)"
-    add("--slim", action="store_true", help=help)
-    add("--root", action="store_true", help="run as root (default: as user 1000)")
-    add = made.add_argument_group("your code").add_argument
-    help = "copy this, too; repeatable (default: the module or script of the program)"
-    add("--copy", action="append", default=[], metavar="PATH", help=help)
-    help = "a wheel in the directory, an https or git+https URL, `.` in ctl's source tree, or none"
-    add("--ctl", metavar="WHERE", help=help)
+    image = validators.image
+    made.add(
+        "the image",
+        Option("--image", "its name in the commands that are printed", "IMAGE:TAG", image),
+        Option("--python", "the version", "VERSION", python, "3.11"),
+        Option("--base", "the base image (default: python:VERSION-slim-bookworm)", "IMAGE", image),
+        Option("--tensorflow", "the version", "VERSION", _tensorflow, "2.21.0"),
+        Option("--gpu", "with CUDA (default: for CPUs)"),
+        Option("--slim", "without TensorFlow's C++ headers, 430 MB (default: whole)"),
+        Option("--root", "run as root (default: as user 1000)"),
+    )
+    made.add(
+        "your code",
+        Option("--copy", "copy this, too, beside the module or script of the program", "PATH", str, []),
+        Option("--ctl", "a wheel, an https or git+https URL, `.` in ctl's source tree, or none", "WHERE"),
+    )
     return made

@@ -31,6 +31,8 @@ def _values(job: Job) -> dict[str, Any]:
     return {
         **vars(options),
         "name": job.name,
+        "container": "tensorflow",
+        "indexed": False,
         "command": _escaped(job.line.command) or None,
         "args": _escaped(job.line.args) or None,
         "gpus": str(options.gpus) if options.gpus else None,
@@ -70,16 +72,14 @@ def _pod(job: Job, component: str, own: Mapping[str, Any]) -> Document:
     values = {
         **_values(job),
         "component": component,
-        "container": "tensorflow",
         "env": _environment(job, {}),
         "writes": True,
         "resources": True,
         **dict.fromkeys(("restart_policy", "istio_inject", "subdomain", "port_name", "port", "read_only")),
         **own,
     }
-    values["node_selector"] = (
-        selector if selector and bool(values["gpus"]) == bool(job.options.gpus) else None
-    )
+    is_placed = bool(values["gpus"]) == bool(job.options.gpus)
+    values["node_selector"] = selector if selector and is_placed else None
     return document("kubernetes_pod.yaml", values)
 
 
@@ -106,7 +106,6 @@ def _job(job: Job) -> list[Document]:
         **_values(job),
         "indexed": job.is_indexed,
         "job_name": job.name,
-        "container": "tensorflow",
         "pod": _pod(job, "training", pod),
     }
     return [*documents("kubernetes_job.yaml", values), *_evaluator(job, addresses)]
@@ -121,9 +120,7 @@ def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
     pod = _pod(job, "evaluator", {"restart_policy": "Never", "env": env, "gpus": None})
     values = {
         **_values(job),
-        "indexed": False,
         "job_name": f"{job.name}-evaluator",
-        "container": "tensorflow",
         "backoff_limit": job.options.max_restarts,
         "pod": pod,
     }
@@ -152,7 +149,7 @@ def _trainjob(job: Job) -> list[Document]:
     addresses = _addresses(job, f"{job.name}-node-0")
     without = dict.fromkeys(("command", "args", "env", "resources"))
     pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **without})
-    node = {"indexed": False, "job_name": "node", "container": "node", "timeout_secs": None, "pod": pod}
+    node = {"job_name": "node", "container": "node", "timeout_secs": None, "pod": pod}
     values = {
         **_values(job),
         "new_runtime": not runtime,

@@ -69,30 +69,33 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
     """The CustomJobSpec; when a worker starts again all do, but not with parameter servers."""
     options = line.options
     env = [{"name": k, "value": v} for k, v in validators.variables(options.env).items()]
-    program = {"image": options.image, "command": line.command or None, "args": args or None}
-    program["env"] = env or None
+    program = {"command": line.command or None, "args": args or None, "env": env or None}
+    nothing = dict.fromkeys((*program, "accelerator", "accelerator_count"))
     gpu, _, count = (options.accelerator or "").partition(":")
     gpus = {"accelerator": gpu or None, "accelerator_count": int(count or 1) if gpu else None}
-    reduction_count, _, reduction_type = (options.reduction_server or "0").partition(":")
 
-    def pool(replicas: int, machine_type: str, *values: dict[str, Any]) -> Document:
+    def pool(replicas: int, machine_type: str, image: str, own: dict[str, Any]) -> Document | None:
         """A WorkerPoolSpec; one without replicas is empty."""
-        joined = {"replicas": replicas, "machine_type": machine_type, "disk_gb": options.disk_gb}
-        for more in (dict.fromkeys((*gpus, *program)), *values):
-            joined |= more
-        return manifest.document("vertex_worker_pool.yaml", joined) if replicas else {}
+        values = {
+            "replicas": replicas,
+            "machine_type": machine_type,
+            "image": image,
+            "disk_gb": options.disk_gb,
+        }
+        return manifest.document("vertex_worker_pool.yaml", nothing | values | own) if replicas else {}
 
-    third = pool(options.ps, options.side_machine_type, program)
+    training, side = options.machine_type, options.side_machine_type
+    pools = [
+        pool(1, training, options.image, gpus | program),
+        pool(options.workers - 1, training, options.image, gpus | program),
+        pool(options.ps, side, options.image, program),
+        pool(int(options.evaluator), side, options.image, program),
+    ]
     if options.reduction_server:
+        replicas, _, machine_type = options.reduction_server.partition(":")
         area = region.partition("-")[0]
         image = _REDUCTION_IMAGE.format(area=area if area in ("europe", "asia") else "us")
-        third = pool(int(reduction_count), reduction_type or _REDUCTION_MACHINE, {"image": image})
-    pools: list[Document | None] = [
-        pool(1, options.machine_type, gpus, program),
-        pool(options.workers - 1, options.machine_type, gpus, program),
-        third,
-        pool(int(options.evaluator), options.side_machine_type, program),
-    ]
+        pools[2] = pool(int(replicas), machine_type or _REDUCTION_MACHINE, image, {})
     while not pools[-1]:
         pools.pop()
     pools += [None] * (4 - len(pools))

@@ -7,7 +7,7 @@ from typing import Any
 from ctl.io.console import quoted
 
 _SCALES = {"": "UNIT_LINEAR_SCALE", "linear": "UNIT_LINEAR_SCALE", "log": "UNIT_LOG_SCALE"}
-_FORMS = "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd"
+FORMS = "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd"
 _NUMBER = r"-?(?:[0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})(?:e-?[0-9]{1,2})?"
 _RANGE = re.compile(rf"(?P<least>{_NUMBER})\.\.(?P<most>{_NUMBER})(?::(?P<scale>.*))?")
 
@@ -17,12 +17,12 @@ def parameter(word: str) -> dict[str, Any]:
     name, _, rest = word.partition(":")
     values = rest.split("|")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not rest:
-        raise ArgumentTypeError(f"{quoted(word)} cannot be read; expected {_FORMS}")
+        raise ArgumentTypeError(f"{quoted(word)} cannot be read; expected {FORMS}")
     if ".." in rest:
         return {"parameterId": name, **_interval(word, name, rest)}
     if len(values) < 2 or not all(values) or len(set(values)) < len(values):
         raise ArgumentTypeError(
-            f"{quoted(word)} has no range and no two different values; expected {_FORMS}"
+            f"{quoted(word)} has no range and no two different values; expected {FORMS}"
         )
     return {"parameterId": name, "categoricalValueSpec": {"values": values}}
 
@@ -30,7 +30,7 @@ def parameter(word: str) -> dict[str, Any]:
 def _interval(word: str, name: str, rest: str) -> dict[str, Any]:
     found = _RANGE.fullmatch(rest)
     if not found:
-        raise ArgumentTypeError(f"{quoted(word)} has no two numbers; expected {_FORMS}")
+        raise ArgumentTypeError(f"{quoted(word)} has no two numbers; expected {FORMS}")
     ends, scale = found.group("least", "most"), found["scale"] or ""
     least, most = map(float, ends)
     if scale not in _SCALES:
