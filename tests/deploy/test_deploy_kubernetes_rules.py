@@ -13,6 +13,8 @@ NAMED = ["--flavor=trainjob", "--runtime=plain"]
     ([STORED, "--name=Flowers"], "expected lower-case letters"),
     ([STORED, "--name=1flowers"], "a letter first"),
     ([STORED, "--name=" + "f" * 41], "at most 40 characters"),
+    ([STORED, "--image=ghcr.io/me/1flowers:1"], "such as --name=flowers-1"),
+    ([STORED, "--node_selector=zone=a", "--node_selector=zone=b"], "came twice"),
     ([STORED, "--namespace=My Space"], "expected lower-case letters"),
     ([STORED, "--workers=0"], "from 1 to 1000"),
     ([STORED, "--ps=1", "--workers=2"], "expected --flavor=tfjob"),

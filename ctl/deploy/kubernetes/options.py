@@ -16,7 +16,7 @@ _namespace = form("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "no namespace; expected low
 job_name = form(  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
     "[a-z]([-a-z0-9]{0,38}[a-z0-9])?",
     "no name of a job; expected lower-case letters, digits and hyphens, a letter first, at most 40 "
-    "characters, such as flowers-1",
+    "characters, such as --name=flowers-1",
 )
 _flavor = form("|".join(FLAVORS), f"an invalid choice; expected one of {', '.join(FLAVORS)}")
 _cpu = form(

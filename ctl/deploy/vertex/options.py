@@ -19,7 +19,7 @@ _MACHINE = "[a-z][a-z0-9]*-[a-z]+-?[a-z0-9-]*[a-z0-9]"
 _MAX_NAME = 128
 project = form(
     rf"[a-z]([a-z0-9.:-]{{0,61}}[a-z0-9])?|[0-9]{{1,20}}|{BLANK}",
-    "no project; expected its ID, such as my-project",
+    "no project; expected its ID, such as --project=my-project",
 )
 _machine = form(_MACHINE, "no machine type; expected one such as n1-standard-8")
 _gpus = form("NVIDIA_[A-Z0-9_]+(:[1-9][0-9]?)?", "no GPU of Vertex AI; expected e.g. NVIDIA_TESLA_V100:2")
