@@ -102,13 +102,8 @@ def _job(job: Job) -> list[Document]:
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
     if job.is_indexed:
         pod |= {"subdomain": job.name, "port_name": "training", "port": PORT}
-    values = {
-        **_values(job),
-        "indexed": job.is_indexed,
-        "job_name": job.name,
-        "pod": _pod(job, "training", pod),
-    }
-    return [*documents("kubernetes_job.yaml", values), *_evaluator(job, addresses)]
+    own = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
+    return [*documents("kubernetes_job.yaml", _values(job) | own), *_evaluator(job, addresses)]
 
 
 def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
@@ -118,13 +113,8 @@ def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
     config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator", "index": 0}}
     env = _environment(job, {"TF_CONFIG": json.dumps(config)})
     pod = _pod(job, "evaluator", {"restart_policy": "Never", "env": env, "gpus": None})
-    values = {
-        **_values(job),
-        "job_name": f"{job.name}-evaluator",
-        "backoff_limit": job.options.max_restarts,
-        "pod": pod,
-    }
-    return documents("kubernetes_job.yaml", values)
+    own = {"job_name": f"{job.name}-evaluator", "backoff_limit": job.options.max_restarts, "pod": pod}
+    return documents("kubernetes_job.yaml", _values(job) | own)
 
 
 def _tfjob(job: Job) -> list[Document]:

@@ -3,7 +3,6 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 from ctl.deploy import checks, manifest, output, validators
 from ctl.deploy.args import CommandLine
@@ -16,7 +15,6 @@ from ctl.errors import UsageError
 
 parser = vertex_options.parser
 _GOOGLE_IMAGE = re.compile(r"([a-z0-9-]+|[A-Z_]+)-docker\.pkg\.dev/([^/]+)/")
-_WORDS_OF_THE_API = ("acceleratorType", "goal", "scaleType", "strategy")
 
 
 def write(line: CommandLine) -> None:
@@ -25,7 +23,7 @@ def write(line: CommandLine) -> None:
     project, region = _place(options.image, options.project, options.region)
     vertex_checks.check(line, region)
     job = vertex_job.make(line, region)
-    blanks = validators.blanks([*_texts(job.spec), project, region])
+    blanks = validators.blanks([line.as_text(), project, region])
     if options.submit and blanks:
         raise UsageError(
             f"--submit came, but {', '.join(blanks)} must be filled in first; write real names"
@@ -95,12 +93,3 @@ def _notes(line: CommandLine, job: Job) -> list[str]:
     if job.is_tuning:
         found.append("only root may write what a trial reports: use an image of `ctl deploy docker --root`")
     return found
-
-
-def _texts(value: Any) -> list[str]:
-    """All strings in a document, but for keys and the words of the API."""
-    if isinstance(value, dict):
-        return [t for key, v in value.items() if key not in _WORDS_OF_THE_API for t in _texts(v)]
-    if isinstance(value, list):
-        return [t for v in value for t in _texts(v)]
-    return [value] if isinstance(value, str) else []
