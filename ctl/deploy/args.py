@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
             Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
             Option("--force", "replace a file that has other content"),
         )
-        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show it")
+        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this")
 
     def add(self, title: str, *options: Option) -> None:
         """Adds a group of options."""
@@ -178,9 +178,8 @@ def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
         cure = f"see `{parser.prog} --help`; options of the program go after `--`"
         if split == len(words):
             cure = f"write the program after `--`: {parser.example}"
-        raise UsageError(
-            f"{quoted(unknown[0].partition('=')[0])} is not an option of `{parser.prog}`; {cure}"
-        )
+        name = quoted(unknown[0].partition("=")[0])
+        raise UsageError(f"{name} is not an option of `{parser.prog}`; {cure}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     return CommandLine(parser.platform, parsed, tuple(program), tuple(options))

@@ -11,7 +11,7 @@ def check_parameter_servers(line: CommandLine) -> None:
     """UsageError when there are parameter servers and nobody who trains."""
     if line.options.ps and line.options.workers < 2:
         raise UsageError(
-            "--ps came with --workers=1, the chief, which does not train; expected --workers=2 or more"
+            "--ps came with the chief alone, which does not train; expected --workers=2 or more"
         )
 
 

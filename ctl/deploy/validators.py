@@ -77,9 +77,7 @@ def seconds(word: str) -> int:
     """A duration such as 90m, 24h or 3600s, in whole seconds."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", word)
     if not found or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(word)} is no duration; expected a number above 0 and s, m, h or d, such as 24h"
-        )
+        raise argparse.ArgumentTypeError(f"{quoted(word)} is no duration; expected e.g. 90m, 24h or 7d")
     return int(found[1]) * _SECS[found[2]]
 
 
@@ -111,13 +109,9 @@ def variables(words: Sequence[str]) -> dict[str, str]:
     """The variables of `--env`; those that tell one process from another are refused."""
     found = pairs("--env", words)
     for name in IDENTITY_VARIABLES & set(found):
-        raise UsageError(
-            f"--env={name} says which process one is, and that is set by the platform or by ctl; leave it "
-            "out, or every process would have the same role and index"
-        )
+        came = f"--env={name} says which process one is, and is set by the platform or ctl"
+        raise UsageError(f"{came}; leave it out, or every process would have the same role and index")
     if len(found) > _MAX_VARIABLES:
-        raise UsageError(
-            f"{len(found)} variables came with --env; expected at most {_MAX_VARIABLES}. Put them into a "
-            "file of the image"
-        )
+        came = f"{len(found)} variables came with --env; expected at most {_MAX_VARIABLES}"
+        raise UsageError(f"{came}. Put them into a file of the image")
     return found

@@ -34,7 +34,7 @@ NAMED = ["--flavor=trainjob", "--runtime=plain"]
     ([STORED, "--shm=big"], "is no quantity"),
     (["--storage=10"], "expected e.g. 4Gi"),
     ([STORED, "--gpus=two"], "expected a whole number from 0"),
-    ([STORED, "--claim=data"], "expected an existing volume, or the size"),
+    ([STORED, "--claim=data"], "expected an existing volume, or a size"),
     (["--storage_class=nfs"], "without --storage=SIZE"),
     ([STORED, "--storage_class=N F S"], "is no name of Kubernetes"),
     (["--claim=My_Data"], "is no name of Kubernetes"),

@@ -22,7 +22,7 @@ STUDY = ["--metric=accuracy"]
     (["--accelerator=NVIDIA_TESLA_T4:two"], "is no GPU of Vertex AI"),
     (["--accelerator=NVIDIA_TESLA_T4:0"], "is no GPU of Vertex AI"),
     (["--reduction_server=4", "--workers=2"], "came without GPUs"),
-    (["--reduction_server=4", "--accelerator=NVIDIA_TESLA_T4:1"], "nobody to add up with"),
+    (["--reduction_server=4", "--accelerator=NVIDIA_TESLA_T4:1"], "has no gradients to add"),
     (["--reduction_server=4", "--ps=1", "--workers=2"], "both take the third pool"),
     (["--reduction_server=many"], "is no count"),
     (["--ps=1"], "expected --workers=2 or more"),

@@ -32,9 +32,7 @@ def write(line: CommandLine) -> None:
     directory = Path(options.output or ".")
     if not line.command:
         flag = line.program[0].partition("=")[0]
-        raise UsageError(
-            f"the program begins with a flag, {flag}; expected e.g. `-- python -m trainer.task`"
-        )
+        raise UsageError(f"the program begins with a flag, {flag}; expected e.g. `-- python train.py`")
     found = project.look(directory, line.program, ctl=options.ctl, copy=options.copy)
     top = manifest.header(line.as_text(*([] if options.ctl else [f"--ctl={found.ctl}"])))
     ignored = manifest.text("dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)})

@@ -62,7 +62,7 @@ def read(line: CommandLine) -> Job:
     _check_flavor(line)
     if options.claim and options.storage:
         raise UsageError(
-            "--claim came with --storage; expected an existing volume, or the size of a new one"
+            "--claim came with --storage; expected an existing volume, or a size for a new one"
         )
     if options.storage_class and not options.storage:
         raise UsageError("--storage_class came without --storage=SIZE; it is for a new volume")
@@ -115,10 +115,8 @@ def _check_model_dir(job: Job) -> None:
     came = f"--model_dir={model_dir}"
     if options.runtime and options.evaluator:
         came = f"--evaluator came with --runtime={options.runtime} and {came}"
-        raise UsageError(
-            f"{came}; its pod has none of that runtime's volumes. Expected gs://BUCKET/PATH, or leave "
-            "--runtime out"
-        )
+        came += "; its pod has none of that runtime's volumes"
+        raise UsageError(f"{came}. Expected gs://BUCKET/PATH, or leave --runtime out")
     if options.runtime:
         return
     is_on_volume = f"{model_dir}/".startswith(f"{options.mount}/")

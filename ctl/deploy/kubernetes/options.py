@@ -43,9 +43,7 @@ def parser() -> args.Parser:
     made.add(
         "Kubernetes",
         Option("--namespace", "(default: that of whoever applies the file)", "NAME", _namespace),
-        Option(
-            "--flavor", "Kubernetes' Job, Kubeflow's tfjob (v1) or trainjob (v2)", "KIND", _flavor, "job"
-        ),
+        Option("--flavor", "job, or Kubeflow's tfjob (v1), trainjob (v2)", "KIND", _flavor, "job"),
         Option("--runtime", "of a trainjob: an existing ClusterTrainingRuntime", "NAME", _object),
         Option("--tensorboard", "one more pod shows the curves"),
         Option("--max_restarts", "of all pods, after a loss", "N", whole(0, 1000), 3),

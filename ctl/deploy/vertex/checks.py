@@ -25,12 +25,10 @@ def _check_reduction_server(line: CommandLine) -> None:
         raise UsageError(f"{came} with --ps; both take the third pool, so leave one of them out")
     if not options.accelerator:
         raise UsageError(
-            f"{came} without GPUs; it adds up what NCCL sends. Give --accelerator, or leave it out"
+            f"{came} without GPUs, whose gradients it adds up; expected --accelerator=GPU:COUNT"
         )
     if options.workers < 2:
-        raise UsageError(
-            f"{came} with one worker, which has nobody to add up with; expected --workers=2 or more"
-        )
+        raise UsageError(f"{came} with one worker, which has no gradients to add; expected --workers=2")
 
 
 def _check_tensorboard(line: CommandLine, region: str) -> None:
@@ -53,9 +51,7 @@ def _check_evaluator(line: CommandLine) -> None:
     if not line.options.evaluator:
         return
     if not line.options.base_output and model_dir is None and line.program:
-        raise UsageError(
-            f"--evaluator needs the checkpoints; {expected}, or --base_output=gs://BUCKET/PATH"
-        )
+        raise UsageError(f"--evaluator needs the checkpoints; {expected}, or --base_output=gs://...")
     if model_dir and not model_dir.startswith(_SHARED):
         came = f"--evaluator came, but --model_dir={model_dir} is on the machine itself"
         raise UsageError(f"{came}; {expected}, or a place in /mnt/nfs or /mnt/lustre")
@@ -82,14 +78,10 @@ def _check_tuning(line: CommandLine) -> None:
         if names.count(name) > 1:
             raise UsageError(f"--tune={name} came twice; expected one range for each flag")
         if line.flag(name) is not None:
-            raise UsageError(
-                f"--{name} is tuned, and the program has a value for it; leave one of them out"
-            )
+            raise UsageError(f"--{name} is tuned, and the program has a value for it; leave one out")
     trials, parallel = tuning.trials(options)
     if parallel > trials:
-        raise UsageError(
-            f"--parallel_trials={parallel} is more than --trials={trials}; expected at most as many"
-        )
+        raise UsageError(f"--parallel_trials={parallel} is more than --trials={trials}; expected fewer")
 
 
 def warnings(line: CommandLine) -> list[str]:

@@ -25,9 +25,7 @@ def write(line: CommandLine) -> None:
     job = vertex_job.make(line, region)
     blanks = validators.blanks([line.as_text(), project, region])
     if options.submit and blanks:
-        raise UsageError(
-            f"--submit came, but {', '.join(blanks)} must be filled in first; write real names"
-        )
+        raise UsageError(f"--submit came, but {', '.join(blanks)} must be filled in first")
     if options.format == "json":
         text = manifest.as_json(job.spec)
     else:

@@ -55,10 +55,8 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
         else:
             made = client.create_custom_job(parent=parent, custom_job=message)
     except GoogleAuthError as e:
-        raise UsageError(
-            f"there are no credentials for Google Cloud ({e}); log in with `gcloud auth "
-            "application-default login`"
-        ) from None
+        cure = "log in with `gcloud auth application-default login`"
+        raise UsageError(f"there are no credentials for Google Cloud ({e}); {cure}") from None
     except GoogleAPIError as e:
         raise RefusedError(f"Vertex AI refused the job. It says: {e}") from None
     return str(made.name)

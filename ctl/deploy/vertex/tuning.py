@@ -21,9 +21,7 @@ def parameter(word: str) -> dict[str, Any]:
     if ".." in rest:
         return {"parameterId": name, **_interval(word, name, rest)}
     if len(values) < 2 or not all(values) or len(set(values)) < len(values):
-        raise ArgumentTypeError(
-            f"{quoted(word)} has no range and no two different values; expected {FORMS}"
-        )
+        raise ArgumentTypeError(f"{quoted(word)} has no two different values; expected {FORMS}")
     return {"parameterId": name, "categoricalValueSpec": {"values": values}}
 
 
