@@ -1,28 +1,29 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
-parser = words.parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add_argument("--nodes", type=words.whole(1, 100), default=1, help="machines (default: 1)")
-asked = words.read(parser, argv)        # None: only help was wanted, and printed
-asked.options.nodes, asked.program, asked.line()
+parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
+parser.add("size", Option("--nodes", "machines", "N", validators.whole(1, 100), 1))
+line = args.read(parser, argv)        # None: only help was wanted, and printed
+line.options.nodes, line.program, line.as_text()
 """
 
 import argparse
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from ctl.deploy import secret_words
-from ctl.errors import EXIT_DONE, CtlError, UsageError
-from ctl.io.console import quoted, say
+from ctl.deploy import secret_check, validators
+from ctl.errors import UsageError
+from ctl.io.console import quoted
+from ctl.launch.progress import flag_value
 
-_MOST = 300  # characters of a message that repeats what came
-_ELSEWHERE = {"--output": 1, "--force": 0, "--submit": 0}  # not in the file; words that follow
+_MAX_MESSAGE = 300  # characters of a message that repeats what came
+_MAX_PROCESSES = 1000  # more is a typing mistake
+_NOT_IN_FILE = {"--output": 1, "--force": 0, "--submit": 0}  # options, and the words that follow them
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandLine:
     """One line: options, the program, and the words as they came.
 
     Attributes:
@@ -47,15 +48,15 @@ class Asked:
         """The program's flags: its first word that begins with `--`, and all that follow."""
         return list(self.program[_first_flag(self.program) :])
 
-    def line(self, *more: str) -> str:
+    def as_text(self, *more: str) -> str:
         """The command line that makes the same text again; `more`: options that were looked up."""
         kept, skip = [], 0
         for word in self.words:
-            name, _, _ = word.partition("=")
+            name, equals, _ = word.partition("=")
             if skip:
                 skip -= 1
-            elif name in _ELSEWHERE:
-                skip = 0 if "=" in word else _ELSEWHERE[name]
+            elif name in _NOT_IN_FILE:
+                skip = 0 if equals else _NOT_IN_FILE[name]
             else:
                 kept.append(word)
         program = ["--", *self.program] if self.program else []
@@ -63,63 +64,98 @@ class Asked:
 
     def flag(self, name: str) -> str | None:
         """The value of a flag of the program, `--name=value` or `--name value`; None without it."""
-        for i, word in enumerate(self.program):
-            if word.startswith(f"--{name}="):
-                return word.partition("=")[2]
-            if word == f"--{name}" and i + 1 < len(self.program):
-                return self.program[i + 1]
-        return None
+        return flag_value(name, list(self.program)) if self.program else None
+
+
+class Option(NamedTuple):
+    """One option of a platform.
+
+    Attributes:
+      name: such as "--workers".
+      help: for a person; the default is added to it.
+      metavar: "" for a switch, which takes no value.
+      type: makes a value of the word.
+      default: a list for what may come several times, `...` for what must come.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    type: Callable[[str], Any] = str
+    default: Any = None
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of ending the process; knows its platform and an example."""
+    """Has the options that every platform has, and raises UsageError instead of ending the process.
 
-    platform = ""
-    example = ""
-    needs_program = True
+    `example` is a line that works. With `needs_program` a line without a program is refused.
+    """
+
+    def __init__(self, platform: str, description: str, example: str, *, needs_program: bool = True):
+        program = "-- program [its options]"
+        super().__init__(
+            prog=f"ctl deploy {platform}",
+            usage=f"ctl deploy {platform} [options] {program if needs_program else f'[{program}]'}",
+            description=description,
+            epilog=f"example:\n  {example}",
+            formatter_class=_wide,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.platform, self.example, self.needs_program = platform, example, needs_program
+        self.add(
+            "output",
+            Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
+            Option("--force", "replace a file that has other content"),
+        )
+        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this")
+
+    def add(self, title: str, *options: Option) -> None:
+        """Adds a group of options."""
+        group = self.add_argument_group(title)
+        for name, help, metavar, convert, default in options:
+            if not metavar:
+                group.add_argument(name, action="store_true", help=help)
+                continue
+            is_list, is_required = isinstance(default, list), default is ...
+            shown = f" (default: {default})" if default and not is_list and not is_required else ""
+            group.add_argument(
+                name,
+                help=f"{help}; repeatable" if is_list else f"{help}{shown}",
+                metavar=metavar,
+                type=convert,
+                action="append" if is_list else "store",
+                default=None if is_required else default,
+                required=is_required,
+            )
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        short = message if len(message) <= _MOST else message[:_MOST] + "..."
-        raise UsageError(f"{short}; see `ctl deploy {self.platform} --help`")
+        short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
+        example = f"; expected e.g. {self.example}" if "are required" in message else ""
+        raise UsageError(f"{short}{example}; see `{self.prog} --help`")
 
 
-def parser(
-    platform: str,
-    description: str,
-    example: str,
-    *,
-    output: tuple[str, str] = ("FILE", "write it there (default: to stdout)"),
-    needs_program: bool = True,
-) -> Parser:
-    """A parser with the options that every platform has: --output, --force, --help.
-
-    Args:
-      platform: the word after `ctl deploy`.
-      description: what it does, one line.
-      example: a line that works; shown in the help and in messages.
-      output: what --output takes, and its help.
-      needs_program: without one the line is refused; else the image's own program runs.
-    """
-    made = Parser(
-        prog=f"ctl deploy {platform}",
-        usage=f"ctl deploy {platform} [options] "
-        + ("-- program [its options]" if needs_program else "[-- program [its options]]"),
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=_wide,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    made.platform, made.example, made.needs_program = platform, example, needs_program
-    group = made.add_argument_group("where it goes")
-    group.add_argument("--output", metavar=output[0], help=output[1])
-    group.add_argument("--force", action="store_true", help="replace a file that has other content")
-    group.add_argument("-h", "--help", action="store_true", help="show this text")
-    return made
+ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variable, [])
 
 
-def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
+def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
+    """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
+    workers, servers = validators.whole(1, _MAX_PROCESSES), validators.whole(0, _MAX_PROCESSES)
+    file_format = validators.form("yaml|json", "an invalid choice; expected yaml or json")
+    return [
+        Option("--image", "the training image", "IMAGE:TAG", validators.image, ...),
+        Option("--workers", f"{unit}s that train, the chief among them", "N", workers, 1),
+        Option("--ps", "parameter servers", "N", servers, 0),
+        Option("--evaluator", f"one more {unit} evaluates the checkpoints"),
+        Option("--name", "of the job (default: that of the image)", "NAME", name),
+        ENV,
+        Option("--timeout", "end the job after this, such as 24h", "TIME", validators.seconds),
+        Option("--format", "of the file, yaml or json", "FORMAT", file_format, "yaml"),
+    ]
+
+
+def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     """The line, checked for secrets; None when only help was wanted, which is then printed.
 
     Raises UsageError for a word that is no option, a program that is missing, line breaks, secrets.
@@ -131,50 +167,22 @@ def read(parser: Parser, argv: Sequence[str]) -> Asked | None:
         print(parser.format_help())
         return None
     # before any message that repeats a word
-    secret_words.refuse_in_options(options, parser.platform)
-    secret_words.refuse_in_program(program, parser.platform)
+    secret_check.check_options(options, parser.platform)
+    secret_check.check_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
-            raise UsageError(
-                f"{quoted(word.partition('=')[0])} has a line break or another control character; expected "
-                "words of printable characters. Put longer texts into a file of the image"
-            )
+            came = f"{quoted(word.partition('=')[0])} has a line break or another control character"
+            raise UsageError(f"{came}; expected printable words. Put longer texts into a file of the image")
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
-        cure = (
-            f"write the program after `--`: {parser.example}"
-            if split == len(words)
-            else f"see `ctl deploy {parser.platform} --help`; options of the program go after `--`"
-        )
-        raise UsageError(
-            f"{quoted(unknown[0].partition('=')[0])} is not an option of `ctl deploy "
-            f"{parser.platform}`; {cure}"
-        )
+        cure = f"see `{parser.prog} --help`; options of the program go after `--`"
+        if split == len(words):
+            cure = f"write the program after `--`: {parser.example}"
+        name = quoted(unknown[0].partition("=")[0])
+        raise UsageError(f"{name} is not an option of `{parser.prog}`; {cure}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
-    return Asked(parser.platform, parsed, tuple(program), tuple(options))
-
-
-def guarded(platform: str, work: Callable[[], int | None]) -> int:
-    """Runs `work`; an error of ctl is one sentence on stderr and its exit code, 2 for a mistake."""
-    try:
-        return work() or EXIT_DONE
-    except CtlError as e:
-        say(str(e), by=f"ctl deploy {platform}")
-        return e.exit_code
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """A type for options: a whole number from `least` to `most`."""
-
-    def check(text: str) -> int:
-        if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"{quoted(text)} came, expected a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return check
+    return CommandLine(parser.platform, parsed, tuple(program), tuple(options))
 
 
 def _wide(prog: str) -> argparse.HelpFormatter:

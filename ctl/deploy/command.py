@@ -1,13 +1,16 @@
-"""The `ctl deploy` command: finds the platform and hands the rest of the line to it.
+"""The `ctl deploy` command.
 
-A platform is a module with `main(argv) -> exit code`, imported only when it is asked for.
+A platform is a module, imported only when it is asked for: `parser()` makes the parser of its options,
+`write(line)` writes the files of a command line.
 """
 
+import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 
-from ctl.errors import EXIT_DONE, EXIT_USAGE
+from ctl.deploy import args
+from ctl.errors import EXIT_DONE, EXIT_USAGE, CtlError, UsageError
+from ctl.io.console import say
 
 # name -> (module, what it writes in one line)
 PLATFORMS = {
@@ -16,31 +19,37 @@ PLATFORMS = {
     "kubernetes": ("ctl.deploy.kubernetes.command", "a Job, TFJob or TrainJob with what it needs"),
     "slurm": ("ctl.deploy.slurm", "a batch script"),
 }
+_HELP = """\
+usage: ctl deploy <platform> [options] -- program [its options]
+
+Writes what a platform needs to run the program. Sends nothing, unless --submit is given.
+
+platforms:
+{platforms}
+
+options:
+  -h, --help  show this text; `ctl deploy <platform> --help` shows a platform's
+"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `ctl deploy <platform> …` with the words after "deploy" and returns its exit code."""
-    words = list(argv)
-    name = words[0] if words else ""
+    """Runs `ctl deploy <platform> ...` with the words after "deploy" and returns its exit code.
+
+    An error is a message on stderr; the code is 2 for a mistake in the line, and nothing is written then.
+    """
+    name = argv[0] if argv else ""
     if name in ("-h", "--help"):
-        print(_help())
+        print(_HELP.format(platforms="\n".join(f"  {k:<10}  {what}" for k, (_, what) in PLATFORMS.items())))
         return EXIT_DONE
-    if name not in PLATFORMS:
-        came = f"there is no platform {name!r}" if name else "no platform was given"
-        known = ", ".join(PLATFORMS)
-        print(f"ctl deploy: {came}; expected one of: {known}. See `ctl deploy --help`.", file=sys.stderr)
-        return EXIT_USAGE
-    module, _ = PLATFORMS[name]
-    return importlib.import_module(module).main(words[1:])
-
-
-def _help() -> str:
-    width = max(map(len, PLATFORMS))
-    listed = "\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in PLATFORMS.items())
-    return (
-        "usage: ctl deploy <platform> [options] -- program [its options]\n\n"
-        "Writes what a platform needs to run the program. Sends nothing, unless --submit is given.\n\n"
-        f"platforms:\n{listed}\n\n"
-        "options:\n"
-        "  -h, --help  show this text; `ctl deploy <platform> --help` shows a platform's\n"
-    )
+    try:
+        if name not in PLATFORMS:
+            came = f"there is no platform {name!r}" if name else "no platform was given"
+            raise UsageError(f"{came}; expected one of: {', '.join(PLATFORMS)}. See `ctl deploy --help`.")
+        module = importlib.import_module(PLATFORMS[name][0])
+        line = args.read(module.parser(), argv[1:])
+        if line is not None:
+            module.write(line)
+    except (CtlError, argparse.ArgumentTypeError) as e:
+        say(str(e), by=f"ctl deploy {name}" if name in PLATFORMS else "ctl deploy")
+        return getattr(e, "exit_code", EXIT_USAGE)
+    return EXIT_DONE

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from ctl.deploy.args import CommandLine
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 
@@ -16,33 +17,27 @@ class Advice:
     Attributes:
       fill_in: what the manifest names and somebody has to put there or create.
       warnings: what looks wrong and may still be meant.
+      notes: what to know.
       commands: what to type next; `{file}` is where the manifest is.
     """
 
     fill_in: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
     commands: Sequence[str] = ()
-    notes: Sequence[str] = field(default=())
 
 
-def deliver(text: str, path: str | None, advice: Advice, *, force: bool, default: str) -> None:
-    """Writes the manifest and tells the advice; that goes to stderr when the manifest goes to stdout.
+def deliver(line: CommandLine, text: str, advice: Advice, default: str) -> None:
+    """Writes a manifest to --output or stdout, then the advice: to stderr if the manifest is on stdout.
 
-    Args:
-      text: the manifest.
-      path: the file; None for stdout.
-      advice: told when all is written.
-      force: replace a file that has other content.
-      default: how the commands call the file when it went to stdout, such as "job.yaml".
-
-    Raises UsageError for a file that has other content or cannot be written; nothing is written then.
+    `default` is what the commands call the file when it went to stdout, such as "job.yaml".
     """
+    path = line.options.output
     if path is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, end="", flush=True)
     else:
-        write({Path(path): text}, force=force)
-    tell(advice, path or default, to_stdout=path is not None, written=[path] if path else [])
+        write({Path(path): text}, force=line.options.force)
+    tell(advice, path or default, written=[path] if path else [], to_stdout=path is not None)
 
 
 def write(files: dict[Path, str], *, force: bool) -> None:
@@ -62,14 +57,12 @@ def write(files: dict[Path, str], *, force: bool) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         except OSError as e:
-            raise UsageError(
-                f"{quoted(str(path))} cannot be written ({e.strerror}); give a path that can be written "
-                "with --output"
-            ) from None
+            came = f"{quoted(str(path))} cannot be written ({e.strerror})"
+            raise UsageError(f"{came}; give a path that can be written with --output") from None
 
 
-def tell(advice: Advice, file: str, *, to_stdout: bool, written: Sequence[str] = ()) -> None:
-    """Prints the advice for a person."""
+def tell(advice: Advice, file: str, *, written: Sequence[str], to_stdout: bool) -> None:
+    """Prints the files that were written and the advice."""
     lines = [f"wrote {path}" for path in written]
     lines += [f"warning: {text}" for text in advice.warnings]
     lines += [f"note: {text}" for text in advice.notes]

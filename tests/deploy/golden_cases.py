@@ -17,7 +17,7 @@ CASES = {
         "--data_dir=/gcs/BUCKET/flower_photos", "--learning_rate=1e-3",
     ],
     "vertex_all.yaml": [
-        "vertex", IMAGE, "--workers=4", "--machine_type=a2-highgpu-2g",
+        "vertex", IMAGE, "--workers=4", "--machine_type=a2-highgpu-2g", "--accelerator=NVIDIA_TESLA_A100:2",
         "--reduction_server=4:n1-highcpu-16", "--evaluator", "--spot", "--timeout=36h",
         "--disk_gb=200", OUTPUT,
         "--service_account=trainer@my-project.iam.gserviceaccount.com",

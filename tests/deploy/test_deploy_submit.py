@@ -24,6 +24,8 @@ ALL = ["--workers=3", "--evaluator", "--spot", "--timeout=2h", "--label=team=vis
 class Service:
     """Answers every POST with the job that came, and a name; keeps what came."""
 
+    REFUSAL = "quota of V100 exceeded.\nSee https://example.com/quota"
+
     def __init__(self):
         self.came, self.status = [], 200
         service = self
@@ -36,9 +38,7 @@ class Service:
                 name = f"projects/1/locations/us-central1/{kind}/42"
                 answer = {**body, "name": name, "state": "JOB_STATE_PENDING"}
                 if service.status != 200:
-                    answer = {
-                        "error": {"code": service.status, "message": "quota of V100 exceeded"}
-                    }
+                    answer = {"error": {"code": service.status, "message": service.REFUSAL}}
                 text = json.dumps(answer).encode()
                 self.send_response(service.status)
                 self.send_header("content-type", "application/json")
@@ -73,8 +73,8 @@ def client(service, monkeypatch):
     return made
 
 
-def deploy(capsys, *options):
-    code = cli.main(["deploy", "vertex", IMAGE, OUTPUT, *options, *PROGRAM])
+def deploy(capsys, *options, flags=()):
+    code = cli.main(["deploy", "vertex", IMAGE, OUTPUT, *options, *PROGRAM, *flags])
     return code, capsys.readouterr()
 
 
@@ -108,23 +108,31 @@ def test_a_study_is_sent_as_a_study(service, client, capsys):
     assert "hyperparameter-tuning/42" in said.out
 
 
-def test_a_refusal_of_the_service_is_one_sentence_and_exit_code_1(service, client, capsys):
+def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, client, capsys):
     service.status = 400
     code, said = deploy(capsys, "--submit")
     assert code == 1 and said.out == ""
-    assert (
-        "Vertex AI did not take the job: 400" in said.err and "quota of V100 exceeded" in said.err
-    )
+    assert "Vertex AI refused the job. It says: 400" in said.err
+    assert service.REFUSAL in said.err
+
+
+def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, client, capsys):
+    code, said = deploy(capsys, "--accelerator=NVIDIA_V1000:1", "--submit")
+    assert code == 2 and service.came == []
+    assert "Google's client does not take the job. It says: " in said.err
+    assert "Invalid enum value NVIDIA_V1000" in said.err
 
 
 def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(
     service, client, capsys, tmp_path
 ):
-    path, alone = tmp_path / "job.yaml", ["--workers=2", "--accelerator=NVIDIA_TESLA_P100:1"]
-    _, written = deploy(capsys, *alone)
-    code, said = deploy(capsys, *alone, "--submit", f"--output={path}")
+    path, alone = tmp_path / "job.yaml", ["--workers=2"]
+    _, written = deploy(capsys, *alone, flags=["--strategy=mirrored"])
+    code, said = deploy(
+        capsys, *alone, "--submit", f"--output={path}", flags=["--strategy=mirrored"]
+    )
     assert code == 0 and len(service.came) == 1 and path.read_text() == written.out
-    assert "warning: P100 GPUs" in said.err and f"wrote {path}" in said.err
+    assert "warning: the program has --strategy=mirrored" in said.err and f"wrote {path}" in said.err
     assert "next:" not in said.err and said.out.startswith("submitted ")
     path.write_text("mine")
     code, said = deploy(capsys, *alone, "--submit", f"--output={path}")

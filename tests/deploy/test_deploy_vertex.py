@@ -60,7 +60,7 @@ def test_the_chief_is_one_of_the_workers(capsys, workers, counts):
     (["--evaluator", "--workers=3"], [1, 2, None, 1]),
     (["--ps=2", "--workers=3"], [1, 2, 2]),
     (["--ps=2", "--workers=3", "--evaluator"], [1, 2, 2, 1]),
-    (["--reduction_server=4", "--workers=2", "--machine_type=g2-standard-24"], [1, 1, 4]),
+    (["--reduction_server=4", "--workers=2", "--accelerator=NVIDIA_TESLA_V100:2"], [1, 1, 4]),
 ])  # fmt: skip
 def test_each_pool_is_at_its_place(capsys, options, counts):
     job, _ = made(capsys, *options)
@@ -71,17 +71,6 @@ def test_all_that_train_have_the_same_gpus_and_the_others_none(capsys):
     job, _ = made(capsys, "--workers=3", "--evaluator", "--accelerator=NVIDIA_TESLA_T4:2")
     gpus = [p.get("machineSpec", {}).get("acceleratorCount") for p in job["workerPoolSpecs"]]
     assert gpus == [2, 2, None, None]
-
-
-@pytest.mark.parametrize(("machine_type", "gpu", "count"), [
-    ("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8), ("a2-megagpu-16g", "NVIDIA_TESLA_A100", 16),
-    ("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8), ("g2-standard-24", "NVIDIA_L4", 2),
-    ("g2-standard-96", "NVIDIA_L4", 8), ("g4-standard-96", "NVIDIA_RTX_PRO_6000", 2),
-])  # fmt: skip
-def test_gpus_that_are_built_in_need_no_option(capsys, machine_type, gpu, count):
-    job, _ = made(capsys, f"--machine_type={machine_type}")
-    spec = job["workerPoolSpecs"][0]["machineSpec"]
-    assert (spec["acceleratorType"], spec["acceleratorCount"]) == (gpu, count)
 
 
 def test_a_lost_worker_starts_all_again_but_for_parameter_servers(capsys):

@@ -2,7 +2,6 @@
 
 import pytest
 from ctl import cli
-from ctl.deploy.vertex import machines
 from golden_cases import IMAGE, OUTPUT, PROGRAM
 
 TENSORBOARD = "projects/p/locations/us-central1/tensorboards/1"
@@ -17,27 +16,17 @@ STUDY = ["--metric=accuracy"]
     (["--workers=0"], "expected a whole number from 1 to 1000"),
     (["--workers=2.5"], "expected a whole number"),
     (["--machine_type=big"], "is no machine type"),
-    (["--machine_type=a2-highgpu-3g"], "is no machine type that Vertex AI trains on"),
-    (["--accelerator=NVIDIA_TESLA_K80:1"], "K80 is not offered any more"),
-    (["--accelerator=V100:2"], "expected one of NVIDIA_TESLA_V100"),
-    (["--accelerator=TPU_V3:8"], "is a TPU"),
-    (["--accelerator=NVIDIA_TESLA_V100:3"], "expected a count of 1 or 2 or 4 or 8"),
-    (["--accelerator=NVIDIA_TESLA_T4:8"], "expected a count of 1 or 2 or 4 there"),
-    (["--accelerator=NVIDIA_TESLA_T4:two"], "has the count 'two'"),
-    (["--machine_type=n1-standard-32", "--accelerator=NVIDIA_TESLA_V100:2"], "expected a count of 4 or 8"),
-    (["--machine_type=n1-standard-96", "--accelerator=NVIDIA_TESLA_P100:4"], "too large for it"),
-    (["--machine_type=n1-standard-2", "--accelerator=NVIDIA_TESLA_T4:1"], "expected an N1 machine from"),
-    (["--machine_type=n2-standard-8", "--accelerator=NVIDIA_TESLA_T4:1"], "expected an N1 machine"),
-    (["--machine_type=n1-standard-8", "--accelerator=NVIDIA_L4:1"], "of g2-standard"),
-    (["--machine_type=a2-highgpu-1g", "--accelerator=NVIDIA_TESLA_A100:2"], "built in"),
+    (["--accelerator=V100:2"], "expected e.g. NVIDIA_TESLA_V100:2"),
+    (["--accelerator=nvidia-tesla-t4"], "is no GPU of Vertex AI"),
+    (["--accelerator=TPU_V3:8"], "is no GPU of Vertex AI"),
+    (["--accelerator=NVIDIA_TESLA_T4:two"], "is no GPU of Vertex AI"),
+    (["--accelerator=NVIDIA_TESLA_T4:0"], "is no GPU of Vertex AI"),
     (["--reduction_server=4", "--workers=2"], "came without GPUs"),
-    (["--reduction_server=4", "--accelerator=NVIDIA_TESLA_T4:1"], "nobody to add up with"),
+    (["--reduction_server=4", "--accelerator=NVIDIA_TESLA_T4:1"], "has no gradients to add"),
     (["--reduction_server=4", "--ps=1", "--workers=2"], "both take the third pool"),
-    (["--reduction_server=many"], "has no count"),
-    (["--reduction_server=2:a2-highgpu-1g", "--workers=2", "--machine_type=g2-standard-4"], "with GPUs"),
+    (["--reduction_server=many"], "is no count"),
     (["--ps=1"], "expected --workers=2 or more"),
-    (["--disk_gb=99"], "from 100 to 64000"),
-    (["--disk_gb=64001"], "from 100 to 64000"),
+    (["--disk_gb=0"], "expected a whole number from 1"),
     (["--base_output=/gcs/b/x"], "is no place in Cloud Storage"),
     (["--base_output=gs://B/x"], "is no place in Cloud Storage"),
     (["--timeout=1w"], "is no duration"),
@@ -45,7 +34,7 @@ STUDY = ["--metric=accuracy"]
     (["--service_account=me"], "is no e-mail address"),
     (["--network=default"], "projects/NUMBER/global/networks/NAME"),
     (["--network=projects/my-project/global/networks/default"], "the number of the project"),
-    (["--tensorboard=987"], "cannot be read"),
+    (["--tensorboard=987"], "is no TensorBoard"),
     ([f"--tensorboard={TENSORBOARD}"], "needs --service_account"),
     ([f"--tensorboard={TENSORBOARD}", "--service_account=a@b.com", "--region=europe-west4"], "same region"),
     (["--name="], "expected 1 to 128"),
@@ -79,7 +68,7 @@ STUDY = ["--metric=accuracy"]
     (["--tune=lr:1..2", "--tune=lr:3..4", *STUDY], "came twice"),
     (["--tune=data_dir:a|b", *STUDY], "--data_dir is tuned, and the program has a value"),
     (["--tune=lr:1..2", "--metric=loss"], "expected loss:minimize"),
-    (["--tune=lr:1..2", "--metric=accuracy:max"], "expected accuracy:maximize"),
+    (["--tune=lr:1..2", "--metric=accuracy:max"], "expected accuracy:minimize or accuracy:maximize"),
     (["--tune=lr:1..2", *STUDY, "--trials=3", "--parallel_trials=4"], "more than --trials=3"),
     (["--trials=3"], "came without --tune"),
     (["--metric=accuracy"], "came without --tune"),
@@ -101,7 +90,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ([OUTPUT, *PROGRAM], "--image is missing"),
+    ([OUTPUT, *PROGRAM], "are required: --image; expected e.g. ctl deploy vertex --image="),
     ([IMAGE, "--evaluator", *PROGRAM], "--evaluator needs the checkpoints"),
     ([IMAGE, OUTPUT, "--evaluator", *PROGRAM, "--model_dir=/tmp/x"], "is on the machine itself"),
     ([IMAGE, OUTPUT, "--tune=lr:1..2", "--metric=m"], "--tune came without a program"),
@@ -129,9 +118,3 @@ def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(words, message, c
 def test_what_only_sounds_like_a_secret_is_let_through(flag, capsys):
     assert cli.main(["deploy", "vertex", IMAGE, OUTPUT, *PROGRAM, flag]) == 0
     assert flag in capsys.readouterr().out
-
-
-def test_every_gpu_of_the_table_is_one_of_the_api_s_words():
-    from google.cloud.aiplatform_v1.types import AcceleratorType
-
-    assert set(machines.KNOWN) <= {a.name for a in AcceleratorType}

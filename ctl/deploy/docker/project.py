@@ -19,8 +19,7 @@ _FETCHED = re.compile(
 SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # what building ctl itself reads
 _NOT_OURS = (
     "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
-    "--ctl=tf_ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. "
-    "PATH_OF_THE_SOURCE_OF_CTL`, "
+    "--ctl=tf_ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. SOURCE_OF_CTL`, "
     "--ctl=git+https://HOST/REPOSITORY@COMMIT, --ctl=. in the source tree of ctl, or --ctl=none if "
     "requirements.txt or the base image has it"
 )
@@ -33,20 +32,20 @@ class Project:
     Attributes:
       copied: directories and files of the program.
       ctl: ".", a wheel, a URL for pip, or "none".
-      requirements: a file of requirements, or "none".
-      constraints: a file of exact versions, or "none".
+      requirements: whether there is a requirements.txt.
+      constraints: whether there is a constraints.txt, a file of exact versions.
     """
 
     copied: tuple[str, ...]
     ctl: str
-    requirements: str
-    constraints: str
+    requirements: bool
+    constraints: bool
 
     @property
     def context(self) -> list[str]:
         """All paths that the build reads."""
-        files = [f for f in (self.requirements, self.constraints) if f != "none"]
-        ctl = list(SOURCE_TREE) if self.ctl == "." else [self.ctl] if is_wheel(self.ctl) else []
+        files = ["requirements.txt"] * self.requirements + ["constraints.txt"] * self.constraints
+        ctl = list(SOURCE_TREE) if self.ctl == "." else [self.ctl] * is_wheel(self.ctl)
         return list(dict.fromkeys([*files, *ctl, *self.copied]))
 
 
@@ -62,11 +61,8 @@ def look(directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequ
             f"{quoted(' '.join(program))} names no module or script of this directory; expected e.g. "
             "`-- python -m trainer.task`, or --copy=PATH for what the program needs"
         )
-    found = {
-        name: name if (directory / name).is_file() else "none"
-        for name in ("requirements.txt", "constraints.txt")
-    }
-    return Project(tuple(copied), _ctl(directory, ctl), found["requirements.txt"], found["constraints.txt"])
+    has = [(directory / name).is_file() for name in ("requirements.txt", "constraints.txt")]
+    return Project(tuple(copied), _ctl(directory, ctl), *has)
 
 
 def is_wheel(text: str) -> bool:
@@ -75,65 +71,50 @@ def is_wheel(text: str) -> bool:
 
 
 def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
-    for i, word in enumerate(program):
-        if word == "-m" and i + 1 < len(program):
-            module = program[i + 1]
-            top = module.partition(".")[0]
-            if not re.fullmatch(r"[A-Za-z_][\w.]*", module):
-                raise UsageError(f"{quoted(module)} came after -m; expected a module such as trainer.task")
-            if top == "ctl":
-                continue
-            if (directory / top).is_dir():
-                return [top]
-            if (directory / f"{top}.py").is_file():
-                return [f"{top}.py"]
-            raise UsageError(
-                f"the module {module} is not in {str(directory)!r}: there is no {top}/ and no {top}.py; "
-                "expected the directory of your project. Change into it, or give it with --output=DIR"
-            )
+    """The package or script of the program; nothing for ctl's own modules."""
+    for word, following in zip(program, [*program[1:], ""], strict=True):
         if word.endswith(".py"):
             return [_inside(directory, "the program", word).partition("/")[0]]
+        top = following.partition(".")[0]
+        if word != "-m" or top in ("", "ctl"):
+            continue
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", following):
+            raise UsageError(f"{quoted(following)} came after -m; expected a module such as trainer.task")
+        for name in (top, f"{top}.py"):
+            if (directory / name).exists():
+                return [name]
+        came = f"there is no {top}/ and no {top}.py in {str(directory)!r}"
+        raise UsageError(f"{came}; expected the directory of your project, or --output=DIR with it")
     return []
 
 
 def _inside(directory: Path, option: str, text: str) -> str:
     path = text.removeprefix("./").rstrip("/")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", path) or ".." in path.split("/"):
-        raise UsageError(
-            f"{option} has the path {quoted(text)}; expected one inside the directory, of letters, digits "
-            "and ._-/ only, such as trainer"
-        )
+        expected = "one inside the directory, of letters, digits and ._-/ only, such as trainer"
+        raise UsageError(f"{option} has the path {quoted(text)}; expected {expected}")
     if not (directory / path).exists():
-        raise UsageError(
-            f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}; "
-            "expected a file or directory of the project"
-        )
+        came = f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}"
+        raise UsageError(f"{came}; expected a file or directory of the project")
     return path
 
 
 def _ctl(directory: Path, asked: str | None) -> str:
     """How ctl gets into the image; UsageError for a guess that could bring another package."""
     if asked is None:
-        if _is_source_tree(directory):
-            return "."
         wheels = sorted(path.name for path in directory.glob("tf_ctl-*.whl"))
-        if wheels:
-            return wheels[-1]
-        raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
+        asked = "." if _is_source_tree(directory) else wheels[-1] if wheels else None
+        if asked is None:
+            raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
     if asked == "." and not _is_source_tree(directory):
         raise UsageError(f"--ctl=. came, but {str(directory)!r} is not the source tree of ctl; {_NOT_OURS}")
-    if asked in (".", "none"):
-        return asked
     if is_wheel(asked):
         return _inside(directory, "--ctl", asked)
-    if _FETCHED.fullmatch(asked):
+    if asked in (".", "none") or _FETCHED.fullmatch(asked):
         return asked
     if asked.startswith("git+https://") and not re.search("@[0-9a-f]{7,40}$", asked):
-        raise UsageError(
-            f"--ctl={quoted(asked)} does not say which commit; expected "
-            "--ctl=git+https://HOST/REPOSITORY@COMMIT with 7 to 40 digits and letters a to f, so that the "
-            "same file makes the same image"
-        )
+        expected = "--ctl=git+https://HOST/REPOSITORY@COMMIT with 7 to 40 digits and letters a to f"
+        raise UsageError(f"--ctl={quoted(asked)} does not say which commit; expected {expected}")
     raise UsageError(f"--ctl={quoted(asked)} cannot be used; {_NOT_OURS}")
 
 

@@ -1,99 +1,71 @@
 """The options of `ctl deploy kubernetes`: what they are called, what they mean, which values they take."""
 
 from ctl.deploy import args
+from ctl.deploy.args import Option
+from ctl.deploy.validators import form, whole
 
 EXAMPLE = (
     "ctl deploy kubernetes --image=ghcr.io/me/flowers:1 --workers=2 --storage=10Gi "
     "-- python -m trainer.task --model_dir=/shared/flowers"
 )
 FLAVORS = ("job", "tfjob", "trainjob")
+_SUBDOMAIN = "[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?"
+_LABEL = "[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_object = form(_SUBDOMAIN, "no name of Kubernetes; expected lower-case letters, digits, - and .")
+_namespace = form("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "no namespace; expected lower-case letters and digits")
+job_name = form(  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
+    "[a-z]([-a-z0-9]{0,38}[a-z0-9])?",
+    "no name of a job; expected lower-case letters, digits and hyphens, a letter first, at most 40 "
+    "characters, such as --name=flowers-1",
+)
+_flavor = form("|".join(FLAVORS), f"an invalid choice; expected one of {', '.join(FLAVORS)}")
+_cpu = form(
+    r"[1-9][0-9]{0,3}(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]{0,6}m", "no quantity; expected e.g. 2 or 500m"
+)
+_size = form(r"[1-9][0-9]*(\.[0-9]+)?([KMGT]i|[kMGT])", "no quantity; expected e.g. 4Gi")
+_selector = form(
+    f"({_SUBDOMAIN}/)?{_LABEL}=({_LABEL})?",
+    "no label; expected KEY=VALUE, such as cloud.google.com/gke-accelerator=nvidia-tesla-t4",
+)
+_secret = form(
+    rf"[A-Za-z_][A-Za-z0-9_]*={_SUBDOMAIN}:[-._a-zA-Z0-9]{{1,253}}",
+    "no variable of a Secret; expected NAME=SECRET:KEY, such as HF_TOKEN=hugging-face:token",
+    hides_value=True,
+)
+_mount = form(r"(?!/dev/shm$)(/[\w.-]+)+", "no place for a volume; expected a path such as /shared")
 
 
 def parser() -> args.Parser:
     """The parser of the options."""
-    made = args.parser(
-        "kubernetes",
-        "Writes a Job, a TFJob or a TrainJob, and what stands around it.",
-        EXAMPLE,
-        needs_program=False,
+    description = "Writes a Job, a TFJob or a TrainJob, and the objects that it needs."
+    made = args.Parser("kubernetes", description, EXAMPLE, needs_program=False)
+    made.add("the job", *args.job_options("pod", job_name))
+    made.add(
+        "Kubernetes",
+        Option("--namespace", "(default: that of whoever applies the file)", "NAME", _namespace),
+        Option("--flavor", "job, or Kubeflow's tfjob (v1), trainjob (v2)", "KIND", _flavor, "job"),
+        Option("--runtime", "of a trainjob: an existing ClusterTrainingRuntime", "NAME", _object),
+        Option("--tensorboard", "one more pod shows the curves"),
+        Option("--max_restarts", "of all pods, after a loss", "N", whole(0, 1000), 3),
     )
-    _add_job(made)
-    _add_pods(made)
-    _add_storage(made)
+    made.add(
+        "each pod",
+        Option("--cpu", "CPUs, such as 2 or 500m", "N", _cpu, "2"),
+        Option("--memory", "at most so much", "SIZE", _size, "4Gi"),
+        Option("--gpus", "NVIDIA GPUs (default: none)", "N", whole(0), 0),
+        Option("--shm", "/dev/shm, part of the memory", "SIZE", _size, "1Gi"),
+        Option(
+            "--node_selector", "a label of the nodes, of those with GPUs if any", "KEY=VALUE", _selector, []
+        ),
+        Option("--env_from_secret", "a variable that a Secret holds", "NAME=SECRET:KEY", _secret, []),
+        Option("--service_account", "of the pods (default: the namespace's)", "NAME", _object),
+        Option("--grace_secs", "from SIGTERM to SIGKILL, to save in", "SECS", whole(1, 3600), 120),
+    )
+    made.add(
+        "a volume that all pods see",
+        Option("--claim", "an existing PersistentVolumeClaim", "NAME", _object),
+        Option("--storage", "a new one, such as 10Gi", "SIZE", _size),
+        Option("--storage_class", "of the new one (default: the cluster's)", "NAME", _object),
+        Option("--mount", "where it is", "PATH", _mount, "/shared"),
+    )
     return made
-
-
-def _add_job(parser: args.Parser) -> None:
-    add = parser.add_argument_group("the job").add_argument
-    add("--image", metavar="IMAGE:TAG", help="what runs in every pod")
-    add("--name", metavar="NAME", help="of the job (default: that of the image)")
-    add("--namespace", metavar="NAME", help="(default: that of whoever applies the file)")
-    add(
-        "--flavor",
-        choices=FLAVORS,
-        default="job",
-        help="Kubernetes' own Job, Kubeflow's TFJob (v1) or TrainJob (Trainer v2) (default: job)",
-    )
-    add(
-        "--runtime",
-        metavar="NAME",
-        help="for a TrainJob: a ClusterTrainingRuntime that is there (default: one is written)",
-    )
-    add(
-        "--workers",
-        type=args.whole(1, 1000),
-        default=1,
-        metavar="N",
-        help="pods that train, the chief among them (default: 1)",
-    )
-    add("--ps", type=args.whole(0, 1000), default=0, metavar="N", help="parameter servers, for a TFJob")
-    add("--evaluator", action="store_true", help="one more pod evaluates the checkpoints")
-    add("--tensorboard", action="store_true", help="one more pod shows the curves")
-    add(
-        "--max_restarts",
-        type=args.whole(0, 1000),
-        default=3,
-        metavar="N",
-        help="how often all pods may start again after a loss (default: 3)",
-    )
-    add("--timeout", metavar="TIME", help="end the job after this, such as 24h (default: never)")
-    add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
-
-
-def _add_pods(parser: args.Parser) -> None:
-    add = parser.add_argument_group("each pod").add_argument
-    add("--cpu", default="2", metavar="N", help="CPUs, such as 2 or 500m (default: 2)")
-    add("--memory", default="4Gi", metavar="SIZE", help="at most so much (default: 4Gi)")
-    add("--gpus", type=args.whole(0, 16), default=0, metavar="N", help="NVIDIA GPUs (default: none)")
-    add("--shm", default="1Gi", metavar="SIZE", help="of /dev/shm, counts as memory (default: 1Gi)")
-    add(
-        "--node_selector",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a label that the node has, with --gpus that of a pod with GPUs; repeatable",
-    )
-    add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; repeatable")
-    add(
-        "--env_from_secret",
-        action="append",
-        default=[],
-        metavar="NAME=SECRET:KEY",
-        help="a variable whose value a Secret holds; repeatable",
-    )
-    add("--service_account", metavar="NAME", help="of the pods (default: the namespace's)")
-    add(
-        "--grace_secs",
-        type=args.whole(1, 3600),
-        default=120,
-        metavar="SECS",
-        help="seconds to save in, between SIGTERM and SIGKILL (default: 120)",
-    )
-
-
-def _add_storage(parser: args.Parser) -> None:
-    add = parser.add_argument_group("a volume that all pods see").add_argument
-    add("--claim", metavar="NAME", help="a PersistentVolumeClaim that is there")
-    add("--storage", metavar="SIZE", help="a new one, such as 10Gi")
-    add("--storage_class", metavar="NAME", help="of the new one (default: the cluster's)")
-    add("--mount", default="/shared", metavar="PATH", help="where it is (default: /shared)")

@@ -1,207 +1,93 @@
 """The `ctl deploy vertex` command: a file for `gcloud ai custom-jobs create`, or the job itself."""
 
-import argparse
-import json
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ctl.deploy import args as words
-from ctl.deploy import lint, output, texts, validators
-from ctl.deploy.args import Asked
+from ctl.deploy import checks, manifest, output, validators
+from ctl.deploy.args import CommandLine
 from ctl.deploy.output import Advice
+from ctl.deploy.vertex import checks as vertex_checks
+from ctl.deploy.vertex import job as vertex_job
 from ctl.deploy.vertex import options as vertex_options
-from ctl.deploy.vertex import rules, tuning
-from ctl.deploy.vertex.job import Container, Pools, Study, custom_job, custom_job_spec, tuning_job
+from ctl.deploy.vertex.job import Job
 from ctl.errors import UsageError
-from ctl.io.console import quoted
 
+parser = vertex_options.parser
 _GOOGLE_IMAGE = re.compile(r"([a-z0-9-]+|[A-Z_]+)-docker\.pkg\.dev/([^/]+)/")
-_PROJECT = re.compile(r"[a-z]([a-z0-9.:-]{0,61}[a-z0-9])?|[0-9]{1,20}|[A-Z][A-Z_]+")
-_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]{1,2}|[A-Z][A-Z_]+")
 
 
-@dataclass(frozen=True)
-class Made:
-    """One job, as it is written and as it is sent.
-
-    Attributes:
-      name: how it is shown.
-      spec: what the file holds: a CustomJobSpec, or a whole HyperparameterTuningJob.
-      is_study: which of them.
-      labels: of the job; in the file only for a study.
-    """
-
-    name: str
-    spec: dict[str, Any]
-    is_study: bool
-    labels: dict[str, str]
-
-    @property
-    def has_gpus(self) -> bool:
-        """True if a pool has accelerators."""
-        return "acceleratorType" in json.dumps(self.spec)
-
-    @property
-    def has_a_gap(self) -> bool:
-        """Whether `gcloud ai custom-jobs create` refuses the file, as of version 528."""
-        return not self.is_study and {} in self.spec["workerPoolSpecs"]
-
-    def as_sent(self) -> dict[str, Any]:
-        """What the API takes."""
-        return self.spec if self.is_study else custom_job(self.name, self.spec, self.labels)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Writes the job; returns 0, 2 after one sentence about a mistake, 1 if the service refused it."""
-    return words.guarded("vertex", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
-    asked = words.read(vertex_options.parser(), argv)
-    if asked is None:
-        return
-    if not asked.options.image:
-        raise UsageError(
-            "--image is missing; expected the image that `ctl deploy docker` is for, e.g. "
-            f"{vertex_options.EXAMPLE}"
-        )
-    validators.image(asked.options.image)
-    project, region = _place(asked.options)
-    pools = rules.pools(asked.options)
-    made = _make(asked, pools, region)
-    options = asked.options
-    blanks = validators.blanks([*_texts(made.spec), project, region])
+def write(line: CommandLine) -> None:
+    """Writes the job; with --submit also sends it."""
+    options = line.options
+    project, region = _place(options.image, options.project, options.region)
+    vertex_checks.check(line, region)
+    job = vertex_job.make(line, region)
+    blanks = validators.blanks([line.as_text(), project, region])
     if options.submit and blanks:
-        raise UsageError(
-            f"--submit came, but {', '.join(blanks)} must be filled in first; write the real names"
-        )
+        raise UsageError(f"--submit came, but {', '.join(blanks)} must be filled in first")
     if options.format == "json":
-        text = texts.as_json(made.spec)
+        text = manifest.as_json(job.spec)
     else:
-        text = texts.as_yaml([made.spec], texts.header(asked.line(), blanks))
+        text = manifest.as_yaml([job.spec], manifest.header(line.as_text(), blanks))
     advice = Advice(
         fill_in=blanks,
-        warnings=rules.warnings(asked, pools.machine),
-        notes=_notes(asked, made),
-        commands=[] if options.submit else _commands(asked, made, project, region),
+        warnings=vertex_checks.warnings(line),
+        notes=_notes(line, job),
+        commands=[] if options.submit else _commands(line, job, project, region),
     )
-    if options.submit:
-        _write(text, options, advice)
-        _submit(made, project, region)
+    if not options.submit:
+        output.deliver(line, text, advice, f"job.{options.format}")
         return
-    output.deliver(text, options.output, advice, force=options.force, default=f"job.{options.format}")
+    written = [options.output] if options.output else []
+    output.write({Path(path): text for path in written}, force=options.force)
+    output.tell(advice, "", written=written, to_stdout=False)
+    _submit(job, project, region)
 
 
-def _make(asked: Asked, pools: Pools, region: str) -> Made:
-    options = asked.options
-    parameters = tuning.parameters(options.tune)
-    rules.check_evaluator(asked)
-    rules.check_tuning(asked, [p["parameterId"] for p in parameters])
-    args = asked.args
-    if parameters and asked.flag("report_hypertune") is None:
-        args = [*args, f"--report_hypertune={tuning.metric(options.metric)['metricId']}"]
-    container = Container(options.image, asked.command, args, validators.variables(options.env, "vertex"))
-    spec = custom_job_spec(
-        pools.specs(container, region), rules.surroundings(options, region), gang=not pools.ps
-    )
-    name, labels = rules.name(_name(options)), rules.labels(options.label)
-    if not parameters:
-        return Made(name, spec, is_study=False, labels=labels)
-    study = Study(
-        tuning.metric(options.metric),
-        parameters,
-        options.trials or 10,
-        options.parallel_trials or 2,
-        labels,
-    )
-    return Made(name, tuning_job(name, spec, study), is_study=True, labels=labels)
-
-
-def _name(options: argparse.Namespace) -> str:
-    if options.name is not None:
-        return options.name
-    last = options.image.partition("@")[0].rpartition("/")[2]
-    return last.partition(":")[0]
-
-
-def _place(options: argparse.Namespace) -> tuple[str, str]:
+def _place(image: str, project: str | None, region: str | None) -> tuple[str, str]:
     """Project and region: as given, else those of an image of Artifact Registry, else blanks."""
-    found = _GOOGLE_IMAGE.match(options.image)
-    by_image = found[1] if found and _REGION.fullmatch(found[1]) else "REGION"
-    region = options.region or by_image
-    project = options.project or (found[2] if found else "PROJECT")
-    if not _PROJECT.fullmatch(project):
-        raise UsageError(f"--project={quoted(project)} is no project; expected its ID, such as my-project")
-    if not _REGION.fullmatch(region):
-        raise UsageError(f"--region={quoted(region)} is no region; expected one such as us-central1")
-    return project, region
+    found = _GOOGLE_IMAGE.match(image)
+    by_image = (found[2], found[1]) if found else ("PROJECT", "REGION")
+    if not re.fullmatch(vertex_options.REGION, by_image[1]):
+        by_image = (by_image[0], "REGION")
+    project = project or vertex_options.project(by_image[0])
+    return project, region or by_image[1]
 
 
-def _write(text: str, options: argparse.Namespace, advice: Advice) -> None:
-    """Before a job is sent: its file, if one is wanted, and the advice, on stderr."""
-    path = options.output
-    if path is not None:
-        output.write({Path(path): text}, force=options.force)
-    output.tell(advice, path or "", to_stdout=False, written=[path] if path else [])
-
-
-def _submit(made: Made, project: str, region: str) -> None:
+def _submit(job: Job, project: str, region: str) -> None:
     from ctl.deploy.vertex import submit
 
-    name = submit.submit(made.as_sent(), project, region)
-    kind = "training" if not made.is_study else "hyperparameter-tuning"
-    last = name.rpartition("/")[2]
+    name = submit.submit(job.as_sent(), project, region)
+    kind, page = "custom-jobs", "training"
+    if job.is_tuning:
+        kind, page = "hyperparameter-tuning-jobs", "hyperparameter-tuning"
     print(
-        f"submitted {name}\nsee https://console.cloud.google.com/vertex-ai/training/"
-        f"{'custom-jobs' if kind == 'training' else 'hyperparameter-tuning-jobs'}"
-        f"/locations/{region}/{kind}/{last}?project={project}"
+        f"submitted {name}\nsee https://console.cloud.google.com/vertex-ai/training/{kind}"
+        f"/locations/{region}/{page}/{name.rpartition('/')[2]}?project={project}"
     )
 
 
-def _commands(asked: Asked, made: Made, project: str, region: str) -> list[str]:
-    if made.has_a_gap:
-        return [asked.line("--submit")]
-    kind = "hp-tuning-jobs" if made.is_study else "custom-jobs"
+def _commands(line: CommandLine, job: Job, project: str, region: str) -> list[str]:
+    if job.has_gap:
+        return [line.as_text("--submit")]
+    gcloud = ["gcloud", "ai", "hp-tuning-jobs" if job.is_tuning else "custom-jobs"]
     place = [f"--project={project}", f"--region={region}"]
-    create = ["gcloud", "ai", kind, "create", *place, f"--display-name={made.name}"]
-    if made.labels and not made.is_study:
-        create.append("--labels=" + ",".join(f"{k}={v}" for k, v in made.labels.items()))
-    commands = [f"{shlex.join(create)} --config={{file}}"]
-    if made.is_study:
-        return [*commands, shlex.join(["gcloud", "ai", kind, "describe", "JOB", *place])]
-    return [*commands, shlex.join(["gcloud", "ai", kind, "stream-logs", "JOB", *place])]
+    create = [*gcloud, "create", *place, f"--display-name={job.name}"]
+    if job.labels and not job.is_tuning:
+        create.append("--labels=" + ",".join(f"{k}={v}" for k, v in job.labels.items()))
+    watch = [*gcloud, "describe" if job.is_tuning else "stream-logs", "JOB", *place]
+    return [f"{shlex.join(create)} --config={{file}}", shlex.join(watch)]
 
 
-def _notes(asked: Asked, made: Made) -> list[str]:
-    options, found = asked.options, []
+def _notes(line: CommandLine, job: Job) -> list[str]:
+    options, found = line.options, []
     if options.format == "json" and (options.output or not options.submit):
-        found.append(f"JSON has no place for the line that writes it again; keep it: {asked.line()}")
-    if made.has_a_gap and not options.submit:
-        found.append(
-            "gcloud refuses a file with an unused pool between others ({}), so this job is sent "
-            "with --submit"
-        )
-    if made.has_gpus:
-        found.append(lint.GPU_IMAGE)
-    if made.is_study:
-        found.append(
-            "in the containers of Vertex AI only root may write what a trial writers: build the "
-            "image with `ctl deploy docker --root`"
-        )
+        found.append(f"JSON has no place for the line that writes it again; keep it: {line.as_text()}")
+    if job.has_gap and not options.submit:
+        found.append("gcloud refuses a file with an unused pool between others: send it with --submit")
+    if options.accelerator:
+        found.append(checks.GPU_IMAGE)
+    if job.is_tuning:
+        found.append("only root may write what a trial reports: use an image of `ctl deploy docker --root`")
     return found
-
-
-def _texts(value: Any) -> list[str]:
-    """All strings in a document, but for keys and the words of the API."""
-    if isinstance(value, dict):
-        kept = {
-            k: v for k, v in value.items() if k not in ("acceleratorType", "goal", "scaleType", "strategy")
-        }
-        return [t for v in kept.values() for t in _texts(v)]
-    if isinstance(value, list):
-        return [t for v in value for t in _texts(v)]
-    return [value] if isinstance(value, str) else []

@@ -1,142 +1,109 @@
-"""A job of Vertex AI as the API has it: CustomJobSpec, and HyperparameterTuningJob around it.
+"""A job of Vertex AI as its API has it, from the templates: CustomJobSpec, or HyperparameterTuningJob."""
 
-Pools have their meaning by position: the chief, more workers, parameter servers or the Reduction
-Server, the evaluator. One that is not used is empty; empty ones at the end are left out.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ctl.deploy.vertex.machines import Machine
+from ctl.deploy import manifest, validators
+from ctl.deploy.args import CommandLine
+from ctl.deploy.manifest import Document
+from ctl.deploy.vertex import tuning
 
 _REDUCTION_IMAGE = "{area}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
-_AREAS = {"europe": "europe", "asia": "asia"}
+_REDUCTION_MACHINE = "n1-highcpu-16"
 
 
 @dataclass(frozen=True)
-class Container:
-    """What runs: an image and the words to run in it; without a command, the image's own."""
-
-    image: str
-    command: Sequence[str]
-    args: Sequence[str]
-    env: Mapping[str, str]
-
-    def spec(self) -> dict[str, Any]:
-        """The ContainerSpec of the API."""
-        made: dict[str, Any] = {"imageUri": self.image}
-        if self.command:
-            made["command"] = list(self.command)
-        if self.args:
-            made["args"] = list(self.args)
-        if self.env:
-            made["env"] = [{"name": name, "value": value} for name, value in self.env.items()]
-        return made
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Which machines, and how many.
+class Job:
+    """One job, as it is written and as it is sent.
 
     Attributes:
-      machine: each that trains.
-      workers: how many of them, the chief included.
-      side: the evaluator's and each parameter server's.
-      ps: parameter servers.
-      reduction: machine and count of the Reduction Server; count 0 is none.
-      evaluator: whether there is one.
-      disk_gb: boot disk of each, or None for the service's choice.
+      name: how it is shown.
+      spec: what the file holds: a CustomJobSpec, or a whole HyperparameterTuningJob.
+      is_tuning: which of them.
+      labels: of the job; in the file only for tuning.
     """
 
-    machine: Machine
-    workers: int
-    side: Machine
-    ps: int = 0
-    reduction: tuple[Machine, int] = (Machine("n1-highcpu-16"), 0)
-    evaluator: bool = False
-    disk_gb: int | None = None
+    name: str
+    spec: Document
+    is_tuning: bool
+    labels: dict[str, str]
 
-    def specs(self, container: Container, region: str) -> list[dict[str, Any]]:
-        """The WorkerPoolSpecs of the API."""
-        made = [
-            self._pool(self.machine, 1, container.spec()),
-            self._pool(self.machine, self.workers - 1, container.spec()),
-            self._pool(self.side, self.ps, container.spec()),
-            self._pool(self.side, int(self.evaluator), container.spec()),
-        ]
-        machine, count = self.reduction
-        if count:
-            area = _AREAS.get(region.partition("-")[0], "us")
-            made[2] = self._pool(machine, count, {"imageUri": _REDUCTION_IMAGE.format(area=area)})
-        while not made[-1]:
-            made.pop()
-        return made
+    @property
+    def has_gap(self) -> bool:
+        """Whether `gcloud ai custom-jobs create` refuses the file, as of version 528."""
+        return not self.is_tuning and {} in self.spec["workerPoolSpecs"]
 
-    def _pool(self, machine: Machine, count: int, container: dict[str, Any]) -> dict[str, Any]:
-        if not count:
-            return {}
-        disk = {"diskSpec": {"bootDiskSizeGb": self.disk_gb}} if self.disk_gb else {}
-        return {"machineSpec": machine.spec(), "replicaCount": count, **disk, "containerSpec": container}
+    def as_sent(self) -> Document:
+        """What the API takes."""
+        if self.is_tuning:
+            return self.spec
+        labels = {"labels": self.labels} if self.labels else {}
+        return {"displayName": self.name, "jobSpec": self.spec, **labels}
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """The rest of a CustomJobSpec; what is empty or None is left out."""
+def make(line: CommandLine, region: str) -> Job:
+    """The job of a command line."""
+    options, tuned = line.options, line.options.metric or {}
+    name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    labels = validators.pairs("--label", options.label)
+    args = line.args
+    if tuned and line.flag("report_hypertune") is None:
+        args = [*args, f"--report_hypertune={tuned['metric']}"]
+    spec = _custom_job(line, region, args)
+    if tuned:
+        trials, parallel = tuning.trials(options)
+        values = {
+            **tuned,
+            "name": name,
+            "parameters": options.tune,
+            "trials": trials,
+            "parallel_trials": parallel,
+            "custom_job": spec,
+            "labels": labels or None,
+        }
+        spec = manifest.document("vertex_tuning_job.yaml", values)
+    return Job(name, spec, is_tuning=bool(tuned), labels=labels)
 
-    base_output: str | None = None
-    service_account: str | None = None
-    network: str | None = None
-    tensorboard: str | None = None
-    timeout_secs: int | None = None
-    spot: bool = False
 
+def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
+    """The CustomJobSpec; when a worker starts again all do, but not with parameter servers."""
+    options = line.options
+    env = [{"name": k, "value": v} for k, v in validators.variables(options.env).items()]
+    program = {"command": line.command or None, "args": args or None, "env": env or None}
+    nothing = dict.fromkeys((*program, "accelerator", "accelerator_count"))
+    gpu, _, count = (options.accelerator or "").partition(":")
+    gpus = {"accelerator": gpu or None, "accelerator_count": int(count or 1) if gpu else None}
 
-@dataclass(frozen=True)
-class Study:
-    """What a tuning job looks for."""
+    def pool(replicas: int, machine_type: str, image: str, own: dict[str, Any]) -> Document | None:
+        """A WorkerPoolSpec; one without replicas is empty."""
+        values = {
+            "replicas": replicas,
+            "machine_type": machine_type,
+            "image": image,
+            "disk_gb": options.disk_gb,
+        }
+        return manifest.document("vertex_worker_pool.yaml", nothing | values | own) if replicas else {}
 
-    metric: Mapping[str, str]
-    parameters: Sequence[Mapping[str, Any]]
-    trials: int
-    parallel: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-def custom_job_spec(pools: Sequence[dict[str, Any]], around: Surroundings, *, gang: bool) -> dict:
-    """A CustomJobSpec; `gang`: when a worker starts again, all do."""
-    scheduling: dict[str, Any] = {}
-    if around.timeout_secs:
-        scheduling["timeout"] = f"{around.timeout_secs}s"
-    if gang:
-        scheduling["restartJobOnWorkerRestart"] = True
-    if around.spot:
-        scheduling["strategy"] = "SPOT"
-    made: dict[str, Any] = {"workerPoolSpecs": list(pools)}
-    if scheduling:
-        made["scheduling"] = scheduling
-    if around.base_output:
-        made["baseOutputDirectory"] = {"outputUriPrefix": around.base_output}
-    named = {
-        "serviceAccount": around.service_account,
-        "network": around.network,
-        "tensorboard": around.tensorboard,
+    training, side = options.machine_type, options.side_machine_type
+    pools = [
+        pool(1, training, options.image, gpus | program),
+        pool(options.workers - 1, training, options.image, gpus | program),
+        pool(options.ps, side, options.image, program),
+        pool(int(options.evaluator), side, options.image, program),
+    ]
+    if options.reduction_server:
+        replicas, _, machine_type = options.reduction_server.partition(":")
+        area = region.partition("-")[0]
+        image = _REDUCTION_IMAGE.format(area=area if area in ("europe", "asia") else "us")
+        pools[2] = pool(int(replicas), machine_type or _REDUCTION_MACHINE, image, {})
+    while not pools[-1]:
+        pools.pop()
+    pools += [None] * (4 - len(pools))
+    values = {
+        **vars(options),
+        **dict(zip(("chief", "workers", "parameter_servers", "evaluator"), pools, strict=True)),
+        "timeout": f"{options.timeout}s" if options.timeout else None,
+        "restart_all": True if not options.ps else None,
+        "strategy": "SPOT" if options.spot else None,
     }
-    return made | {key: value for key, value in named.items() if value}
-
-
-def tuning_job(name: str, spec: dict, study: Study) -> dict:
-    """A HyperparameterTuningJob whose trials are `spec`."""
-    made: dict[str, Any] = {
-        "displayName": name,
-        "studySpec": {"metrics": [dict(study.metric)], "parameters": list(study.parameters)},
-        "maxTrialCount": study.trials,
-        "parallelTrialCount": study.parallel,
-        "trialJobSpec": spec,
-    }
-    return made | ({"labels": dict(study.labels)} if study.labels else {})
-
-
-def custom_job(name: str, spec: dict, labels: Mapping[str, str]) -> dict:
-    """A CustomJob, as it is sent."""
-    return {"displayName": name, "jobSpec": spec, **({"labels": dict(labels)} if labels else {})}
+    return manifest.document("vertex_custom_job.yaml", values)

@@ -1,102 +1,95 @@
-"""The options of `ctl deploy vertex`: what they are called, what they mean, which values they take."""
+"""The options of `ctl deploy vertex`: what they are called, what they mean, which values they take.
+
+The values have the right form; whether a machine type, a GPU or a region exists is for Vertex AI to say.
+"""
+
+import argparse
 
 from ctl.deploy import args
+from ctl.deploy.args import Option
+from ctl.deploy.validators import BLANK, form, whole
+from ctl.deploy.vertex import tuning
 
 EXAMPLE = (
     "ctl deploy vertex --image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1 --workers=2 "
     "--base_output=gs://BUCKET/flowers -- python -m trainer.task --train_steps=1000"
 )
-_MOST = 1000  # machines in one pool: a typing mistake rather than a wish
+REGION = rf"[a-z]+-[a-z]+[0-9]{{1,2}}|{BLANK}"
+_MACHINE = "[a-z][a-z0-9]*-[a-z]+-?[a-z0-9-]*[a-z0-9]"
+_MAX_NAME = 128
+project = form(
+    rf"[a-z]([a-z0-9.:-]{{0,61}}[a-z0-9])?|[0-9]{{1,20}}|{BLANK}",
+    "no project; expected its ID, such as --project=my-project",
+)
+_machine = form(_MACHINE, "no machine type; expected one such as n1-standard-8")
+_gpus = form("NVIDIA_[A-Z0-9_]+(:[1-9][0-9]?)?", "no GPU of Vertex AI; expected e.g. NVIDIA_TESLA_V100:2")
+_reduction_server = form(
+    f"[1-9][0-9]{{0,2}}(:{_MACHINE})?", "no count; expected COUNT or COUNT:TYPE, such as 4:n1-highcpu-16"
+)
+_bucket = form(
+    rf"gs://(?:[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]|{BLANK})(?:/[^\s?#]*)?",
+    "no place in Cloud Storage; expected gs://BUCKET/PATH, such as gs://my-bucket/flowers",
+)
+_network = form(
+    rf"projects/([0-9]+|{BLANK})/global/networks/[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?",
+    "no network; expected projects/NUMBER/global/networks/NAME, with the number of the project",
+)
+_account = form(
+    r"[\w.-]+@[\w.-]+\.[a-z]{2,}", "no e-mail address; expected NAME@PROJECT.iam.gserviceaccount.com"
+)
+_tensorboard = form(
+    rf"projects/[\w:.-]+/locations/({REGION})/tensorboards/[\w-]+",
+    "no TensorBoard; expected projects/PROJECT/locations/REGION/tensorboards/ID",
+)
+_label = form(
+    "[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}",
+    "no label; expected KEY=VALUE of lower-case letters, digits, - and _, at most 63 characters each, "
+    "a letter first in KEY",
+)
+_region = form(REGION, "no region; expected one such as us-central1")
+
+
+def _name(word: str) -> str:
+    """A display name."""
+    if not 0 < len(word) <= _MAX_NAME:
+        raise argparse.ArgumentTypeError(f"it has {len(word)} characters; expected 1 to {_MAX_NAME}")
+    return word
 
 
 def parser() -> args.Parser:
     """The parser of the options."""
-    made = args.parser(
-        "vertex",
-        "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob.",
-        EXAMPLE,
-        needs_program=False,
+    description = "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob."
+    made = args.Parser("vertex", description, EXAMPLE, needs_program=False)
+    made.add("the job", *args.job_options("machine", _name))
+    made.add(
+        "machines",
+        Option("--machine_type", "of each that trains", "TYPE", _machine, "n1-standard-4"),
+        Option(
+            "--accelerator", "GPUs of each that trains, such as NVIDIA_TESLA_V100:2", "GPU:COUNT", _gpus
+        ),
+        Option("--reduction_server", "machines that add gradients up", "COUNT[:TYPE]", _reduction_server),
+        Option("--side_machine_type", "of evaluator, parameter servers", "TYPE", _machine, "n1-standard-4"),
+        Option("--disk_gb", "boot disk of each machine (default: the service's)", "GB", whole(1)),
+        Option("--spot", "on cheaper machines that Google may take away"),
     )
-    _add_machines(made)
-    _add_place(made)
-    _add_job(made)
-    _add_tuning(made)
+    made.add(
+        "place",
+        Option("--base_output", "where the AIP_... directories are", "gs://...", _bucket),
+        Option("--project", "the project (default: that of the image)", "ID", project),
+        Option("--region", "the region (default: that of the image)", "REGION", _region),
+        Option("--network", "projects/NUMBER/global/networks/NAME", "NAME", _network),
+        Option(
+            "--service_account", "which the program runs as (default: the service's)", "EMAIL", _account
+        ),
+        Option("--tensorboard", "shows the curves: its resource name", "NAME", _tensorboard),
+        Option("--label", "a label", "KEY=VALUE", _label, []),
+        Option("--submit", "send the job to Vertex AI now"),
+    )
+    made.add(
+        "tuning",
+        Option("--tune", f"a flag of the program to vary: {tuning.FORMS}", "RANGE", tuning.parameter, []),
+        Option("--metric", "what to maximize, or :minimize", "NAME[:GOAL]", tuning.metric),
+        Option("--trials", "trainings in all (default: 10)", "N", whole(1, 1000)),
+        Option("--parallel_trials", "trainings at a time (default: 2)", "N", whole(1, 1000)),
+    )
     return made
-
-
-def _add_machines(parser: args.Parser) -> None:
-    group = parser.add_argument_group("machines")
-    add = group.add_argument
-    add("--image", metavar="IMAGE:TAG", help="what runs on every machine that trains")
-    add(
-        "--workers",
-        type=args.whole(1, _MOST),
-        default=1,
-        metavar="N",
-        help="machines that train, the chief among them (default: 1)",
-    )
-    add("--machine_type", default="n1-standard-4", metavar="TYPE", help="(default: n1-standard-4)")
-    add(
-        "--accelerator",
-        metavar="GPU:COUNT",
-        help="GPUs of each, such as NVIDIA_TESLA_V100:2 (default: those of the machine type)",
-    )
-    add("--evaluator", action="store_true", help="one more machine evaluates the checkpoints")
-    add("--ps", type=args.whole(0, _MOST), default=0, metavar="N", help="parameter servers (default: none)")
-    add(
-        "--reduction_server",
-        metavar="COUNT[:TYPE]",
-        help="machines that add up gradients of GPUs, of TYPE n1-highcpu-16 (default: none)",
-    )
-    add(
-        "--side_machine_type",
-        default="n1-standard-4",
-        metavar="TYPE",
-        help="of the evaluator and the parameter servers (default: n1-standard-4)",
-    )
-    add(
-        "--disk_gb",
-        type=args.whole(100, 64_000),
-        metavar="GB",
-        help="boot disk of each, 100 to 64000 (default: 100)",
-    )
-    add("--spot", action="store_true", help="on machines that may be taken away, for less money")
-
-
-def _add_place(parser: args.Parser) -> None:
-    add = parser.add_argument_group("place").add_argument
-    add("--base_output", metavar="gs://...", help="where AIP_MODEL_DIR and AIP_TENSORBOARD_LOG_DIR are")
-    add("--project", metavar="ID", help="(default: that of the image, or PROJECT to be filled in)")
-    add("--region", metavar="REGION", help="(default: that of the image, or REGION to be filled in)")
-    add("--network", metavar="NAME", help="projects/NUMBER/global/networks/NAME (default: none)")
-    add("--service_account", metavar="EMAIL", help="whom the program is (default: the service's own)")
-    add(
-        "--tensorboard",
-        metavar="NAME",
-        help="projects/PROJECT/locations/REGION/tensorboards/ID, where the curves go (default: none)",
-    )
-
-
-def _add_job(parser: args.Parser) -> None:
-    add = parser.add_argument_group("the job").add_argument
-    add("--name", metavar="NAME", help="how it is shown (default: that of the image)")
-    add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; repeatable")
-    add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label; repeatable")
-    add("--timeout", metavar="TIME", help="such as 24h; the service ends it after 7 days (default: 7d)")
-    add("--format", choices=("yaml", "json"), default="yaml", help="of the file (default: yaml)")
-    add("--submit", action="store_true", help="send it to the service now")
-
-
-def _add_tuning(parser: args.Parser) -> None:
-    add = parser.add_argument_group("tuning").add_argument
-    add(
-        "--tune",
-        action="append",
-        default=[],
-        metavar="RANGE",
-        help="a flag of the program to vary: "
-        "name:1e-4..1e-1:log, name:32..512 or name:adam|sgd; repeatable",
-    )
-    add("--metric", metavar="NAME[:GOAL]", help="a number of the evaluation to maximize, or :minimize")
-    add("--trials", type=args.whole(1, 1000), metavar="N", help="trainings in all (default: 10)")
-    add("--parallel_trials", type=args.whole(1, 100), metavar="N", help="at a time (default: 2)")

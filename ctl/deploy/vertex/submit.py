@@ -29,8 +29,8 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
       region: such as "us-central1".
       client: a JobServiceClient; None for one with the credentials of this login.
 
-    Raises UsageError without the client's package or without credentials, RefusedError for an error of
-    the service.
+    Raises UsageError without the client's package, without credentials and for a word that the client does
+    not know; RefusedError for an error of the service. Both are quoted unchanged.
     """
     try:
         from google.api_core.exceptions import GoogleAPIError
@@ -39,29 +39,24 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
         from google.protobuf import json_format
     except ImportError:
         raise UsageError(_INSTALL) from None
-    is_study = "studySpec" in job
-    kind = aiplatform_v1.HyperparameterTuningJob if is_study else aiplatform_v1.CustomJob
-    message = kind(json_format.ParseDict(job, kind.pb(kind())))
+    is_tuning = "studySpec" in job
+    kind = aiplatform_v1.HyperparameterTuningJob if is_tuning else aiplatform_v1.CustomJob
+    try:
+        message = kind(json_format.ParseDict(job, kind.pb(kind())))
+    except json_format.ParseError as e:
+        raise UsageError(f"Google's client does not take the job. It says: {e}") from None
     parent = f"projects/{project}/locations/{region}"
     try:
         if client is None:
             options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
             client = aiplatform_v1.JobServiceClient(client_options=options)
-        if is_study:
+        if is_tuning:
             made = client.create_hyperparameter_tuning_job(parent=parent, hyperparameter_tuning_job=message)
         else:
             made = client.create_custom_job(parent=parent, custom_job=message)
     except GoogleAuthError as e:
-        raise UsageError(
-            f"there are no credentials for Google Cloud ({_first_line(e)}); log in with `gcloud auth "
-            "application-default login`"
-        ) from None
+        cure = "log in with `gcloud auth application-default login`"
+        raise UsageError(f"there are no credentials for Google Cloud ({e}); {cure}") from None
     except GoogleAPIError as e:
-        raise RefusedError(
-            f"Vertex AI did not take the job: {_first_line(e)}. Change what it names and submit again"
-        ) from None
+        raise RefusedError(f"Vertex AI refused the job. It says: {e}") from None
     return str(made.name)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

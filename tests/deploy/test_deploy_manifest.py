@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import yaml
+from conftest import ROOT
 from ctl import cli
-from ctl.deploy import args, texts
+from ctl.deploy import args
+from ctl.deploy import manifest as manifests
 from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 from golden_cases import IMAGE
@@ -27,20 +29,20 @@ SWITCHES = st.sampled_from(
 @given(st.lists(st.one_of(WORDS, NUMBERS, SWITCHES)))
 @settings(max_examples=100, deadline=None)
 def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
-    text = texts.as_yaml([{"words": given_words}])
+    text = manifests.as_yaml([{"words": given_words}])
     assert yaml.safe_load(text)["words"] == given_words
     for line in text.splitlines()[1:]:  # other readers know more numbers than PyYAML
         assert not re.fullmatch(r"\s+- [-+]?\.?[0-9][0-9a-zA-Z_.+-]*", line), line
-    assert json.loads(texts.as_json({"words": given_words}))["words"] == given_words
+    assert json.loads(manifests.as_json({"words": given_words}))["words"] == given_words
 
 
 @given(st.lists(WORDS, max_size=5), st.text("abc _=:'\"#$\\", max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
-    asked = args.Asked("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
-    header = texts.header(asked.line())
+    line = args.CommandLine("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
+    header = manifests.header(line.as_text())
     assert header.count("\n") == 1
-    assert shlex.split(header.removeprefix("# "))[3:] == [*asked.words, "--", *asked.program]
+    assert shlex.split(header.removeprefix("# "))[3:] == [*line.words, "--", *line.program]
 
 
 @given(st.text("abc _=:'\"#$\\{}[]&*!|>%@`,?-", max_size=20))
@@ -139,7 +141,6 @@ def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, caps
 
 @pytest.mark.parametrize("line", [
     ["vertex", IMAGE, "--accelerator=NVIDIA_TESLA_V100:1"], ["kubernetes", IMAGE, "--gpus=1"],
-    ["vertex", IMAGE, "--machine_type=a2-highgpu-1g"],
 ])  # fmt: skip
 def test_a_job_with_gpus_says_what_the_image_needs(line, capsys):
     program = ["--", "python", "-m", "trainer.task"]
@@ -157,6 +158,62 @@ def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys)
 
 def test_without_pyyaml_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    texts._dump.cache_clear()
+    manifests._dump.cache_clear()
     with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
-        texts.as_yaml([{"a": 1}])
+        manifests.as_yaml([{"a": 1}])
+
+
+@pytest.fixture
+def template(tmp_path, monkeypatch):
+    """Writes a template; returns its name."""
+    monkeypatch.setattr(manifests, "_TEMPLATES", tmp_path)
+
+    def write(text):
+        (tmp_path / "a.yaml").write_text(text)
+        return "a.yaml"
+
+    return write
+
+
+@given(WORDS | st.text("<>ab:#'\"\n-{}[]&*!|%@` ,", max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_no_value_changes_the_structure_of_a_document(value):
+    values = {"machine_type": value, "image": value, "replicas": 1, "command": [value], "env": None}
+    values |= dict.fromkeys(("accelerator", "accelerator_count", "disk_gb", "args"))
+    pool = manifests.document("vertex_worker_pool.yaml", values)
+    assert pool == {
+        "machineSpec": {"machineType": value}, "replicaCount": 1,
+        "containerSpec": {"imageUri": value, "command": [value]},
+    }  # fmt: skip
+    assert yaml.safe_load(manifests.as_yaml([pool])) == pool
+
+
+def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
+    name = template("a: {b: {c: <x>}, d: [<x>, {e: <x>}]}\nf: []\ng: <y>-<y>\n")
+    assert manifests.documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
+    assert manifests.documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
+
+
+@pytest.mark.parametrize(("outer", "inner", "kept"), [
+    (True, True, "abd"), (True, False, "acd"), (False, True, "de"), (False, False, "de"),
+])  # fmt: skip
+def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, kept):
+    name = template("#if outer\na\n  #if inner\nb\n  #else\nc\n  #end\nd\n#else\nd\ne\n#end\n")
+    assert manifests.text(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
+
+
+def test_a_value_that_is_not_known_is_an_error(template):
+    for text in ("a: <x>\n", "#if x\n#end\n"):
+        with pytest.raises(KeyError, match="x"):
+            manifests.documents(template(text), {})
+
+
+def test_a_line_of_text_without_its_value_is_left_out_and_values_are_not_read_again(template):
+    name = template("<a>\n<b> and <a>\nend\n")
+    assert manifests.text(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
+
+
+def test_a_wheel_contains_the_templates():
+    names = {path.name for path in manifests._TEMPLATES.iterdir()}
+    assert {"Dockerfile", "job.sbatch", "kubernetes_job.yaml", "vertex_custom_job.yaml"} <= names
+    assert '"ctl.deploy" = ["templates/*"]' in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,197 @@
+"""The objects of a job, from the templates: volume, network policies, the job itself, TensorBoard.
+
+A worker that loses a peer ends with 134, so one lost pod ends all of them, and each is counted: N pods
+use up N of the backoff limit in one restart of the job.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ctl.deploy.kubernetes.job import Job
+from ctl.deploy.manifest import Document, document, documents
+from ctl.deploy.validators import pairs
+from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
+
+PORT = 2222
+TENSORBOARD_PORT = 6006
+LABEL = "app.kubernetes.io/"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+
+
+def make(job: Job) -> list[Document]:
+    """All objects, in the order in which they are wanted: storage, who may reach whom, the job."""
+    jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
+    return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
+
+
+def _values(job: Job) -> dict[str, Any]:
+    """What several templates have in common."""
+    options = job.options
+    return {
+        **vars(options),
+        "name": job.name,
+        "container": "tensorflow",
+        "indexed": False,
+        "command": _escaped(job.line.command) or None,
+        "args": _escaped(job.line.args) or None,
+        "gpus": str(options.gpus) if options.gpus else None,
+        "claim": job.claim or None,
+        "timeout_secs": options.timeout,
+        "backoff_limit": options.workers * options.max_restarts,
+        "exit_preempted": EXIT_PREEMPTED,
+        "exit_failed": EXIT_FAILED,
+        "exit_usage": EXIT_USAGE,
+    }
+
+
+def _escaped(words: Iterable[str]) -> list[str]:
+    """Words so that they arrive as they are: Kubernetes replaces `$(NAME)`, and `$$` by `$`."""
+    return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
+
+
+def _environment(job: Job, own: Mapping[str, str]) -> list[Document] | None:
+    """Variables: what ctl sets, then those asked for, then those that Secrets hold."""
+    shown = {**own, **job.env}
+    env: list[Document] = [
+        {"name": name, "value": value} for name, value in zip(shown, _escaped(shown.values()), strict=True)
+    ]
+    for name, place in job.secrets.items():
+        secret, _, key = place.partition(":")
+        env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return env or None
+
+
+def _pod(job: Job, component: str, own: Mapping[str, Any]) -> Document:
+    """A pod template; `own`: values that differ from those of a training pod.
+
+    Nodes with GPUs turn away pods that do not tolerate them, and `--node_selector` names such nodes when
+    there are GPUs: both are for the pods with GPUs only.
+    """
+    selector = pairs("--node_selector", job.options.node_selector)
+    values = {
+        **_values(job),
+        "component": component,
+        "env": _environment(job, {}),
+        "writes": True,
+        "resources": True,
+        **dict.fromkeys(("restart_policy", "istio_inject", "subdomain", "port_name", "port", "read_only")),
+        **own,
+    }
+    is_placed = bool(values["gpus"]) == bool(job.options.gpus)
+    values["node_selector"] = selector if selector and is_placed else None
+    return document("kubernetes_pod.yaml", values)
+
+
+def _addresses(job: Job, pod: str) -> list[str]:
+    """host:port of all training pods in order; `pod` is their name before the index."""
+    domain = f".{job.options.namespace}.svc" if job.options.namespace else ""
+    return [f"{pod}-{i}.{job.name}{domain}:{PORT}" for i in range(job.options.workers)]
+
+
+def _cluster_variables(job: Job, addresses: list[str]) -> dict[str, str]:
+    """What ctl makes a cluster of; one worker alone needs nothing."""
+    own = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
+    return own | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
+
+
+def _job(job: Job) -> list[Document]:
+    """A Job: indexed, with a service without an address, where several pods are to find each other."""
+    addresses = _addresses(job, job.name)
+    env = _environment(job, _cluster_variables(job, addresses))
+    pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
+    if job.is_indexed:
+        pod |= {"subdomain": job.name, "port_name": "training", "port": PORT}
+    own = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
+    return [*documents("kubernetes_job.yaml", _values(job) | own), *_evaluator(job, addresses)]
+
+
+def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
+    """A Job of one pod that evaluates checkpoints; it ends by itself when the training has."""
+    if not job.options.evaluator:
+        return []
+    config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator", "index": 0}}
+    env = _environment(job, {"TF_CONFIG": json.dumps(config)})
+    pod = _pod(job, "evaluator", {"restart_policy": "Never", "env": env, "gpus": None})
+    own = {"job_name": f"{job.name}-evaluator", "backoff_limit": job.options.max_restarts, "pod": pod}
+    return documents("kubernetes_job.yaml", _values(job) | own)
+
+
+def _tfjob(job: Job) -> list[Document]:
+    """A TFJob of Kubeflow's training operator v1, which writes TF_CONFIG."""
+    options = job.options
+    own = {"istio_inject": "false", "port_name": "tfjob-port", "port": PORT}
+    count = options.workers + options.ps + options.evaluator
+    values = {
+        **_values(job),
+        "backoff_limit": options.max_restarts * count,
+        "other_workers": options.workers - 1,
+        "training_pod": _pod(job, "training", own),
+        "ps_pod": _pod(job, "training", {**own, "gpus": None}),
+        "evaluator_pod": _pod(job, "evaluator", {**own, "gpus": None}),
+    }
+    return documents("kubeflow_tfjob.yaml", values)
+
+
+def _trainjob(job: Job) -> list[Document]:
+    """A TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless one is named."""
+    runtime = job.options.runtime
+    addresses = _addresses(job, f"{job.name}-node-0")
+    without = dict.fromkeys(("command", "args", "env", "resources"))
+    pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **without})
+    node = {"job_name": "node", "container": "node", "timeout_secs": None, "pod": pod}
+    values = {
+        **_values(job),
+        "new_runtime": not runtime,
+        "job_spec": document("kubernetes_job.yaml", {**_values(job), **node})["spec"],
+        "runtime_kind": "ClusterTrainingRuntime" if runtime else "TrainingRuntime",
+        "runtime": runtime or job.name,
+        "env": _environment(job, _cluster_variables(job, addresses)),
+    }
+    return [*documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
+
+
+def _volume(job: Job) -> list[Document]:
+    """The PersistentVolumeClaim, if one is to be made; for several nodes if there are several pods."""
+    if not job.options.storage:
+        return []
+    access_mode = "ReadWriteMany" if job.shares_checkpoints else "ReadWriteOnce"
+    values = {**_values(job), "size": job.options.storage, "access_mode": access_mode}
+    return documents("kubernetes_volume.yaml", values)
+
+
+def _policies(job: Job) -> list[Document]:
+    """NetworkPolicies: the training pods reach each other, nobody else reaches any pod."""
+    options = job.options
+    has_own_policy = job.has_peers or bool(options.runtime)
+    components = {"training": not has_own_policy, "evaluator": options.evaluator, "tensorboard": job.logdir}
+    labels = {f"{LABEL}name": "ctl", f"{LABEL}instance": job.name, f"{LABEL}component": "training"}
+    values = {
+        **_values(job),
+        "training_policy": has_own_policy,
+        "training_labels": {JOBSET: job.name} if options.runtime else labels,
+        "peers": job.has_peers,
+        "one_port": not options.gpus,
+        "closed": [name for name, is_closed in components.items() if is_closed],
+    }
+    return documents("kubernetes_network_policy.yaml", values)
+
+
+def _tensorboard(job: Job) -> list[Document]:
+    """A Deployment and a Service inside the cluster; never one that is reachable from outside."""
+    if not job.logdir:
+        return []
+    pod = {
+        "container": "tensorboard",
+        "command": ["tensorboard"],
+        "args": _escaped([f"--logdir={job.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]),
+        "env": None,
+        "port_name": "http",
+        "port": TENSORBOARD_PORT,
+        "cpu": "250m",
+        "memory": "1Gi",
+        "gpus": None,
+        "writes": False,
+        "read_only": True,
+    }
+    return documents("kubernetes_tensorboard.yaml", {**_values(job), "pod": _pod(job, "tensorboard", pod)})

@@ -1,0 +1,130 @@
+"""Text of manifests: the files of templates/, filled in.
+
+`<name>` in a template stands for a value. Lines from `#if name` to `#end` are kept when the value is true;
+`#else` begins what is kept when it is not. What is None is left out. YAML is parsed before values
+are put in, and written by a serializer: no value can change the structure.
+
+document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
+text("Dockerfile", values)                    -> "FROM python:3.11-slim-bookworm\n..."
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ctl.errors import UsageError
+
+Document = dict[str, Any]
+Values = Mapping[str, Any]
+_PLACEHOLDER = re.compile("<([a-z_]+)>")
+_TEMPLATES = Path(__file__).parent / "templates"
+# Strings that some reader of YAML would take for a number, a date or a truth value
+_AMBIGUOUS = re.compile(
+    r"[-+]?\.?[0-9][0-9a-zA-Z_.:+-]*|[-+]?\.(inf|nan)|y|n|yes|no|on|off|true|false|null|~|", re.IGNORECASE
+)
+_WIDTH = 4096  # never wrapped: a word of a command stays on its line
+
+
+def text(template: str, values: Values) -> str:
+    """A template that is no YAML; a line with a value that is None is left out.
+
+    Values are put in as they are: the caller quotes them for the shell or as JSON.
+    """
+    lines = _selected(template, values)
+    kept = [line for line in lines if all(values[name] is not None for name in _PLACEHOLDER.findall(line))]
+    return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), "".join(kept))
+
+
+def documents(template: str, values: Values) -> list[Document]:
+    """The documents of a YAML template; a mapping or list that loses all its entries is left out too."""
+    parsed = _yaml().safe_load_all("".join(_selected(template, values)))
+    return [_filled(document, values) for document in parsed if document is not None]
+
+
+def document(template: str, values: Values) -> Document:
+    """The one document of a YAML template."""
+    [one] = documents(template, values)
+    return one
+
+
+def header(line: str, fill_in: Sequence[str] = ()) -> str:
+    """Comment lines: the command line that writes the file again, and what a person has to fill in."""
+    lines = [f"# {line}"]
+    if fill_in:
+        lines += ["#", "# fill in or create first:", *(f"#   {what}" for what in fill_in)]
+    return "\n".join(lines) + "\n"
+
+
+def as_yaml(documents: Iterable[Document], top: str = "") -> str:
+    """Documents one below the other, `top` before the first; keys in the order given."""
+    dump = _dump()
+    return top + "---\n".join(dump(document) for document in documents)
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    """One document; JSON has no place for a comment."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _selected(template: str, values: Values) -> list[str]:
+    """The lines of a template without the blocks whose condition does not hold."""
+    kept: list[str] = []
+    conditions = [True]
+    for line in (_TEMPLATES / template).read_text(encoding="utf-8").splitlines(keepends=True):
+        word, _, name = line.strip().partition(" ")
+        if word == "#if":
+            conditions.append(bool(values[name]))
+        elif word == "#else":
+            conditions[-1] = not conditions[-1]
+        elif word == "#end":
+            conditions.pop()
+        elif all(conditions):
+            kept.append(line)
+    return kept
+
+
+def _filled(node: Any, values: Values) -> Any:
+    """A node of parsed YAML with its values; None for what is left out."""
+    if isinstance(node, dict):
+        entries = {key: _filled(value, values) for key, value in node.items()}
+        kept = {key: value for key, value in entries.items() if value is not None}
+        return kept if kept or not node else None
+    if isinstance(node, list):
+        items = [item for item in (_filled(item, values) for item in node) if item is not None]
+        return items if items or not node else None
+    if isinstance(node, str):
+        whole = _PLACEHOLDER.fullmatch(node)
+        return values[whole[1]] if whole else _PLACEHOLDER.sub(lambda found: str(values[found[1]]), node)
+    return node
+
+
+def _yaml() -> ModuleType:
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError("YAML needs PyYAML; write `pip install 'tf-ctl[deploy]'`, or pyyaml") from None
+    return yaml
+
+
+@functools.cache
+def _dump() -> Callable[[Document], str]:
+    """Lists are indented, nothing is an alias, and what could be taken for a number is in quotes."""
+    yaml = _yaml()
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    def string(dumper: Any, text: str) -> Any:
+        style = '"' if _AMBIGUOUS.fullmatch(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, string)
+    return functools.partial(yaml.dump, Dumper=Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)

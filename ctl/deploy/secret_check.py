@@ -1,0 +1,69 @@
+"""What must not get into a file that people keep and share: passwords, tokens, keys.
+
+Names decide, and a few forms of values. A message repeats the name, never the value.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ctl.distribute import job_fingerprint
+from ctl.errors import UsageError
+
+# a password in any URL; in those of the web also a name alone, since tokens are given as one
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@?#]+@", re.IGNORECASE)
+_VALUES = re.compile(
+    r"-----BEGIN|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"
+    r"|\bhf_\w{30}|\bya29\.\w|(?<![\w-])sk-(?=[\w-]*[0-9])[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]{4,}|(AccountKey|SharedAccessKey|SharedAccessSignature)=\S"
+    r'|"private_key"'
+)
+_ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w.-]*)=([^\s;&]+)")
+_CURES = {
+    "kubernetes": "keep it in a Secret and write --env_from_secret=NAME=secret:key",
+    "vertex": "keep it in Secret Manager and let the program read it there, as the job's --service_account",
+    "docker": "give it when the container starts, from the platform's store of secrets",
+    "slurm": "keep it in a file that only you can read, and give the program its path",
+}
+
+
+def check_program(program: Sequence[str], platform: str) -> None:
+    """UsageError when a word of the program gives a value to what looks like a secret."""
+    for word, following in zip(program, [*program[1:], "-"], strict=False):
+        _check_value("the program", word, platform)
+        for name, _ in _ASSIGNMENT.findall(word):
+            is_variable = not word.startswith("-") and name.upper() == name
+            if job_fingerprint.looks_secret(name, of_variable=is_variable):
+                _refuse(f"the program gives a value to {name}, which looks like a secret", platform)
+        name = word.lstrip("-")
+        has_value = word.startswith("--") and "=" not in word and not following.startswith("-")
+        if has_value and job_fingerprint.looks_secret(name):
+            _refuse(f"the program gives a value to {name}, which looks like a secret", platform)
+
+
+def check_options(words: Sequence[str], platform: str) -> None:
+    """UsageError when an option has a secret in it; for names such as `--label=password=...` as well."""
+    option = ""
+    for word in words:
+        value = word
+        if word.startswith("--"):
+            option, _, value = word.partition("=")
+        _check_value(option or "the line", value, platform)
+        name, equals, _ = value.partition("=")
+        names_a_secret = job_fingerprint.looks_secret(name, of_variable=option == "--env")
+        if equals and names_a_secret and option != "--env_from_secret":
+            where = option or "the line"
+            _refuse(f"{where} gives a value to {name}, which looks like a secret", platform)
+
+
+def _check_value(where: str, value: str, platform: str) -> None:
+    """UsageError for a URL with a password in it, and for the well-known forms of keys."""
+    if _URL.search(value):
+        _refuse(f"{where} has a URL with a password or a user in it", platform)
+    if _VALUES.search(value):
+        _refuse(f"{where} has what looks like a key or a token", platform)
+
+
+def _refuse(came: str, platform: str) -> None:
+    raise UsageError(
+        f"{came}; expected none, since the file can be read by others. Instead, {_CURES[platform]}"
+    )
