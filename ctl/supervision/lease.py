@@ -34,6 +34,7 @@ from ctl.errors import (
     UsageError,
 )
 from ctl.io import paths
+from ctl.supervision.beat_file import Beats
 from ctl.supervision.process_identity import namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
@@ -268,7 +269,7 @@ class Lease:
             self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=EXIT_PREEMPTED)
 
         atexit.register(left)
-        beats = threading.Thread(target=self._beat, args=(mine, step), name="ctl-lease", daemon=True)
+        beats = Beats(lambda: self._beat(mine, step), secs=self._beat_secs, name="ctl-lease")
         beats.start()
         reason, code = "done", EXIT_DONE
         try:
@@ -278,20 +279,22 @@ class Lease:
             raise
         finally:
             atexit.unregister(left)
+            beats.stop()
             self._ended.set()
             self._write(mine, state=ENDED, reason=reason, exit_code=code, step=step())
 
-    def _beat(self, mine: Holder, step: Callable[[], int]) -> None:
-        while not self._ended.wait(self._beat_secs):
-            try:
-                self.check_now()
-            except LeaseLostError:
-                self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
-                return
-            except OSError as e:
-                self._warn(e)
-                continue
-            self._write(mine, step=step())
+    def _beat(self, mine: Holder, step: Callable[[], int]) -> bool:
+        """Whether to beat on."""
+        try:
+            self.check_now()
+        except LeaseLostError:
+            self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
+            return False
+        except OSError as e:
+            self._warn(e)
+            return True
+        self._write(mine, step=step())
+        return True
 
     def _write(self, mine: Holder, **changes: object) -> None:
         if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
