@@ -23,7 +23,7 @@ def workers(run_program):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fifty_steps_on_two_workers_are_those_of_model_fit_on_one_device(workers, name):
+def test_three_epochs_on_two_workers_are_those_of_model_fit_on_one_device(workers, name):
     first, second = (w.json[name] for w in workers)
     assert first == second
     assert_same(name, first, fitted(name))
