@@ -77,7 +77,7 @@ def test_a_rank_is_not_taken_for_another_one():
     with waiting(0) as addresses:
         wrong = ranks.among([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
-            bootstrap.meet(wrong, Settings(secret=SECRET, start_timeout=2.0))
+            bootstrap.meet(wrong, Settings(secret=SECRET, start_timeout=0.5))
 
 
 def test_a_silent_listener_does_not_hold_a_rank_up(monkeypatch):

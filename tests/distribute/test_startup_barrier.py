@@ -218,7 +218,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
     places = clusters(3)
-    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=3.0)
+    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=0.7)
     assert sorted(type(e).__name__ for e in errors) == ["PeerLostError", "PeerLostError", "UsageError"]
     assert isinstance(errors[0], PeerLostError), "nobody has proven to be of the job"
 
