@@ -1,8 +1,8 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
 parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add("size", Option("--nodes", "machines", "N", validators.whole(1, 100), 1))
-line = args.read(parser, argv)        # None: only help was wanted, and printed
+parser.add("size", Option("--nodes", "machines", "N", validators.whole_option(1, 100), 1))
+line = args.read_arguments(parser, argv)        # None: only help was wanted, and printed
 line.options.nodes, line.program, line.as_text()
 """
 
@@ -141,7 +141,10 @@ ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variabl
 
 def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
     """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
-    workers, servers = validators.whole(1, _MAX_PROCESSES), validators.whole(0, _MAX_PROCESSES)
+    workers, servers = (
+        validators.whole_option(1, _MAX_PROCESSES),
+        validators.whole_option(0, _MAX_PROCESSES),
+    )
     file_format = validators.form("yaml|json", "an invalid choice; expected yaml or json")
     return [
         Option("--image", "the training image", "IMAGE:TAG", validators.image, ...),
@@ -155,7 +158,7 @@ def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
     ]
 
 
-def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
+def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     """The line, checked for secrets; None when only help was wanted, which is then printed.
 
     Raises UsageError for a word that is no option, a program that is missing, line breaks, secrets.
@@ -167,8 +170,8 @@ def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
         print(parser.format_help())
         return None
     # before any message that repeats a word
-    secret_check.check_options(options, parser.platform)
-    secret_check.check_program(program, parser.platform)
+    secret_check.refuse_secrets_in_options(options, parser.platform)
+    secret_check.refuse_secrets_in_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
             came = f"{quoted(word.partition('=')[0])} has a line break or another control character"

@@ -25,7 +25,7 @@ from ctl.io import paths
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
 from ctl.supervision.beat_file import BeatReader
-from ctl.supervision.heartbeat import VARIABLE
+from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
 _INTERVAL_SECS = 0.5  # between two checks: many files take time
 _SAVING_SECS = 5.0  # without a change, after which a save counts as dead
@@ -114,7 +114,7 @@ class HeartbeatMonitor:
     def environ(self, task: Topology) -> dict[str, str]:
         """The variable that names the file of one process."""
         is_off = self._ranks_only and not self._timeouts.heartbeat
-        return {} if is_off else {VARIABLE: str(self.path(task))}
+        return {} if is_off else {HEARTBEAT_VARIABLE: str(self.path(task))}
 
     def close(self) -> None:
         """Deletes the files if they are temporary."""

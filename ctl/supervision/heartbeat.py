@@ -21,7 +21,7 @@ from ctl.errors import EXIT_RETRY
 from ctl.io import paths
 from ctl.supervision.beat_file import Beats
 
-VARIABLE = "CTL_HEARTBEAT"
+HEARTBEAT_VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
 COMPILING = "compiling"  # the first steps, with what TensorFlow does before them
 _LEAST_SECS = {  # --step_timeout_secs is for steps; these take longer
@@ -64,7 +64,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begins to beat, if somebody wants to know; a second call does nothing."""
-        self._path = self._path or os.environ.get(VARIABLE)
+        self._path = self._path or os.environ.get(HEARTBEAT_VARIABLE)
         if (self._path is not None or self._limit_secs) and self._beats is None:
             self._write()
             self._beats = Beats(self._beat, secs=self._beat_secs, name="ctl-heartbeat")

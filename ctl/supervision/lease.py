@@ -3,8 +3,7 @@
     with Lease("/tmp/m/LOCK").held(step=lambda: 0):       # the chief, while it trains
         ...                                               # refused while another one lives
     lease = Lease("/tmp/m/LOCK")                          # anybody else
-    holder = lease.read()
-    holder is not None and lease.is_alive(holder)
+    (holder := lease.read()) and lease.is_alive(holder)
 
 A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning up.
 A frozen holder that another one replaced finds out before it writes (`check`), and ends. Pure Python.
@@ -38,7 +37,7 @@ from ctl.supervision.beat_file import Beats
 from ctl.supervision.process_identity import namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
-NAME = "LOCK"
+LOCK_NAME = "LOCK"
 STALE_SECS = 60.0
 _BEAT_SECS = 5.0
 _PROOF_BEATS = 3  # what a lease with an old beat gets at first sight: clocks of machines differ
@@ -129,7 +128,7 @@ class Lease:
     def _read(self) -> Holder | None:
         """The same; raises OSError where there is a file that the disk does not give."""
         try:
-            content = json.loads(paths.read(self._path))
+            content = json.loads(paths.read_file(self._path))
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
@@ -287,13 +286,12 @@ class Lease:
         """Whether to beat on."""
         try:
             self.check_now()
+            self._write(mine, step=step())
         except LeaseLostError:
             self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
             return False
         except OSError as e:
             self._warn(e)
-            return True
-        self._write(mine, step=step())
         return True
 
     def _write(self, mine: Holder, **changes: object) -> None:
@@ -326,13 +324,13 @@ def holding(
     model_dir: str | None, step: Callable[[], int]
 ) -> contextlib.AbstractContextManager[Lease | None]:
     """Holds the lease of a model_dir; does nothing without one."""
-    return Lease(paths.path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
+    return Lease(paths.path(model_dir) / LOCK_NAME).held(step) if model_dir else contextlib.nullcontext()
 
 
-def claim(model_dir: str | None) -> None:
+def claim_lease(model_dir: str | None) -> None:
     """Raises UsageError while another training lives in a model_dir; see `Lease.claim`."""
     if model_dir:
-        Lease(paths.path(model_dir) / NAME).claim()
+        Lease(paths.path(model_dir) / LOCK_NAME).claim()
 
 
 def _known_dead() -> set[str]:

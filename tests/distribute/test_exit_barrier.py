@@ -14,7 +14,7 @@ LEAVES = """
 from ctl.distribute.platforms import detection
 from ctl.distribute import exit_barrier
 from ctl.io import exit_hook
-exit_barrier.arm(detection.read())
+exit_barrier.arm(detection.read_topology())
 raise exit_hook.Exit(0)
 """
 
@@ -51,7 +51,7 @@ from ctl.distribute.platforms import detection
 left = pathlib.Path(os.environ["LEFT"])
 
 def leave():
-    if detection.read().is_chief: print("the other left before:", left.exists(), flush=True)
+    if detection.read_topology().is_chief: print("the other left before:", left.exists(), flush=True)
     else: time.sleep(2); left.touch()
 
 atexit.register(leave)                   # before all others, so it runs after them

@@ -40,7 +40,7 @@ def test_the_file_tells_step_phase_and_that_it_beats(tmp_path):
 
 
 def test_nobody_who_asks_no_thread(monkeypatch):
-    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    monkeypatch.delenv(heartbeat.HEARTBEAT_VARIABLE, raising=False)
     heart = Heartbeat()
     with heart.watched(0.0):
         heart.reached(1)
