@@ -103,6 +103,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
+        self.required: list[str] = []  # looked for after what is no option, which may be one misspelt
         self.add(
             "output",
             Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
@@ -126,8 +127,9 @@ class Parser(argparse.ArgumentParser):
                 type=convert,
                 action="append" if is_list else "store",
                 default=None if is_required else default,
-                required=is_required,
             )
+            if is_required:
+                self.required.append(name)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
@@ -183,6 +185,9 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
             cure = f"write the program after `--`: {parser.example}"
         name = quoted(unknown[0].partition("=")[0])
         raise UsageError(f"{name} is not an option of `{parser.prog}`; {cure}")
+    missing = [name for name in parser.required if getattr(parsed, name[2:]) is None]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     return CommandLine(parser.platform, parsed, tuple(program), tuple(options))

@@ -6,7 +6,7 @@
     (holder := lease.read()) and lease.is_alive(holder)
 
 A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning up.
-A frozen holder that another one replaced finds out before it writes (`check`), and ends. Pure Python.
+A frozen holder that was replaced finds out before it writes (`check`), and ends.
 """
 
 import atexit
@@ -22,16 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ctl.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    CtlError,
-    LeaseLostError,
-    Stopped,
-    UsageError,
-)
+from ctl import errors
+from ctl.errors import EXIT_DONE, CtlError, LeaseLostError, Stopped, UsageError
 from ctl.io import paths
 from ctl.supervision.beat_file import Beats
 from ctl.supervision.process_identity import namespace, process_mark
@@ -265,7 +257,7 @@ class Lease:
 
         def left() -> None:  # a signal ended the process before the first step
             self._ended.set()
-            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=EXIT_PREEMPTED)
+            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=errors.EXIT_PREEMPTED)
 
         atexit.register(left)
         beats = Beats(lambda: self._beat(mine, step), secs=self._beat_secs, name="ctl-lease")
@@ -396,6 +388,6 @@ def _reason_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, Stopped):
         return "stopped by a signal", error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "stopped by Ctrl-C", EXIT_INTERRUPTED
-    code = error.exit_code if isinstance(error, CtlError) else EXIT_FAILED
+        return "stopped by Ctrl-C", errors.EXIT_INTERRUPTED
+    code = error.exit_code if isinstance(error, CtlError) else errors.EXIT_FAILED
     return f"failed: {type(error).__name__}", code
