@@ -44,86 +44,83 @@ class Config:
     mode: str = _of("word", ("train_and_eval", "train", "eval", "export", "predict"),
         "What to do; predict prints a line of JSON per example.")
     model_dir: str = _of("text", "",
-        "Directory where the run lives: checkpoints, logs, export. Given again, the run resumes. "
-        "Empty: as AIP_CHECKPOINT_DIR says on Vertex AI, else nothing is kept.")
+        "Directory of the run: checkpoints, logs, export. A run resumes from it. Empty: "
+        "AIP_CHECKPOINT_DIR on Vertex AI, else nothing is kept.")
     train_steps: int = _of("number", 1000,
-        "Steps to complete in all, resumed ones included. 0 turns it off: train until the data ends.")
+        "Total number of steps, resumed ones included. 0: until the data ends.")
     epochs: float = _of("real", 0.0,
-        "Passes over the training data in all, instead of --train_steps. 0 turns it off.")
+        "Total passes over the training data, instead of --train_steps. 0 turns it off.")
     global_batch_size: int = _of("positive", 128,
-        "Examples in one step, over all replicas of all workers.")
+        "Examples per step, over all replicas of all workers.")
     seed: int = _of("number", 0,
-        "Seed of everything random, the same on every worker.")
+        "Seed of all randomness, the same on every worker.")
     init_from: str = _of("text", "",
-        "Checkpoint, or model_dir of another run, whose model variables to begin with where model_dir "
-        "has no checkpoint. Empty: as the model is built.")
+        "Checkpoint, or model_dir of another run, that initializes the model where model_dir has no "
+        "checkpoint. Empty: none.")
     # Where it runs
     strategy: "str | tf.distribute.Strategy" = _of(
         "word",
         ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
          "central_storage", "tpu"),
-        "How to distribute; auto looks at TF_CONFIG and the devices.")
+        "How to distribute; auto decides by TF_CONFIG and the devices.")
     devices: Sequence[str] = _of("list", (),
-        "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's own choice.")
+        "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's choice.")
     num_virtual_devices: int = _of("number", 0,
-        "Logical devices to split the CPU into, to try several replicas. 0 turns it off.")
+        "Logical devices to split the CPU into, to test several replicas. 0 turns it off.")
     cross_device_ops: str = _of("word", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
-        "How mirrored adds gradients up.")
+        "How mirrored sums gradients.")
     communication: str = _of("word", ("auto", "ring", "nccl"),
-        "How multi_worker adds gradients up.")
+        "How multi_worker sums gradients.")
     collective_timeout_secs: float = _of("real", 0.0,
-        "Seconds that multi_worker waits in one sum over workers. 0 turns it off: as long as the "
-        "others live.")
+        "Longest wait of multi_worker in one all-reduce, in seconds. 0: as long as the other workers live.")
     heartbeat_secs: float = _of("real", 0.0,
-        "Seconds of silence after which multi_worker gives a worker up. 0 leaves it to TensorFlow.")
+        "Seconds of silence after which multi_worker counts a worker as lost. 0: TensorFlow's choice.")
     tpu: str = _of("text", "",
-        "Name or address of the TPU for --strategy=tpu. Empty: the one of this environment.")
+        "Name or address of the TPU for --strategy=tpu. Empty: that of the environment.")
     variable_partitioner: str = _of("text", "",
-        "How parameter servers share large variables: min_size:256K, max_shards:2 or fixed_shards:2. "
-        "Empty: each variable stays whole.")
+        "How parameter servers split large variables: min_size:256K, max_shards:2 or fixed_shards:2. "
+        "Empty: not split.")
     # The loop
     steps_per_loop: int | str = _of("steps", "auto",
-        "Steps in one graph call, or auto for about half a second. 0 means auto.")
+        "Steps in one graph call; auto (or 0) aims at half a second.")
     log_every_steps: int = _of("number", 100,
-        "Steps between reports of the training numbers. 0 turns it off: only at the end.")
+        "Steps between logs of the training metrics. 0: only at the end.")
     eval_every_steps: int = _of("number", 0,
-        "Steps between evaluations. 0 turns it off: only at the end.")
+        "Steps between evaluations. 0: at the end of a program, never in Trainer.train.")
     save_every_steps: int = _of("number", 500,
-        "Steps between checkpoints; one is also saved before each evaluation. 0 turns it off: only "
-        "there and at the end.")
+        "Steps between checkpoints; one is also saved before each evaluation and at the end. 0: only "
+        "there.")
     jit_compile: bool = _of("bool", False,
         "Compile forward and backward of the step with XLA.")
     check_collectives: bool = _of("bool", False,
-        "Have workers compare what they are about to sum, and name the line that breaks their order. "
-        "Slow: for debugging.")
+        "Workers compare their collectives before they run them, and name the line that breaks the "
+        "order. Slow: for debugging.")
     data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
-        "How a resumed run finds its place in the data: by index, by skipping, or in a saved "
+        "How a resumed run finds its position in the data: by index, by skipping, or with a saved "
         "iterator.")
     # What stays
     keep: str = _of("text", "5",
         "Newest checkpoints to keep, optionally with the best and every k-th step's: "
-        "3,best=accuracy,every=1000. 0 turns deletion off: keep all.")
+        "3,best=accuracy,every=1000. 0: keep all.")
     background_save: bool = _of("bool", False,
-        "Write checkpoints while training goes on; takes memory for one more copy of the state.")
+        "Write checkpoints during training; needs memory for one more copy of the state.")
     export: str = _of("text", "keras,saved_model",
-        "Formats to write into model_dir/export at the end, of keras, saved_model, weights. none (or "
-        "0) turns it off.")
+        "Formats to write into model_dir/export at the end: keras, saved_model, weights. none (or 0) "
+        "turns it off.")
     report_hypertune: str = _of("text", "",
         "Metric of the evaluation to report to a hyperparameter tuning job on Vertex AI, such as "
         "accuracy. Empty: none.")
     # When things go wrong
     on_nonfinite: str = _of("word", ("stop", "skip", "rollback"),
-        "What a loss or gradient that is NaN or infinite does: end the run, leave the step out, or go "
-        "back to a checkpoint, past those data.")
+        "What to do if a loss or gradient is NaN or infinite: end the run, skip the step, or roll back "
+        "to a checkpoint and continue with the next data.")
     step_timeout_secs: float = _of("real", 0.0,
         "Seconds without a step after which all stacks are printed and the process ends with 134; "
         "compiling, evaluating and saving have longer limits. 0 turns it off.")
     startup_timeout_secs: float = _of("real", 0.0,
-        "Seconds that multi_worker waits for workers that do not come. 0 leaves it to the launcher, "
-        "or ten minutes.")
+        "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
     allow_config_change: bool = _of("bool", False,
-        "Go on in a model_dir although the seed, the batch size or the data are others than before: "
-        "examples come in another order then.")
+        "Resume although seed, batch size or data differ from before; the order of examples then changes.")
     # fmt: on
 
     def __new__(cls, **given: Any) -> "Config":

@@ -13,19 +13,45 @@ from ctl.config import GROUPS, define_flags
 
 PAGE = Path(__file__).with_name("flags.md")
 _INTRO = """\
-# Flags
+# Flags and settings
 
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
-Every binary that ends with `ctl.run(...)` has these flags, as `--name=value`, besides those of the model's
-own file ([decision 9](decisions/0009-model-settings-are-constructor-arguments.md)). `--help` prints them.
+Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of the
+trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
+[first_model.md](first_model.md#as-a-command).
 
 ```sh
 python -m models.mnist --help
 ```
 
-Precedence: a flag, then a keyword of `ctl.run`, then an attribute or constructor default of the class, then
-the default below. `--nojit_compile` turns off what a class turns on. Names do not change.
+```python
+import ctl
+
+
+class Mnist(ctl.Trainer):
+    seed = 7  # a default of the class
+
+    def __init__(self, *args, dropout=0.0, **options):
+        super().__init__(*args, **options)
+        self.dropout = dropout
+
+
+config = ctl.Config(model_dir="runs/m", global_batch_size=256, save_every_steps=100)
+one = Mnist(config, dropout=0.1)
+two = Mnist(model_dir="runs/m", global_batch_size=256, save_every_steps=100, dropout=0.1)
+assert one.config == two.config
+assert (one.seed, Mnist(config, seed=8).seed) == (7, 8)
+
+try:
+    Mnist(global_batchsize=256)
+except ctl.UsageError as error:
+    assert "Write global_batch_size=..." in str(error)
+```
+
+Precedence: flag › keyword of the constructor or of `ctl.run` › value given in the `Config` › attribute of the
+class or default of its constructor › default below. `--nojit_compile` turns off what a class turns on.
+`model_dir/config.json` has all values under `"settings"`. Names do not change.
 """
 
 

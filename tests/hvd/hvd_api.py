@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import textwrap
 
 TF, KERAS, ELASTIC = "ctl.hvd", "ctl.hvd.keras", "ctl.hvd.elastic"
 WORKS, DIFFERS, REFUSED = "works", "differs", "refused"
@@ -12,13 +13,13 @@ _OPTIMIZER = (
     "backward_passes_per_step average_aggregated_gradients num_groups groups process_set "
     "scale_local_gradients"
 )
-_DEVICES = "`device_dense`, `device_sparse` mean nothing"
+_DEVICES = "`device_dense`, `device_sparse` have no effect"
 _JSON = "objects travel as JSON and array bytes; pickle only with `allow_pickle=True`"
 
 # (module, name, Horovod's parameters, status, what a user should know)
 ROWS = [
     (TF, "init", "comm process_sets", DIFFERS, "`comm` of MPI is refused; process sets instead"),
-    (TF, "shutdown", "", WORKS, "others that still need this rank get an error at once"),
+    (TF, "shutdown", "", WORKS, "ranks that still need this one get an error at once"),
     (TF, "is_initialized", "", WORKS, ""),
     (TF, "size", "", WORKS, ""), (TF, "rank", "", WORKS, ""), (TF, "local_size", "", WORKS, ""),
     (TF, "local_rank", "", WORKS, ""), (TF, "cross_size", "", WORKS, ""),
@@ -28,13 +29,13 @@ ROWS = [
     (TF, "process_set_included_op", "process_set_id name", WORKS, ""),
     (TF, "start_timeline", "file_path mark_cycles", WORKS, "needs no HOROVOD_TIMELINE=DYNAMIC"),
     (TF, "stop_timeline", "", WORKS, ""),
-    (TF, "mpi_built", "", WORKS, "False"), (TF, "mpi_enabled", "", WORKS, "False"),
-    (TF, "mpi_threads_supported", "", WORKS, "False"),
-    (TF, "gloo_built", "", WORKS, "True: TCP without MPI, though it is not Gloo"),
-    (TF, "gloo_enabled", "", WORKS, "True"), (TF, "nccl_built", "", WORKS, "0"),
-    (TF, "ddl_built", "", WORKS, "False"), (TF, "ccl_built", "", WORKS, "False"),
-    (TF, "cuda_built", "", WORKS, "of this TensorFlow"),
-    (TF, "rocm_built", "", WORKS, "of this TensorFlow"),
+    (TF, "mpi_built", "", WORKS, "returns False"), (TF, "mpi_enabled", "", WORKS, "returns False"),
+    (TF, "mpi_threads_supported", "", WORKS, "returns False"),
+    (TF, "gloo_built", "", WORKS, "returns True: TCP without MPI, though it is not Gloo"),
+    (TF, "gloo_enabled", "", WORKS, "returns True"), (TF, "nccl_built", "", WORKS, "returns 0"),
+    (TF, "ddl_built", "", WORKS, "returns False"), (TF, "ccl_built", "", WORKS, "returns False"),
+    (TF, "cuda_built", "", WORKS, "whether this TensorFlow is"),
+    (TF, "rocm_built", "", WORKS, "whether this TensorFlow is"),
     (TF, "allreduce", f"tensor average device_dense device_sparse compression op {_SCALES} name {_SETS}",
      WORKS, _DEVICES),
     (TF, "grouped_allreduce",
@@ -126,8 +127,11 @@ def _any_keyword(module, name):
 
 
 def table():
-    """The rows as Markdown."""
-    lines = ["| name | here | |", "|---|---|---|"]
+    """The rows as Markdown: names that need no note in a sentence, the others in a table."""
+    notes = {}
     for module, name, _, status, note in ROWS:
-        lines.append(f"| `{module.removeprefix('ctl.')}.{name}` | {status} | {note} |")
-    return "\n".join(lines)
+        text = note if status == WORKS else f"{status}: {note}"
+        notes.setdefault(text, []).append(f"`{module.removeprefix('ctl.')}.{name}`")
+    plain = "Work as in Horovod: " + ", ".join(notes.pop("")) + "."
+    lines = [textwrap.fill(plain, 118, break_on_hyphens=False), "", "| name | note |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {', '.join(names)} | {text} |" for text, names in notes.items())])
