@@ -209,3 +209,15 @@ def test_config_json_holds_every_setting(tmp_path):
     settings = json.loads((tmp_path / "config.json").read_text())["settings"]
     assert sorted(settings) == sorted(config.NAMES)
     assert (settings["save_every_steps"], settings["strategy"]) == (7, "default")
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "rollback"), ({"on_nonfinite": "skip"}, "skip")])
+def test_what_is_given_for_infinite_gradients_wins_over_what_build_has_made(given, expected):
+    class Clips(Small):
+        def build(self):
+            super().build()
+            self.gradients = ctl.Gradients(clip_norm=1.0, on_nonfinite="rollback")
+
+    trainer = Clips(strategy="default", **given)
+    trainer.prepare()
+    assert (trainer.gradients.on_nonfinite, trainer.gradients.clip_norm) == (expected, 1.0)
