@@ -17,8 +17,8 @@ _INTRO = """\
 
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
-Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of the
-trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
+Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of
+the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
 [first_model.md](first_model.md#as-a-command).
 
 ```sh
@@ -49,9 +49,10 @@ except ctl.UsageError as error:
     assert "Write global_batch_size=..." in str(error)
 ```
 
-Precedence: flag › keyword of the constructor or of `ctl.run` › value given in the `Config` › attribute of the
-class or default of its constructor › default below. `--nojit_compile` turns off what a class turns on.
-`model_dir/config.json` has all values under `"settings"`. Names do not change.
+Precedence: the flag, then the keyword of the constructor or of `ctl.run`, then the value given in the
+`Config`, then the attribute of the class or default of its constructor, then the default below.
+`--nojit_compile` turns off what a class turns on. `model_dir/config.json` has all values under `"settings"`.
+Names do not change.
 """
 
 
