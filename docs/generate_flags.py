@@ -51,8 +51,8 @@ except ctl.UsageError as error:
 
 Precedence: the flag, then the keyword of the constructor or of `ctl.run`, then the value given in the
 `Config`, then the attribute of the class or default of its constructor, then the default below.
-`--nojit_compile` turns off what a class turns on. `model_dir/config.json` has all values under `"settings"`.
-Names do not change.
+`--nojit_compile` turns off what a class turns on. `config.json` in the model_dir has all values under
+`"settings"`. Names do not change.
 """
 
 
