@@ -55,17 +55,16 @@ _NAMES = {
     "scale_learning_rate": "ctl.step.gradients",
     "shard": "ctl.data.sharding",
 }
-_OTHER_NAME = {"make_strategy": "make"}
 
 __all__ = ["__version__", *sorted(_NAMES)]
 
-_quiet.install()
+_quiet.install_log_filter()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'ctl' has no {name!r}; it has {', '.join(sorted(_NAMES))}.")
-    value = getattr(importlib.import_module(_NAMES[name]), _OTHER_NAME.get(name, name))
+    value = getattr(importlib.import_module(_NAMES[name]), name)
     globals()[name] = value
     return value
 
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
     from ctl.data.arrays import example_numbers, from_arrays
     from ctl.data.sharding import shard
     from ctl.distribute.host_allreduce import HostAllReduce
-    from ctl.distribute.strategies import make as make_strategy
+    from ctl.distribute.strategies import make_strategy
     from ctl.errors import (
         CheckpointError,
         CtlError,

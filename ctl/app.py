@@ -46,7 +46,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
       settings: arguments of the subclass; absl flag holders are replaced by their values. Shown as
         hyperparameters.
     """
-    exit_hook.install()
+    exit_hook.install_exit_hook()
     heartbeat.here.start()
     code: Any = 0
     with signals.starting():
@@ -76,7 +76,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     except flags.Error as e:
         _fail(UsageError(f"{str(e).rstrip('.')}. See --help."))
     try:
-        detection.prepare()
+        detection.apply_settings()
     except UsageError as e:
         _fail(e)
     with log_filter.quiet():  # TensorFlow has absl look for GPUs before main is called
@@ -113,7 +113,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     from ctl.training import platform_hooks
 
     config = config_lib.settled(make_trainer, given)
-    me, places = detection.read(), directories.read(config.model_dir)
+    me, places = detection.read_topology(), directories.read_directories(config.model_dir)
     if places.model_dir != config.model_dir:
         given, config = (
             Config(**{**c.only_given(), "model_dir": places.model_dir}) for c in (given, config)
@@ -135,14 +135,14 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         if isinstance(v, (bool, int, float, str))
     }
     trainer.hparams = {**plain, **trainer.hparams}
-    platform_hooks.prepare(trainer, places, config.report_hypertune, config.mode)
+    platform_hooks.prepare_platform(trainer, places, config.report_hypertune, config.mode)
     _prepare(trainer, config.mode)
     if "export" not in given.given:  # what nobody asked for is not an error
         formats = tuple(w for w in formats if config.model_dir and w in possible(trainer.model))
     if config.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
-        platform_hooks.wait_for_evaluator(trainer, me)
+        platform_hooks.let_evaluator_finish(trainer, me)
         _leave(trainer)
         return
     if trainer.step == 0:
@@ -150,7 +150,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if config.mode == "eval":
         from ctl.training import evaluation
 
-        evaluation.report(trainer, trainer._session, trainer.evaluate())
+        evaluation.report_evaluation(trainer, trainer._session, trainer.evaluate())
     elif config.mode == "predict":
         _predict(trainer, trainer.predict)
     else:

@@ -93,7 +93,7 @@ class Trainer:
 
         Raises UsageError for a name that is no setting, and for a value that cannot be.
         """
-        exit_hook.install()
+        exit_hook.install_exit_hook()
         self.config = config = config_lib.settled(type(self), config, settings)
         validation.parts(checkpoints, writers)
         self.strategy = construction.strategy_of(config)
@@ -195,7 +195,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        return evaluation.evaluate(self, preparation.prepared(self))
+        return evaluation.evaluate_session(self, preparation.prepared(self))
 
     def predict(self, data: Any = None) -> Any:
         """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
@@ -275,7 +275,7 @@ class Trainer:
             return []  # the chief writes
         formats = formats or export_lib.possible(self.model)[:2]
         if directory is None:
-            validation.export(self, formats)
+            validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
         paths = export_lib.export(self.model, directory, formats, self.topology, served)

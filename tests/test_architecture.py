@@ -137,16 +137,48 @@ def test_no_module_is_called_after_what_did_not_fit_elsewhere():
     assert not bad & {p.stem for p in files} | bad & {p.parent.name for p in files}
 
 
-def test_no_name_of_the_launcher_means_two_things():
+# names that several modules define on purpose: what a caller finds in each module of a kind
+SAME_EVERYWHERE = {
+    "main",  # of a command line
+    "read",  # of a platform: its variables -> Topology
+    "parser", "write",  # of `ctl deploy <platform>`
+    "T",  # a type variable
+    # Horovod's names, which users import: in hvd, hvd.keras and hvd.elastic, and beside ctl's own
+    "DistributedOptimizer", "allgather", "allreduce", "broadcast", "broadcast_global_variables",
+    "reducescatter", "run", "scale_learning_rate", "shard", "__all__", "__getattr__", "_log",
+}  # fmt: skip
+
+
+def top_level(path):
+    """(name, what it is) of everything that a module defines for itself."""
+    for node in ast.parse(path.read_text()).body:
+        for target in getattr(node, "targets", [getattr(node, "target", node)]):
+            name = getattr(target, "name", getattr(target, "id", None))
+            if name is not None:
+                yield name, node
+
+
+def test_no_public_name_is_defined_twice():
     places = {}
-    for path in (ROOT / "ctl" / "launch").glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            targets = getattr(node, "targets", [getattr(node, "target", node)])
-            for name in (getattr(t, "name", getattr(t, "id", None)) for t in targets):
-                places.setdefault(name, set()).add(path.name)
-    assert "ProcessGroup" in places and "_SELECT_SECS" in places
-    twice = {name: files for name, files in places.items() if name and len(files) > 1}
-    assert set(twice) <= {"main"}, twice
+    for path in FILES:
+        for name, _ in top_level(path):
+            places.setdefault(name, set()).add(name_of(path))
+    assert {"ProcessGroup", "Topology", "Config"} <= set(places)
+    twice = {n: sorted(p) for n, p in places.items() if len(p) > 1 and not n.startswith("_")}
+    assert set(twice) <= SAME_EVERYWHERE, {n: twice[n] for n in set(twice) - SAME_EVERYWHERE}
+
+
+def test_no_helper_is_written_twice():
+    """Private functions of the same body, whatever their names: one place has to do."""
+    bodies = {}
+    for path in FILES:
+        for name, node in top_level(path):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 3:
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                said = ast.dump(node.args) + "".join(map(ast.dump, body))
+                bodies.setdefault(said, []).append(f"{name_of(path)}.{name}")
+    twice = [places for places in bodies.values() if len(places) > 1]
+    assert not twice, twice
 
 
 def test_models_use_only_the_public_names():

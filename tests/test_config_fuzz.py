@@ -56,13 +56,13 @@ def refused_in_words(error):
 @given(text=st.one_of(TEXT, CONFIG.map(json.dumps)), servers=st.booleans())
 def test_any_tf_config_is_a_cluster_or_a_sentence(text, servers):
     try:
-        found = detection.read({"TF_CONFIG": text})
+        found = detection.read_topology({"TF_CONFIG": text})
         found = found if servers else found.without_servers()
     except UsageError as e:
         assert refused_in_words(e) and "TF_CONFIG" in str(e)
         return
     assert found.num_workers >= 1 and found.worker_index >= 0
-    again = detection.read({"TF_CONFIG": found.tf_config()})
+    again = detection.read_topology({"TF_CONFIG": found.tf_config()})
     assert again.tasks == found.tasks and again.is_chief == found.is_chief
 
 

@@ -106,7 +106,7 @@ def check_command(words: list[str]) -> None:
         if options is not None:
             check_command(inner)
     elif words[:2] == ["ctl", "deploy"]:
-        asked = deploy_words.read(DEPLOY[words[2]].parser(), words[3:])
+        asked = deploy_words.read_arguments(DEPLOY[words[2]].parser(), words[3:])
         assert asked is not None
         check_command(list(asked.program))
     elif words[:1] == ["ctlrun"]:
@@ -219,7 +219,7 @@ def test_the_messages_for_a_wrong_tf_config_are_those_in_the_table():
     assert len(rows) >= 8
     for text, message in rows:
         with pytest.raises(errors.UsageError) as caught:
-            detection.read({"TF_CONFIG": text.strip("`")})
+            detection.read_topology({"TF_CONFIG": text.strip("`")})
         assert message in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.io import paths
 
 
@@ -20,7 +20,7 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
     def __init__(self, directory: Any) -> None:
         super().__init__(directory, keep=Keep(newest=1))
 
-    def succeeded(self, state: State) -> None:
+    def succeeded(self, state: TrackedState) -> None:
         """Deletes the backup, and its directory if nothing else is in it."""
         if not state.topology.is_chief:
             return

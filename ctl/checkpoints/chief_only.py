@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.saving import Saving, failed
 from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -66,7 +66,7 @@ class ChiefOnlyCheckpoints:
         """Calls `check` before each commit: it raises where another job has taken the directory over."""
         self._fence = check
 
-    def save(self, state: State, manifest: Manifest) -> str | None:
+    def save(self, state: TrackedState, manifest: Manifest) -> str | None:
         """Writes and commits; returns the path on the chief, None elsewhere.
 
         In the background it begins to, and returns None; the save before is complete then, or its
@@ -101,13 +101,13 @@ class ChiefOnlyCheckpoints:
         """
         self._saving.wait()
         self._damaged = []  # nothing is touched if this raises
-        self._choice = restoring.newest(self.directory)
+        self._choice = restoring.newest_checkpoint(self.directory)
         if self._choice is None:
             return None
         self._damaged = list(self._choice.damaged)
         return self._choice.manifest.step
 
-    def restore(self, state: State, step: int | None = None) -> Manifest | None:
+    def restore(self, state: TrackedState, step: int | None = None) -> Manifest | None:
         """Restores the newest undamaged checkpoint, or exactly that of `step`.
 
         A worker that is not the chief waits until it sees the one of `step`. Raises what `choose`
@@ -130,7 +130,7 @@ class ChiefOnlyCheckpoints:
         self._there = True
         return manifest
 
-    def begin(self, state: State, told: Callable[[int, str], None]) -> None:
+    def begin(self, state: TrackedState, told: Callable[[int, str], None]) -> None:
         """Tidies up, on the chief: left-overs are deleted, damaged checkpoints are set aside.
 
         To be called when every worker has restored, by a run that saves here: until then another
@@ -153,7 +153,7 @@ class ChiefOnlyCheckpoints:
             _log.warning("Cannot tidy up %s: %s.", self.directory, e)
         self._check_room(state)
 
-    def _check_room(self, state: State) -> None:
+    def _check_room(self, state: TrackedState) -> None:
         """Raises UsageError, before the first step, where a checkpoint would not fit on the disk."""
         num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
         free = paths.bytes_free(self.directory)
@@ -205,7 +205,7 @@ class ChiefOnlyCheckpoints:
             free = paths.bytes_free(self.directory)
             if free is not None and free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            commit.write(self.directory, manifest, write, owner=self._owner, fence=self._fence)
+            commit.write_checkpoint(self.directory, manifest, write, owner=self._owner, fence=self._fence)
         except OSError as e:
             with contextlib.suppress(OSError):
                 self._fence()  # then the other job has tidied up what was being written
@@ -219,7 +219,7 @@ class ChiefOnlyCheckpoints:
         self._saving.run(lambda: done.append(self._commit(manifest, write, num_bytes)))
         return done[0] if done else None
 
-    def _save_together(self, state: State, manifest: Manifest) -> str | None:
+    def _save_together(self, state: TrackedState, manifest: Manifest) -> str | None:
         """As TensorFlow does it: reading is part of writing, so every worker writes, here and now."""
         if state.topology.is_chief:
             return self._here(manifest, lambda prefix: write_plainly(state, prefix), 0)
@@ -240,7 +240,7 @@ class ChiefOnlyCheckpoints:
         places = {m.step: p for p, m in found}
         for manifest in self.keep.surplus([m for _, m in found]):
             try:
-                commit.remove(places[manifest.step])
+                commit.remove_checkpoint(places[manifest.step])
             except OSError as e:
                 _log.warning("Cannot delete the old checkpoint %s: %s.", places[manifest.step], e)
 

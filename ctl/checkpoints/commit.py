@@ -34,7 +34,7 @@ _TEMPORARY = ".tempstate"  # in the names of files that TensorFlow renames when 
 _LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+(-[0-9a-f]+)?|workertemp_\d+)(_temp)?", re.ASCII)
 
 
-def write(
+def write_checkpoint(
     directory: AnyPath,
     manifest: Manifest,
     write_state: Callable[[str], object],
@@ -201,7 +201,7 @@ def read_manifest(path: AnyPath) -> Manifest:
     Raises CheckpointError if it is missing or damaged, ReadError where that cannot be told.
     """
     try:
-        text = paths.read(path / MANIFEST).decode()
+        text = paths.read_file(path / MANIFEST).decode()
     except (FileNotFoundError, NotADirectoryError) as e:
         raise CheckpointError(f"{path / MANIFEST} is missing.") from e
     except (IsADirectoryError, paths.NotAFile, UnicodeDecodeError) as e:
@@ -241,7 +241,7 @@ def _fault(file: AnyPath, expected: Mapping) -> str | None:
     return f"{file.name} {fault}" if fault else None
 
 
-def remove(path: AnyPath) -> None:
+def remove_checkpoint(path: AnyPath) -> None:
     """Deletes a checkpoint so that a half-deleted one is never listed."""
     if isinstance(path, Path) and paths.has_rename(path):
         going = path.with_name(f"deleted-{path.name.removeprefix('replaced-')}")
@@ -313,7 +313,7 @@ def _copy(path: AnyPath, goal: AnyPath) -> None:
     goal.mkdir(exist_ok=True, parents=True)
     there = [MANIFEST] if (path / MANIFEST).exists() else []
     for name in _files(path) + there:
-        (goal / name).write_bytes(paths.read(path / name))
+        (goal / name).write_bytes(paths.read_file(path / name))
 
 
 def _has_manifest(path: AnyPath) -> bool:
@@ -351,7 +351,7 @@ def _noted(directory: AnyPath) -> list[AnyPath]:
     if not isinstance(directory, Path) or paths.has_rename(directory):
         return []
     try:
-        names = json.loads(paths.read(directory / NOTE))
+        names = json.loads(paths.read_file(directory / NOTE))
         return [directory / n for n in names if _NAME.fullmatch(n)]
     except (OSError, ValueError, TypeError):
         return []

@@ -20,7 +20,7 @@ from ctl.io import paths
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}
 FORMATS = tuple(_FILES)
-MARK = "saved_model.pb"  # what makes a directory a SavedModel; written last
+SAVED_MODEL_MARK = "saved_model.pb"  # what makes a directory a SavedModel; written last
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
@@ -41,7 +41,7 @@ def possible(model: Any) -> tuple[str, ...]:
     return tuple(keras_like) or (("saved_model",) if isinstance(model, tf.Module) else ())
 
 
-def check(model: Any, formats: Sequence[str]) -> None:
+def check_formats(model: Any, formats: Sequence[str]) -> None:
     """Raises UsageError for a word that is no format, or one that `model` cannot be written in."""
     can = possible(model)
     cannot = [w for w in parse_formats(",".join(formats)) if w not in can]
@@ -84,7 +84,7 @@ def export(
         A tf.Module has only "saved_model".
       signatures: name -> `tf.function` that the SavedModel serves, instead of the model's own.
     """
-    check(model, formats)
+    check_formats(model, formats)
     goal = paths.path(directory)
     renamed = paths.has_rename(goal)
     beside = Path(directory) / f"workertemp_{topology.worker_index}"
@@ -100,7 +100,7 @@ def export(
                 continue
             final = goal / path.name
             if not renamed:
-                paths.copy_tree(path, final, last=MARK)
+                paths.copy_tree(path, final, last=SAVED_MODEL_MARK)
             else:
                 paths.replace(path, Path(final))
             written.append(str(final))

@@ -2,7 +2,7 @@
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.retention import Keep
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError
 
 
@@ -13,7 +13,7 @@ class MemoryCheckpoints:
         self.keep = keep
         self._kept: dict[int, tuple[Manifest, dict]] = {}
 
-    def save(self, state: State, manifest: Manifest) -> str | None:
+    def save(self, state: TrackedState, manifest: Manifest) -> str | None:
         """Copies every variable; returns "memory:<step>"."""
         self._kept[manifest.step] = manifest, {n: v.numpy() for n, v in state.variables.items()}
         for old in self.keep.surplus([m for m, _ in self._kept.values()]):
@@ -24,7 +24,7 @@ class MemoryCheckpoints:
         """Steps of the kept states, ascending."""
         return sorted(self._kept)
 
-    def restore(self, state: State, step: int | None = None) -> Manifest | None:
+    def restore(self, state: TrackedState, step: int | None = None) -> Manifest | None:
         """Assigns the kept values; see CheckpointManager."""
         if step is None and not self._kept:
             return None

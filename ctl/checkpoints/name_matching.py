@@ -18,7 +18,7 @@ class Ambiguous(ValueError):
     """Several variables might be meant; the text names those on both sides."""
 
 
-def pairs(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+def matching_names(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
     """Name here -> name there, of those that are the same; both map names to paths.
 
     Raises Ambiguous.

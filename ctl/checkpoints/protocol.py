@@ -27,7 +27,7 @@ class Manifest:
       created: Unix time, seconds.
       variables: name -> {"shape": [...], "dtype": "float32"}.
       keys: name -> what its tensor is called in the TensorFlow checkpoint, where that is known.
-      paths: name -> its full path, see `ctl.checkpoints.tracked_state.State`; empty in older checkpoints.
+      paths: name -> its full path, see `tracked_state.TrackedState`; empty in older checkpoints.
       files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,

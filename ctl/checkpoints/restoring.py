@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     damaged: Mapping[AnyPath, str]
 
 
-def newest(directory: AnyPath) -> Choice | None:
+def newest_checkpoint(directory: AnyPath) -> Choice | None:
     """The newest undamaged checkpoint, None if there is none at all.
 
     A warning names each damaged one, its file and the cause. Raises CheckpointError if all are damaged:

@@ -11,7 +11,7 @@ from ctl.io import paths
 from ctl.io.paths import AnyPath
 from ctl.supervision import heartbeat
 
-POLICIES = ("continue", "raise")
+ON_ERROR_POLICIES = ("continue", "raise")
 _log = logging.getLogger("ctl")
 
 
@@ -47,7 +47,7 @@ class Saving:
     """Runs writes one after the other, and remembers how the newest ended."""
 
     def __init__(self, *, on_error: str):
-        if on_error not in POLICIES:
+        if on_error not in ON_ERROR_POLICIES:
             raise UsageError(f"on_error is {on_error!r}; expected 'continue' or 'raise'.")
         self._raises = on_error == "raise"
         self._thread: threading.Thread | None = None

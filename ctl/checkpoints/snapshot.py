@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.checkpoints import commit
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.keras_objects import plain
 from ctl.errors import CheckpointError, ReadError
 from ctl.io import paths
@@ -79,7 +79,7 @@ class Reader:
         self._copies: dict[tuple[str, str], np.ndarray] = {}
         self._known: tuple[Any, list[tuple[str, str, Any]], dict[str, str]] | None = None
 
-    def take(self, state: State, *, keep: bool, copy: bool) -> Snapshot | None:
+    def take(self, state: TrackedState, *, keep: bool, copy: bool) -> Snapshot | None:
         """Reads every variable, on all workers alike; None if this TensorFlow does not let us.
 
         Args:
@@ -117,7 +117,7 @@ _NATIVE = (np.float32, np.float64, np.float16, np.int64, np.int32, np.int16, np.
            np.uint16, np.uint32, np.uint64, np.bool_, np.complex64, np.complex128)  # fmt: skip
 
 
-def write_plainly(state: State, prefix: str) -> None:
+def write_plainly(state: TrackedState, prefix: str) -> None:
     """`tf.train.Checkpoint.write`: reads, together with all workers, and writes; raises OSError."""
     try:
         state.checkpoint.write(prefix)
@@ -125,7 +125,7 @@ def write_plainly(state: State, prefix: str) -> None:
         raise OSError(e.message) from e
 
 
-def restore_state(state: State, path: AnyPath) -> None:
+def restore_state(state: TrackedState, path: AnyPath) -> None:
     """Reads the tensors of a checkpoint directory into `state`.
 
     Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
@@ -138,7 +138,7 @@ def restore_state(state: State, path: AnyPath) -> None:
         raise failed from e
 
 
-def _restore(state: State, path: AnyPath) -> None:
+def _restore(state: TrackedState, path: AnyPath) -> None:
     try:
         status = state.checkpoint.read(str(path / commit.STATE))
         status.assert_existing_objects_matched()
@@ -198,7 +198,7 @@ def _says_how(value: Any) -> bool:
     return callable(getattr(value, "_tensor", value))
 
 
-def _keys(state: State, graph: Any) -> dict[str, str]:
+def _keys(state: TrackedState, graph: Any) -> dict[str, str]:
     """Name of a variable -> name of its tensor, for those that are one tensor."""
     view = getattr(state.checkpoint._saver, "_graph_view", None)
     walk = getattr(view, "breadth_first_traversal", None)

@@ -17,7 +17,7 @@ from ctl.errors import CheckpointError
 _SMALL = 1024  # numbers
 
 
-class State:
+class TrackedState:
     """The variables of a run, for checkpoint managers.
 
     Attributes:

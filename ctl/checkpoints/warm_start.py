@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from ctl.checkpoints import commit, name_matching, restoring
 from ctl.checkpoints.protocol import Manifest
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import CheckpointError, ReadError, UsageError
 from ctl.io import paths
@@ -31,7 +31,7 @@ class _Loaded(NamedTuple):
 
 
 def load(
-    where: str, state: State, models: Sequence[str], agreement: HostAllReduce | None = None
+    where: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce | None = None
 ) -> list[str]:
     """Gives variables of `models` the values of those of equal path, shape and dtype; returns names.
 
@@ -56,7 +56,9 @@ def load(
     return list(loaded.values)
 
 
-def _loaded_together(where: str, state: State, models: Sequence[str], agreement: HostAllReduce) -> _Loaded:
+def _loaded_together(
+    where: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce
+) -> _Loaded:
     """On every worker from the checkpoint that the chief chooses; where one fails, every one raises."""
     given = paths.path(where)
     directories = _directories(given)
@@ -79,7 +81,7 @@ def _loaded_together(where: str, state: State, models: Sequence[str], agreement:
     return loaded
 
 
-def _loaded(path: AnyPath, manifest: Manifest, state: State, models: Sequence[str]) -> _Loaded:
+def _loaded(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequence[str]) -> _Loaded:
     """Reads what matches; changes nothing."""
     wanted = {n: s for n, s in state.spec().items() if n.split("/")[0] in models}
     pairs = _pairs(path, state, manifest, wanted)
@@ -108,7 +110,7 @@ def _read(path: AnyPath, keys: dict[str, str]) -> dict[str, Any]:
         raise CheckpointError(f"--init_from {path} cannot be read: {e}") from e
 
 
-def _pairs(path: AnyPath, state: State, manifest: Manifest, wanted: Iterable[str]) -> dict[str, str]:
+def _pairs(path: AnyPath, state: TrackedState, manifest: Manifest, wanted: Iterable[str]) -> dict[str, str]:
     """Name here -> name in the checkpoint; raises CheckpointError where that is not clear."""
     here = {name: state.paths[name] for name in wanted}
     there = dict(manifest.paths)
@@ -117,7 +119,7 @@ def _pairs(path: AnyPath, state: State, manifest: Manifest, wanted: Iterable[str
         here = {name: name.replace("#", "~") for name in here}
         _refuse_numbered(path, state, here)
     try:
-        return name_matching.pairs(here, there)
+        return name_matching.matching_names(here, there)
     except name_matching.Ambiguous as e:
         raise CheckpointError(
             f"--init_from {path}: it is not clear which variable is which: {e}. Give the layers names of "
@@ -125,7 +127,7 @@ def _pairs(path: AnyPath, state: State, manifest: Manifest, wanted: Iterable[str
         ) from None
 
 
-def _refuse_numbered(path: AnyPath, state: State, here: Iterable[str]) -> None:
+def _refuse_numbered(path: AnyPath, state: TrackedState, here: Iterable[str]) -> None:
     """An older checkpoint does not say which of the layers that a person numbered is which."""
     numbered = [state.paths[name] for name in here if re.search(r"_\d+(?=[/_]|$)", state.paths[name])]
     if numbered:
@@ -167,7 +169,7 @@ def _newest_good(given: AnyPath) -> tuple[AnyPath, Manifest] | None:
             raise CheckpointError(fault)
         return given, manifest
     for directory in _directories(given):
-        choice = restoring.newest(directory)
+        choice = restoring.newest_checkpoint(directory)
         if choice is not None:
             return choice.path, choice.manifest
     return None

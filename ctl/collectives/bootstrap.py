@@ -20,7 +20,7 @@ from ctl.collectives.errors import HorovodInternalError, PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
-from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError, connect
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener, connect
 
 _PROTOCOL = 2
 _TELL_EVERY_SECS = 30.0
@@ -44,7 +44,7 @@ class Connections:
     accepted: dict[int, socket.socket]
 
 
-def meet(place: Ranks, settings: Settings, lost: Callable[[], str] = str) -> Connections:
+def connect_ranks(place: Ranks, settings: Settings, lost: Callable[[], str] = str) -> Connections:
     """Returns when every rank is connected to every other.
 
     Args:
@@ -158,7 +158,7 @@ class _Meeting:
         try:
             left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
             return connect(self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs))
-        except RefusedError as e:
+        except ChannelRefusedError as e:
             if not e.again:
                 raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None
             self._why = f"rank {rank}: {e}"
@@ -181,18 +181,18 @@ class _Meeting:
                     connections[claim["rank"]].close()
                 connections[claim["rank"]] = sock
 
-    def _refusal(self, claim: dict[str, Any]) -> RefusedError | None:
+    def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
         for what, mine in self._common().items():
             if claim.get(what) != mine:
                 text = f"its {what} is {claim.get(what)}, here it is {mine}; start all ranks alike."
-                return RefusedError(text, again=claim.get("generation") != self._place.generation)
+                return ChannelRefusedError(text, again=claim.get("generation") != self._place.generation)
         role, rank, place = claim.get("role"), claim.get("rank"), self._place
         if role == "control" and place.rank:
-            return RefusedError(f"{place.addresses[place.rank]} is rank {place.rank}, not rank 0.")
+            return ChannelRefusedError(f"{place.addresses[place.rank]} is rank {place.rank}, not rank 0.")
         is_higher = type(rank) is int and place.rank < rank < place.size
         if role not in ("control", "peer") or not is_higher:
             last = place.size - 1
-            return RefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
+            return ChannelRefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
         return None
 
     def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:

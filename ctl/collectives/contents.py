@@ -10,7 +10,7 @@ _MOST = 8
 _contents: dict[str, tuple[str, ...]] = {}
 
 
-def describe(name: str, contents: Sequence[str]) -> None:
+def name_contents(name: str, contents: Sequence[str]) -> None:
     """The tensors of the collectives of this name, from now on."""
     _contents[name] = tuple(contents)
 

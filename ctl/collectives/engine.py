@@ -83,7 +83,7 @@ class Engine:
         self._most_inline = _MOST_INLINE // place.size
         if place.size == 1:
             return
-        found = bootstrap.meet(place, settings, lost)
+        found = bootstrap.connect_ranks(place, settings, lost)
         if place.rank == 0:
             self._coordinator = Coordinator(found.accepted, settings, self.timeline)
             self._coordinator.start()
@@ -226,7 +226,7 @@ class Engine:
             elif kind == "result":
                 pending = self._taken(header["id"])
                 pending.more = header
-                pending.result = inline.results(pending.request, pending.arrays, header, payload)
+                pending.result = inline.results_of(pending.request, pending.arrays, header, payload)
                 self.timeline.did(pending.request.name, pending.request.kind, pending.asked_at)
                 pending.finish()
             elif kind == "error":

@@ -4,7 +4,7 @@ import tensorflow as tf
 from ctl.collectives import contents
 from ctl.collectives.errors import HorovodInternalError
 
-MARK = "ctl.hvd: "  # begins every message, so that it is found again in what TensorFlow makes of it
+FAILURE_MARK = "ctl.hvd: "  # begins every message, so that it is found again in what TensorFlow makes of it
 
 
 class LostRankError(HorovodInternalError, tf.errors.UnknownError):
@@ -27,4 +27,4 @@ def failure(code: str, text: str) -> Exception:
     """The exception for a code of `requests`, or "LOST"."""
     made = _TYPES.get(code)
     text += contents.said(text)
-    return LostRankError(MARK + text) if made is None else made(None, None, MARK + text)
+    return LostRankError(FAILURE_MARK + text) if made is None else made(None, None, FAILURE_MARK + text)

@@ -18,7 +18,7 @@ class Lost(ConnectionError):
     """The other end of a socket is gone."""
 
 
-def packed(header: dict[str, Any], *payload: Any) -> list[Any]:
+def packed_message(header: dict[str, Any], *payload: Any) -> list[Any]:
     """A message as the buffers to be written one after another."""
     text = json.dumps(header, separators=(",", ":")).encode()
     buffers = [memoryview(part).cast("B") for part in payload if len(part)]
@@ -76,7 +76,7 @@ class Channel:
 
     def send(self, header: dict[str, Any], *payload: Any) -> None:
         """Raises Lost if the other end is gone."""
-        parts = packed(header, *payload)
+        parts = packed_message(header, *payload)
         try:
             with self._sending:
                 if sum(map(len, parts)) < _AT_ONCE:
@@ -108,7 +108,7 @@ class Outbox:
 
     def put(self, header: dict[str, Any], *payload: Any) -> None:
         """Queues a message."""
-        self._parts.append(b"".join(packed(header, *payload)))
+        self._parts.append(b"".join(packed_message(header, *payload)))
 
     def write(self, sock: socket.socket) -> None:
         """Sends what the socket takes now; raises Lost if the other end is gone."""

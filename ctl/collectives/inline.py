@@ -79,7 +79,7 @@ def _exchanged(ranks: Any, requests: Mapping[int, Request], parts: Any) -> dict[
     return {rank: [b"".join(pieces)] for rank, pieces in found.items()}
 
 
-def results(
+def results_of(
     request: Request, arrays: Sequence[np.ndarray], header: Mapping[str, Any], payload: bytes
 ) -> list[np.ndarray]:
     """A rank's flat results, from the payload of the answer to its request."""

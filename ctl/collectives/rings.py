@@ -16,7 +16,7 @@ _ALIGNMENT = 64
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
 
 
-def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int) -> np.ndarray:
+def ring_allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int) -> np.ndarray:
     """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
     count = len(ranks)
     bounds = [mine.size * i // count for i in range(count + 1)]
@@ -29,7 +29,7 @@ def allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: i
     return total
 
 
-def reducescatter(
+def ring_reducescatter(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
     """This rank's part of the reduced array; `sizes` are elements by rank."""
@@ -55,7 +55,7 @@ def _reduce_parts(mesh: Any, ranks: Any, me: Any, mine: Any, total: Any, bounds:
         reduce_to(reduced, op, _part(mine, bounds, into), came)
 
 
-def allgather(
+def ring_allgather(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int]
 ) -> np.ndarray:
     """Bytes of all ranks, joined in order; `sizes` are bytes by rank."""
@@ -70,7 +70,7 @@ def allgather(
     return joined
 
 
-def broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int) -> None:
+def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int) -> None:
     """Fills `buffer`, bytes, on every rank with the root's; `root` is an index of `ranks`.
 
     Piece by piece along a chain, so that all links are busy at once.
@@ -91,7 +91,7 @@ def broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, roo
         mesh.exchange(after, pieces[out_index] if has_out else nothing, before, into)
 
 
-def alltoall(
+def ring_alltoall(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[Sequence[int]]
 ) -> np.ndarray:
     """Bytes for this rank from all, joined in order; `sizes[i][j]` are bytes from i to j."""

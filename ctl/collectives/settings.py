@@ -32,7 +32,7 @@ class Settings:
     mark_cycles: bool = False
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Raises UsageError for what is not a number."""
     stall = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_warning)
     return Settings(

@@ -10,11 +10,11 @@ from ctl.collectives.arithmetic import dtype_named, rows_of
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.requests import Request
 
-Asked = tuple[Request, Sequence[np.ndarray]]
+TransferRequest = tuple[Request, Sequence[np.ndarray]]
 
 
 def carried_out(
-    mesh: Mesh, ranks: Sequence[int], me: int, header: dict[str, Any], asked: Sequence[Asked]
+    mesh: Mesh, ranks: Sequence[int], me: int, header: dict[str, Any], asked: Sequence[TransferRequest]
 ) -> list[list[np.ndarray]]:
     """Flat results, for each request of one order; several are all-reduces that travel together."""
     request, arrays = asked[0]
@@ -39,7 +39,7 @@ def carried_out(
     ]
 
 
-def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[Asked]) -> list[list[np.ndarray]]:
+def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[TransferRequest]) -> list[list[np.ndarray]]:
     """All tensors of a type as one buffer."""
     op = asked[0][0].op
     everything = [array for _, arrays in asked for array in arrays]
@@ -49,7 +49,7 @@ def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[Asked]) -> list[lis
         joined = (
             np.concatenate([everything[i] for i in chosen]) if len(chosen) > 1 else everything[chosen[0]]
         )
-        buffer = rings.allreduce(mesh, ranks, me, joined, op)
+        buffer = rings.ring_allreduce(mesh, ranks, me, joined, op)
         start = 0
         for i in chosen:
             totals[i] = buffer[start : start + everything[i].size]
@@ -60,7 +60,7 @@ def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[Asked]) -> list[lis
 
 def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int) -> np.ndarray:
     buffer = array.copy()
-    rings.broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
+    rings.ring_broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
     return buffer
 
 
@@ -70,16 +70,16 @@ def _row(shape: Sequence[int], dtype: np.dtype) -> int:
 
 def _gathered(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int]) -> np.ndarray:
     sizes = [count * _row(shape, array.dtype) for count in rows]
-    return rings.allgather(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+    return rings.ring_allgather(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
 
 
 def _exchanged(mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any) -> np.ndarray:
     row = _row(request.shapes[0], dtype_named(request.dtypes[0]))
     sizes = [[count * row for count in counts] for counts in splits]
-    return rings.alltoall(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+    return rings.ring_alltoall(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
 
 
 def _scattered(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any) -> np.ndarray:
     row = math.prod(shape[1:])
     sizes = [rows * row for rows in rows_of(shape[0], len(ranks))]
-    return rings.reducescatter(mesh, ranks, me, array, sizes, op)
+    return rings.ring_reducescatter(mesh, ranks, me, array, sizes, op)

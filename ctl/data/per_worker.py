@@ -17,7 +17,7 @@ from ctl.distribute import parameter_servers
 from ctl.errors import UsageError
 
 
-def open_train(
+def open_train_per_worker(
     make: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     *,
@@ -51,7 +51,7 @@ def open_train(
         pipeline.check_dataset(source, "train_data", global_batch_size)
         per_epoch = count = pipeline.cardinality(source)
         share, mode = _of_dataset(source, workers, skipped, global_batch_size), "skip"
-        description = pipeline.describe(source, count, global_batch_size)
+        description = pipeline.describe_dataset(source, count, global_batch_size)
     total = None
     if epochs is not None or (steps is None and mode == "skip"):
         if per_epoch is None:

@@ -26,7 +26,7 @@ from ctl.errors import UsageError
 TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
 
 
-def open_train(
+def open_train_data(
     make: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     topology: Topology,
@@ -55,7 +55,7 @@ def open_train(
         return _open_numbers(source, strategy, topology, start_examples)
     check_dataset(source, "train_data", global_batch_size, topology)
     how = "skip" if position is None else "iterator"
-    source = resume_position.checked(source, how, is_chief=topology.is_chief, resumable=resumable)
+    source = resume_position.checked_dataset(source, how, is_chief=topology.is_chief, resumable=resumable)
     return _open_dataset(source, strategy, topology, global_batch_size, start_examples, epochs, position)
 
 
@@ -99,7 +99,7 @@ def _open_dataset(
         or (sharding.by_tensorflow(source, topology) and not endless),
         steps_per_epoch=count,
         mode="skip" if position is None else "iterator",
-        description=describe(source, count, global_batch_size),
+        description=describe_dataset(source, count, global_batch_size),
         share_of=_share_of(source, topology) if position is None else _cut(source, topology),
         per_worker=sharding.is_per_worker(source),
     )
@@ -162,7 +162,7 @@ def open_parts(
     )
 
 
-def open_eval(
+def open_eval_data(
     make: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     topology: Topology,
@@ -192,7 +192,7 @@ def open_eval(
         ends_unknown=count is None,
         steps_per_epoch=count,
         mode="skip",
-        description=describe(source, count, global_batch_size),
+        description=describe_dataset(source, count, global_batch_size),
         share_of=_share_of(source, topology),
     )
 
@@ -341,7 +341,7 @@ def check_dataset(
 ) -> None:
     """Raises UsageError for what is no dataset of batches, or what the workers cannot share."""
     if topology is not None:
-        sharding.check(dataset, name, topology)
+        sharding.check_can_be_shared(dataset, name, topology)
     if dataset.cardinality() == 0:
         raise UsageError(
             f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
@@ -379,7 +379,7 @@ def _counted(dataset: Any, topology: Topology) -> bool:
     return not sharding.by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
 
 
-def describe(dataset: Any, count: int | None, batch_size: int) -> str:
+def describe_dataset(dataset: Any, count: int | None, batch_size: int) -> str:
     if count is not None:
         return f"{count:,} batches of {batch_size}"
     endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY

@@ -56,7 +56,7 @@ def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:
         )
 
 
-def checked(
+def checked_dataset(
     dataset: tf.data.Dataset, mode: str, *, is_chief: bool, resumable: bool = True
 ) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".

@@ -63,7 +63,7 @@ def iterator(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, skipped
     return iter(distributed)
 
 
-def check(dataset: tf.data.Dataset, name: str, topology: Topology) -> None:
+def check_can_be_shared(dataset: tf.data.Dataset, name: str, topology: Topology) -> None:
     """Raises UsageError, on every worker alike, for a dataset that the workers cannot share."""
     if topology.num_workers < 2:
         return

@@ -1,8 +1,8 @@
 """A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
 
 parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add("size", Option("--nodes", "machines", "N", validators.whole(1, 100), 1))
-line = args.read(parser, argv)        # None: only help was wanted, and printed
+parser.add("size", Option("--nodes", "machines", "N", validators.whole_option(1, 100), 1))
+line = args.read_arguments(parser, argv)        # None: only help was wanted, and printed
 line.options.nodes, line.program, line.as_text()
 """
 
@@ -103,6 +103,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
+        self.required: list[str] = []  # looked for after what is no option, which may be one misspelt
         self.add(
             "output",
             Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
@@ -126,8 +127,9 @@ class Parser(argparse.ArgumentParser):
                 type=convert,
                 action="append" if is_list else "store",
                 default=None if is_required else default,
-                required=is_required,
             )
+            if is_required:
+                self.required.append(name)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
@@ -141,7 +143,10 @@ ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variabl
 
 def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
     """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
-    workers, servers = validators.whole(1, _MAX_PROCESSES), validators.whole(0, _MAX_PROCESSES)
+    workers, servers = (
+        validators.whole_option(1, _MAX_PROCESSES),
+        validators.whole_option(0, _MAX_PROCESSES),
+    )
     file_format = validators.form("yaml|json", "an invalid choice; expected yaml or json")
     return [
         Option("--image", "the training image", "IMAGE:TAG", validators.image, ...),
@@ -155,7 +160,7 @@ def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
     ]
 
 
-def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
+def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     """The line, checked for secrets; None when only help was wanted, which is then printed.
 
     Raises UsageError for a word that is no option, a program that is missing, line breaks, secrets.
@@ -167,8 +172,8 @@ def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
         print(parser.format_help())
         return None
     # before any message that repeats a word
-    secret_check.check_options(options, parser.platform)
-    secret_check.check_program(program, parser.platform)
+    secret_check.refuse_secrets_in_options(options, parser.platform)
+    secret_check.refuse_secrets_in_program(program, parser.platform)
     for word in words:
         if not word.isprintable():
             came = f"{quoted(word.partition('=')[0])} has a line break or another control character"
@@ -180,6 +185,9 @@ def read(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
             cure = f"write the program after `--`: {parser.example}"
         name = quoted(unknown[0].partition("=")[0])
         raise UsageError(f"{name} is not an option of `{parser.prog}`; {cure}")
+    missing = [name for name in parser.required if getattr(parsed, name[2:]) is None]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
     if not program and parser.needs_program:
         raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
     return CommandLine(parser.platform, parsed, tuple(program), tuple(options))

@@ -15,7 +15,7 @@ def check_parameter_servers(line: CommandLine) -> None:
         )
 
 
-def warnings(line: CommandLine, cure: str) -> list[str]:
+def program_warnings(line: CommandLine, cure: str) -> list[str]:
     """A program that is missing, and a --strategy that does not fit; `cure` makes parameter servers."""
     ps, workers, name = line.options.ps, line.options.workers, line.flag("strategy")
     program, found = f"the program has --strategy={name}", []

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             came = f"there is no platform {name!r}" if name else "no platform was given"
             raise UsageError(f"{came}; expected one of: {', '.join(PLATFORMS)}. See `ctl deploy --help`.")
         module = importlib.import_module(PLATFORMS[name][0])
-        line = args.read(module.parser(), argv[1:])
+        line = args.read_arguments(module.parser(), argv[1:])
         if line is not None:
             module.write(line)
     except (CtlError, argparse.ArgumentTypeError) as e:

@@ -29,7 +29,7 @@ _AMBIGUOUS = re.compile(
 _WIDTH = 4096  # never wrapped: a word of a command stays on its line
 
 
-def text(template: str, values: Values) -> str:
+def text_from(template: str, values: Values) -> str:
     """A template that is no YAML; a line with a value that is None is left out.
 
     Values are put in as they are: the caller quotes them for the shell or as JSON.
@@ -51,7 +51,7 @@ def document(template: str, values: Values) -> Document:
     return one
 
 
-def header(line: str, fill_in: Sequence[str] = ()) -> str:
+def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
     """Comment lines: the command line that writes the file again, and what a person has to fill in."""
     lines = [f"# {line}"]
     if fill_in:

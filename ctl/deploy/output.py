@@ -36,11 +36,11 @@ def deliver(line: CommandLine, text: str, advice: Advice, default: str) -> None:
     if path is None:
         print(text, end="", flush=True)
     else:
-        write({Path(path): text}, force=line.options.force)
-    tell(advice, path or default, written=[path] if path else [], to_stdout=path is not None)
+        write_files({Path(path): text}, force=line.options.force)
+    tell_written(advice, path or default, written=[path] if path else [], to_stdout=path is not None)
 
 
-def write(files: dict[Path, str], *, force: bool) -> None:
+def write_files(files: dict[Path, str], *, force: bool) -> None:
     """Writes all files or none: UsageError first for one that has other content, unless `force`."""
     for path, text in files.items():
         try:
@@ -61,7 +61,7 @@ def write(files: dict[Path, str], *, force: bool) -> None:
             raise UsageError(f"{came}; give a path that can be written with --output") from None
 
 
-def tell(advice: Advice, file: str, *, written: Sequence[str], to_stdout: bool) -> None:
+def tell_written(advice: Advice, file: str, *, written: Sequence[str], to_stdout: bool) -> None:
     """Prints the files that were written and the advice."""
     lines = [f"wrote {path}" for path in written]
     lines += [f"warning: {text}" for text in advice.warnings]

@@ -26,7 +26,7 @@ _CURES = {
 }
 
 
-def check_program(program: Sequence[str], platform: str) -> None:
+def refuse_secrets_in_program(program: Sequence[str], platform: str) -> None:
     """UsageError when a word of the program gives a value to what looks like a secret."""
     for word, following in zip(program, [*program[1:], "-"], strict=False):
         _check_value("the program", word, platform)
@@ -40,7 +40,7 @@ def check_program(program: Sequence[str], platform: str) -> None:
             _refuse(f"the program gives a value to {name}, which looks like a secret", platform)
 
 
-def check_options(words: Sequence[str], platform: str) -> None:
+def refuse_secrets_in_options(words: Sequence[str], platform: str) -> None:
     """UsageError when an option has a secret in it; for names such as `--label=password=...` as well."""
     option = ""
     for word in words:

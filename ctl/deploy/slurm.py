@@ -35,7 +35,7 @@ def write(line: CommandLine) -> None:
 def parser() -> args.Parser:
     """The options of `ctl deploy slurm`."""
     made = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
-    whole, form = validators.whole, validators.form
+    whole, form = validators.whole_option, validators.form
     size = form("[1-9][0-9]{0,6}[KMGT]?", "no size; expected e.g. 32G")
     time = form(_TIME.pattern, "no time limit; expected e.g. 04:00:00 or 2-12:00:00")
     word = form("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "no name; expected letters, digits, - and _")
@@ -117,7 +117,7 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
     model_dir = local_model_dir(program)
     values = {
         **vars(options),  # words that their forms keep free of what a shell reads
-        "header": manifest.header(line.as_text(), fill_in).rstrip("\n"),
+        "header": manifest.file_header(line.as_text(), fill_in).rstrip("\n"),
         "tasks_per_node": options.gpus_per_node if per_gpu else 1,
         "gpus_per_task": 1 if per_gpu else None,
         "gpus_per_node": (options.gpus_per_node or None) if not per_gpu else None,
@@ -133,4 +133,4 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
         "exit_preempted": EXIT_PREEMPTED,
         "exit_usage": EXIT_USAGE,
     }
-    return manifest.text("job.sbatch", values)
+    return manifest.text_from("job.sbatch", values)

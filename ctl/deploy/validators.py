@@ -43,7 +43,7 @@ def form(pattern: str, expected: str, *, hides_value: bool = False) -> Callable[
     return convert
 
 
-def whole(least: int, most: int = 10**9) -> Callable[[str], object]:
+def whole_option(least: int, most: int = 10**9) -> Callable[[str], object]:
     """A converter for whole numbers from `least` to `most`."""
     convert = whole_number(least, most)
 
@@ -94,7 +94,7 @@ def blanks(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found for text in texts for found in word.findall(text)))
 
 
-def pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+def named_values(option: str, words: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE words as a dictionary; UsageError for a name that comes twice."""
     found: dict[str, str] = {}
     for word in words:
@@ -107,7 +107,7 @@ def pairs(option: str, words: Sequence[str]) -> dict[str, str]:
 
 def variables(words: Sequence[str]) -> dict[str, str]:
     """The variables of `--env`; those that tell one process from another are refused."""
-    found = pairs("--env", words)
+    found = named_values("--env", words)
     for name in IDENTITY_VARIABLES & set(found):
         came = f"--env={name} says which process one is, and is set by the platform or ctl"
         raise UsageError(f"{came}; leave it out, or every process would have the same role and index")

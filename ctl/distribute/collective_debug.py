@@ -97,7 +97,7 @@ def announce(name: str, shape: Any = "", dtype: str = "") -> None:
         _order.announce(name, shape, dtype)
 
 
-def watch(num_workers: int, worker_index: int, step_variable: tf.Variable) -> None:
+def watch_collectives(num_workers: int, worker_index: int, step_variable: tf.Variable) -> None:
     """From here on every collective of this process is announced first."""
 
     def step() -> int:

@@ -38,7 +38,7 @@ _KEYS_OF_DATA = re.compile(  # flags that name a part of an example or of a reco
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
 
 
-def here(num_gpus: int, flags: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint_of_process(num_gpus: int, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value for this process."""
     versions = {"ctl": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:

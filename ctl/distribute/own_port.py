@@ -7,7 +7,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 
-def check(cluster: Topology) -> None:
+def check_port_is_free(cluster: Topology) -> None:
     """Raises UsageError if another process listens at this task's port."""
     if cluster.num_workers < 2 or cluster.address is None:
         return

@@ -47,15 +47,15 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return strategy._num_workers
 
 
-def make(
+def connect_cluster(
     cluster: Topology, devices: Sequence[str] = (), variable_partitioner: str = ""
 ) -> tf.distribute.Strategy:
     """On the chief, the strategy, once all tasks are up. Elsewhere serves and raises SystemExit(0).
 
     Raises UsageError for a cluster that cannot do it, PeerLostError if tasks do not come up.
     """
-    check(cluster, devices)
-    own_port.check(cluster)
+    check_tasks(cluster, devices)
+    own_port.check_port_is_free(cluster)
     partition = Partition.parse(variable_partitioner)
     if cluster.task_type != "chief":
         serve(cluster)
@@ -79,7 +79,7 @@ def make(
     return strategy
 
 
-def check(cluster: Topology, devices: Sequence[str] = ()) -> None:
+def check_tasks(cluster: Topology, devices: Sequence[str] = ()) -> None:
     """Raises UsageError for a cluster or a task that cannot take part, and for named devices."""
     if devices:
         raise UsageError(
@@ -113,12 +113,12 @@ def serve(cluster: Topology) -> None:
             start=True,
         )
     _log.info("Serving as %s at %s for the chief at %s.", me, cluster.address, chief)
-    watch(chief)
+    watch_chief(chief)
     _log.info("The chief at %s is gone: %s leaves.", chief, me)
     del server
 
 
-def watch(
+def watch_chief(
     chief: str,
     *,
     probe: Callable[[str], bool] | None = None,

@@ -13,13 +13,13 @@ from ctl.errors import UsageError
 _COUNTS = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Ranks:
+def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     """From TF_CONFIG, as `platforms.detection` reads it; HOROVOD_LOCAL_RANK and the like win where set.
 
     Without TF_CONFIG the job is this process alone. Raises UsageError where the two contradict each
     other, or HOROVOD_SIZE promises peers that nothing says how to reach.
     """
-    found = detection.read(environ)
+    found = detection.read_topology(environ)
     if found.task_type not in TRAINING_TYPES:
         raise UsageError(
             f"TF_CONFIG's task is {found.task_type} {found.task_index}; ctl.hvd has equal ranks "

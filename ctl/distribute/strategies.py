@@ -39,7 +39,7 @@ WORDS = (
 )
 
 
-def make(
+def make_strategy(
     word: str = "auto",
     *,
     devices: Sequence[str] = (),
@@ -73,7 +73,7 @@ def make(
     """
     _check_word(word)
     _look_for_devices()
-    whole = topology or detection.read()
+    whole = topology or detection.read_topology()
     if whole.evaluates:
         return _made_from(whole, _private())
     if num_virtual_devices:
@@ -90,7 +90,7 @@ def make(
         variable_partitioner=variable_partitioner,
     )
     if word == parameter_servers.WORD:
-        return _made_from(whole, parameter_servers.make(whole, devices, variable_partitioner))
+        return _made_from(whole, parameter_servers.connect_cluster(whole, devices, variable_partitioner))
     _check_cluster(word, whole)
     if word == "multi_worker":
         how = communication_lib.options(communication, timeout_secs)
@@ -232,7 +232,7 @@ def topology_of(strategy: tf.distribute.Strategy) -> Topology:
 
     One that `make` made knows what it was made from; else the environment is read.
     """
-    found = getattr(strategy, _MADE_FROM, None) or detection.read()
+    found = getattr(strategy, _MADE_FROM, None) or detection.read_topology()
     replicas = strategy.num_replicas_in_sync
     alone = replace(found, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
     if found.evaluates:

@@ -1,4 +1,4 @@
-"""One function for each kind of strategy; `strategies.make` chooses between them."""
+"""One function for each kind of strategy; `strategies.make_strategy` chooses between them."""
 
 import contextlib
 import glob
@@ -86,17 +86,17 @@ def multi_worker(
             f"strategy 'multi_worker' uses every GPU of a worker, or one CPU, and got {came}. Leave "
             "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
-    exit_hook.install()
+    exit_hook.install_exit_hook()
     heartbeat.here.start()
     cluster = cluster.without_servers()
     detection.normalise(cluster)
-    own_port.check(cluster)
+    own_port.check_port_is_free(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and not _is_seeded():
         tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
     gpus = len(tf.config.list_physical_devices("GPU"))
     timeout_secs = startup_barrier.timeout_of(startup_timeout_secs)
-    mine = job_fingerprint.here(gpus, flags or {})
+    mine = job_fingerprint.fingerprint_of_process(gpus, flags or {})
     with startup_barrier.checked(cluster, mine, timeout_secs), _connecting():
         try:
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)

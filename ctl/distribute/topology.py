@@ -1,6 +1,6 @@
 """Which process this is, of how many, and where the others listen: one frozen object, read once.
 
-    topology = detection.read()                    # from the environment; no TensorFlow
+    topology = detection.read_topology()                    # from the environment; no TensorFlow
     topology = strategies.topology_of(strategy)    # the same with the replicas of a strategy
     trainer.topology.is_chief
 

@@ -60,7 +60,7 @@ def _install() -> None:
     root.__dict__["run"] = importlib.import_module("ctl.launch.run_function").run
     for name, ours in _VENDORS.items():
         _install_vendor(name, ours)
-    keras2_spellings.install()
+    keras2_spellings.install_keras2_spellings()
 
 
 def _install_vendor(name: str, ours: str) -> None:

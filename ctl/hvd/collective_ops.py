@@ -20,7 +20,7 @@ import tensorflow as tf
 from ctl.collectives import arithmetic
 from ctl.collectives.engine import Pending
 from ctl.hvd import process
-from ctl.hvd.process_sets import ProcessSet, check, ranks_of
+from ctl.hvd.process_sets import ProcessSet, check_membership, ranks_of
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _LARGE = 1 << 20
@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass
-class Asked:
+class PendingCall:
     """A collective on its way, with what is needed to shape its result."""
 
     call: Call
@@ -57,7 +57,7 @@ class Asked:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
+def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
     """Returns at once. With `has_splits`, the last array holds the splits."""
     number, ranks = ranks_of(call.process_set)
     engine = process.engine()
@@ -87,10 +87,10 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> Asked:
         is_eager=call.is_eager,
         line=call.line,
     )
-    return Asked(call, pending, ranks, [array.shape for array in ready])
+    return PendingCall(call, pending, ranks, [array.shape for array in ready])
 
 
-def result(asked: Asked) -> list[np.ndarray]:
+def result(asked: PendingCall) -> list[np.ndarray]:
     """Waits; the results in their shapes, then the rows by rank if the kind has them."""
     pending, call = asked.pending, asked.call
     pending.wait()
@@ -122,7 +122,7 @@ def result(asked: Asked) -> list[np.ndarray]:
 
 def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
     """The results of a collective as tensors: eager ones, or those of a graph."""
-    check(call.process_set)
+    check_membership(call.process_set)
     if tf.executing_eagerly():
         line = "" if name else _line()
         asked = ask(replace(call, name=name or default, line=line), [_array(t) for t in tensors])
@@ -172,11 +172,11 @@ class _OnTheirWay:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._asked: OrderedDict[int, Asked] = OrderedDict()
+        self._asked: OrderedDict[int, PendingCall] = OrderedDict()
         self._of_node: dict[str, deque[int]] = {}
         self._lock = threading.Lock()
 
-    def put(self, asked: Asked) -> int:
+    def put(self, asked: PendingCall) -> int:
         """A result that is not wanted, because nothing in the graph uses it, goes in the end."""
         with self._lock:
             number = next(self._numbers)
@@ -187,7 +187,7 @@ class _OnTheirWay:
                 self._asked.pop(mine.popleft(), None)
         return number
 
-    def take(self, number: int) -> Asked:
+    def take(self, number: int) -> PendingCall:
         with self._lock:
             asked = self._asked.pop(number)
             self._of_node[asked.call.name].remove(number)

@@ -9,13 +9,13 @@ import re
 from typing import Any
 
 import tensorflow as tf
-from ctl.collectives.failures import MARK, LostRankError
+from ctl.collectives.failures import FAILURE_MARK, LostRankError
 
 _TYPES: dict[str, Any] = {
     "FailedPreconditionError": tf.errors.FailedPreconditionError,
     "InvalidArgumentError": tf.errors.InvalidArgumentError,
 }
-_OURS = re.compile(rf"(\w+): ({re.escape(MARK)}.*?)(?:\n+Traceback|\n\n|$)", re.DOTALL)
+_OURS = re.compile(rf"(\w+): ({re.escape(FAILURE_MARK)}.*?)(?:\n+Traceback|\n\n|$)", re.DOTALL)
 
 
 def with_own_type(error: Exception) -> Exception:
@@ -30,7 +30,7 @@ def with_own_type(error: Exception) -> Exception:
     return _TYPES[kind](node, op, text)
 
 
-def install() -> None:
+def install_graph_errors() -> None:
     """From here on; a TensorFlow that has these places no more raises its own types."""
     from tensorflow.python.client import session
     from tensorflow.python.eager import context

@@ -15,7 +15,7 @@ class _Variables(list):
         return list(self)
 
 
-def install() -> None:
+def install_keras2_spellings() -> None:
     """From now on, for all models and optimizers of Keras 3; nothing for tf_keras, or a second time."""
     import keras
 

@@ -112,7 +112,7 @@ def with_loss_scale(optimizer: Any) -> Any:
 
 def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, bool]) -> Any:
     """The same optimizer, with the same variables, in a subclass of `before` and its own class."""
-    keras_compilation.install(process.has_peers)
+    keras_compilation.install_compilation_check(process.has_peers)
     base = type(optimizer)
     members = {
         "__module__": base.__module__,

@@ -13,7 +13,7 @@ from typing import Any
 _TRAINER = "keras.src.trainers.trainer"
 
 
-def install(has_peers: Callable[[], bool]) -> None:
+def install_compilation_check(has_peers: Callable[[], bool]) -> None:
     """From now on, whenever this process has peers; nothing if Keras 3 is not imported yet."""
     module = sys.modules.get(_TRAINER)
     trainer = getattr(module, "Trainer", None)

@@ -75,7 +75,7 @@ def _index(root_rank: int, process_set: Any) -> int:
 def _packed(obj: Any, allow_pickle: bool) -> bytes:
     """What cannot be packed travels as the sentence that says so: all ranks raise it."""
     try:
-        return _PACKED + packing.packed(obj)
+        return _PACKED + packing.packed_arrays(obj)
     except UsageError as e:
         if allow_pickle:
             return _PICKLED + pickle.dumps(obj)

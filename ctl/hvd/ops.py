@@ -31,10 +31,10 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
         raise ValueError("both op and average were given; leave average out, it is the old form.")
     if op is None:
         return Sum if average is False else Average
-    return checked(op)
+    return checked_reduction(op)
 
 
-def checked(op: int) -> int:
+def checked_reduction(op: int) -> int:
     """The reduction, if there is one of this number. Raises RefusedError for Adasum, or ValueError."""
     if op == Adasum:
         raise RefusedError(
@@ -325,7 +325,7 @@ def grouped_reducescatter(
     _what: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:
     """`reducescatter` of several tensors that travel together."""
-    op = checked(op)
+    op = checked_reduction(op)
     if not len(tensors):
         return list(tensors)
     given = [_tensor(t) for t in tensors]

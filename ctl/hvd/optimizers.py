@@ -85,7 +85,7 @@ def DistributedDeltaAdasumOptimizer(*args: Any, **options: Any) -> Any:
     return Reduction("DistributedDelta", op=ops.Adasum)
 
 
-def variables_of(local_layers: Any) -> list[Any]:
+def optimizer_variables(local_layers: Any) -> list[Any]:
     """Trainable weights of a layer, of several, or of None."""
     if local_layers is None:
         return []

@@ -15,7 +15,7 @@ from ctl.collectives.arithmetic import dtype_named
 from ctl.errors import UsageError
 
 
-def packed(thing: Any) -> bytes:
+def packed_arrays(thing: Any) -> bytes:
     """Raises UsageError that names the part that cannot be packed."""
     return json.dumps(_said(thing, "the object"), separators=(",", ":")).encode()
 

@@ -14,6 +14,7 @@ from ctl.collectives.settings import Settings
 from ctl.distribute import rank_variables
 from ctl.errors import UsageError
 from ctl.hvd import graph_errors, keras_compilation
+from ctl.hvd import process_sets as process_sets_lib
 from ctl.supervision import heartbeat
 
 _SESSION_THREADS = 256
@@ -32,22 +33,20 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     HorovodInternalError if some ranks do not come within HOROVOD_START_TIMEOUT seconds.
     """
     global _engine  # noqa: PLW0603  one per process, as ranks are
-    from ctl.hvd import process_sets as sets
-
     with _lock:
         if _engine is None:
-            chosen = settings.read()
+            chosen = settings.read_settings()
             made = _met(comm, chosen)
             if chosen.timeline and made.place.rank == 0:
                 made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
             _engine = made
-            sets.begin(made)
+            process_sets_lib.begin(made)
             atexit.register(_leave_at_exit)
             _begin_to_beat()
             _let_sessions_wait()
-            graph_errors.install()
-            keras_compilation.install(has_peers)
-        sets.add_static(process_sets)
+            graph_errors.install_graph_errors()
+            keras_compilation.install_compilation_check(has_peers)
+        process_sets_lib.add_static(process_sets)
 
 
 def _let_sessions_wait() -> None:
@@ -78,13 +77,11 @@ def _leave_at_exit() -> None:
 
 def _leave(*, linger: bool) -> None:
     global _engine
-    from ctl.hvd import process_sets as sets
-
     with _lock:
         if _engine is not None:
             atexit.unregister(_leave_at_exit)
             left, _engine = _engine, None
-            sets.end()
+            process_sets_lib.end_process_sets()
             left.close(linger=linger)
 
 
@@ -97,8 +94,8 @@ def _met(comm: Any, chosen: Settings) -> Engine:
         return Engine(place, chosen, rendezvous.lost)
 
     if not rendezvous.is_elastic():
-        return met(rank_variables.read())
-    made = rendezvous.meet(met)
+        return met(rank_variables.read_ranks())
+    made = rendezvous.meet_group(met)
     rendezvous.on_loss(made.lose)
     return made
 
@@ -114,9 +111,7 @@ def _check_comm(comm: Any, size: int) -> None:
 
 def engine() -> Engine:
     """The runtime; raises ValueError before `init()`."""
-    if _engine is None:
-        raise ValueError("ctl.hvd has not been initialized; call hvd.init() first.")
-    return _engine
+    return process_sets_lib.initialized(_engine)
 
 
 def is_initialized() -> bool:

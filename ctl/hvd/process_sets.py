@@ -86,7 +86,7 @@ def begin(engine: Engine) -> None:
     global_process_set.ranks = list(_known[0])
 
 
-def end() -> None:
+def end_process_sets() -> None:
     """The group was left: no set but the one of all ranks is known any more."""
     global _engine  # noqa: PLW0603
     _engine = None
@@ -141,7 +141,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not number:
         return False
     _check_dynamic("remove_process_set")
-    engine = _running()
+    engine = initialized(_engine)
     name = f"remove_process_set.{process_set.ranks}"
     pending = engine.ask("remove_process_set", name, splits=[number])
     engine.wait(pending)
@@ -155,7 +155,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Number -> ranks, of every set that is known."""
-    _running()
+    initialized(_engine)
     return {number: list(ranks) for number, ranks in _known.items()}
 
 
@@ -165,7 +165,7 @@ def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
     Raises ValueError for one that is not known, and tf.errors.InvalidArgumentError where this rank is
     not in it.
     """
-    engine = _running()
+    engine = initialized(_engine)
     number = 0 if process_set is None else process_set.process_set_id
     if number is None or number not in _known:
         raise ValueError(
@@ -178,7 +178,7 @@ def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
     return number, _known[number]
 
 
-def check(process_set: ProcessSet | None) -> None:
+def check_membership(process_set: ProcessSet | None) -> None:
     """Raises ValueError for a set that the runtime does not know, if there is one to ask."""
     number = 0 if process_set is None else process_set.process_set_id
     if _engine is not None and number not in _known:
@@ -191,10 +191,11 @@ def _ranks(number: int) -> tuple[int, ...]:
     return _known[number]
 
 
-def _running() -> Engine:
-    if _engine is None:
+def initialized(engine: Engine | None) -> Engine:
+    """The runtime; raises ValueError before `init()`."""
+    if engine is None:
         raise ValueError("ctl.hvd has not been initialized; call hvd.init() first.")
-    return _engine
+    return engine
 
 
 def _check_dynamic(what: str) -> None:
@@ -205,7 +206,7 @@ def _check_dynamic(what: str) -> None:
 
 
 def _add(made: ProcessSet) -> bool:
-    engine = _running()
+    engine = initialized(_engine)
     ranks = tuple(made.ranks or ())
     wrong = [r for r in ranks if not 0 <= r < engine.place.size]
     if wrong or not ranks or len(set(ranks)) < len(ranks):

@@ -52,7 +52,7 @@ class Reduction:
     scales_local: bool = True
 
     def __post_init__(self) -> None:
-        ops.checked(self.op)
+        ops.checked_reduction(self.op)
         if self.predivide != 1.0 and self.op != ops.Average:
             raise UsageError(
                 f"gradient_predivide_factor is {self.predivide} with another op than Average; "
@@ -74,13 +74,13 @@ class Reduction:
     ) -> list[Gradient]:
         """The gradients, exchanged; `local` holds the `key` of variables to leave out."""
         result = [tf.convert_to_tensor(g) if self._becomes_dense(g) else g for g in gradients]
-        if not has_peers(self.process_set):
+        if not has_peers_in(self.process_set):
             return result
         mine = [key(v) in local for v in variables] if local else [False] * len(result)
         shared = [i for i, g in enumerate(result) if g is not None and not mine[i]]
         for number, bucket in enumerate(self._buckets(result, variables, shared)):
             name = f"grad_{number}" if use_generic_names else f"{self.name}.gradients.{number}"
-            contents.describe(name, [_path(variables[i]) for i in bucket])
+            contents.name_contents(name, [_path(variables[i]) for i in bucket])
             reduced = self._exchange([result[i] for i in bucket], name)
             for i, gradient in zip(bucket, reduced, strict=True):
                 result[i] = gradient
@@ -179,7 +179,7 @@ def _path(variable: Any) -> str:
     return "a tensor"
 
 
-def has_peers(process_set: ProcessSet) -> bool:
+def has_peers_in(process_set: ProcessSet) -> bool:
     """Whether this rank exchanges anything in the set; a rank of an elastic job may, at any time.
 
     Raises ValueError before `init()`, and for a set that the runtime does not know.

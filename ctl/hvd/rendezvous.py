@@ -24,7 +24,7 @@ from ctl.launch import worker_channels
 from ctl.launch.ports import free_ports
 from ctl.launch.rank_environment import rank_environ
 
-VARIABLE = "CTL_HVD_RENDEZVOUS"
+LAUNCHER_VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both
 _LOOK_SECS = 0.5
 _REACH_SECS = 60.0  # for a launcher that does not answer in time
@@ -33,7 +33,7 @@ _MOST_PORTS = 10  # of one process, that others took before it could listen
 T = TypeVar("T")
 
 
-class Listener(Protocol):
+class HostListener(Protocol):
     """Who wants to know that hosts come and go."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
@@ -48,7 +48,7 @@ class _Client:
     """The connection, and what came over it."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
+        self.listeners: list[HostListener] = []
         self.loss_listener: Callable[[str], None] = lambda why: None
         self.lost = ""
         self.skips_sync = False
@@ -135,7 +135,7 @@ _lock = threading.Lock()
 
 def is_elastic() -> bool:
     """Whether ranks of this job may come and go."""
-    return bool(os.environ.get(VARIABLE))
+    return bool(os.environ.get(LAUNCHER_VARIABLE))
 
 
 def placement() -> Ranks:
@@ -147,7 +147,7 @@ def placement() -> Ranks:
     return _connected().placement()
 
 
-def meet(connect: Callable[[Ranks], T]) -> T:
+def meet_group(connect: Callable[[Ranks], T]) -> T:
     """What `connect` makes of this process's place; in the next group, if one broke meanwhile.
 
     A port that another program took before this process could listen there breaks it too, for all.
@@ -168,13 +168,13 @@ def meet(connect: Callable[[Ranks], T]) -> T:
             time.sleep(_LOOK_SECS)
 
 
-def add_listener(listener: Listener) -> None:
+def add_listener(listener: HostListener) -> None:
     """From now on it is told of changes; outside of an elastic job there are none."""
     if is_elastic():
         _connected().listeners.append(listener)
 
 
-def remove_listener(listener: Listener) -> None:
+def remove_listener(listener: HostListener) -> None:
     """It is told no more."""
     if _client is not None and listener in _client.listeners:
         _client.listeners.remove(listener)
@@ -215,12 +215,13 @@ def _connected() -> _Client:
 
 
 def _call() -> JsonLines:
-    host, _, port = os.environ.get(VARIABLE, "").rpartition(":")
+    host, _, port = os.environ.get(LAUNCHER_VARIABLE, "").rpartition(":")
     secret, worker = authenticated_channel.job_secret(), os.environ.get("CTL_HVD_WORKER", "")
     if not (host and port.isdigit() and secret and worker.isdigit()):
         raise UsageError(
-            f"{VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the launcher is; "
-            "they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 python ...`."
+            f"{LAUNCHER_VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the "
+            "launcher is; they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 "
+            "python ...`."
         )
     endpoint = authenticated_channel.Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
     until_secs = time.monotonic() + _REACH_SECS

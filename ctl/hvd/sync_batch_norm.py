@@ -6,7 +6,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hvd import ops, process
 from ctl.hvd.process_sets import global_process_set
-from ctl.hvd.reducing import has_peers
+from ctl.hvd.reducing import has_peers_in
 
 
 @tf.keras.utils.register_keras_serializable(package="ctl.hvd")
@@ -29,7 +29,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         mean, variance = super()._moments(inputs, *args, **kwargs)
-        if not (process.is_initialized() and has_peers(global_process_set)):
+        if not (process.is_initialized() and has_peers_in(global_process_set)):
             return mean, variance
         mask = kwargs.get("mask", args[-1] if args and tf.is_tensor(args[-1]) else None)
         count = _count(inputs, mask, mean)

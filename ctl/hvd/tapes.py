@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.hvd import ops
 from ctl.hvd.compression import Compression
-from ctl.hvd.optimizers import chosen_groups, variables_of
+from ctl.hvd.optimizers import chosen_groups, optimizer_variables
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 from ctl.hvd.reducing import Reduction, key
 
@@ -113,7 +113,7 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
 ) -> Any:
     """`DistributedGradientTape` whose `local_layers`, a layer or several, are this rank's own."""
-    local = variables_of(local_layers)
+    local = optimizer_variables(local_layers)
     made = DistributedGradientTape(
         gradtape,
         device_dense,

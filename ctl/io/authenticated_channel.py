@@ -62,7 +62,7 @@ class UnprovenError(ChannelError):
     """Who listens there is no process of this job, or did not say so in time."""
 
 
-class RefusedError(ChannelError):
+class ChannelRefusedError(ChannelError):
     """The listener of this job does not want this caller; `again` if it may later."""
 
     def __init__(self, reason: str, *, again: bool = False):
@@ -92,7 +92,7 @@ class Endpoint:
         return mac.digest()
 
 
-Judge = Callable[[dict[str, Any]], RefusedError | None]
+Judge = Callable[[dict[str, Any]], ChannelRefusedError | None]
 
 
 def job_secret(environ: Mapping[str, str] = os.environ) -> bytes:
@@ -340,7 +340,7 @@ def _introduce(connection: socket.socket, endpoint: Endpoint, claim: bytes, unti
     if said is None:
         raise UnprovenError("something else answers there")
     if "refused" in said:
-        raise RefusedError(str(said["refused"]), again=said.get("again") is True)
+        raise ChannelRefusedError(str(said["refused"]), again=said.get("again") is True)
 
 
 def _exactly(connection: socket.socket, count: int, until_secs: float, begins: bytes = b"") -> bytes:

@@ -32,7 +32,9 @@ class Directories:
     sources: tuple[str, ...] = ()
 
 
-def read(model_dir: str = "", environ: Mapping[str, str] = os.environ, mount: str = MOUNT) -> Directories:
+def read_directories(
+    model_dir: str = "", environ: Mapping[str, str] = os.environ, mount: str = MOUNT
+) -> Directories:
     """Flags win: a given `model_dir` is kept, whatever AIP_CHECKPOINT_DIR says."""
     given = {name: environ.get(name, "").strip().rstrip("/") for name in (CHECKPOINTS, LOGS, MODEL)}
     sources = [name for name in (LOGS, MODEL) if given[name]]

@@ -1,6 +1,6 @@
 """The end of the process: the right exit code, everything flushed, no teardown of TensorFlow.
 
-    exit_hook.install()            # scripts: errors of ctl end the process with their exit code
+    exit_hook.install_exit_hook()            # scripts: errors of ctl end the process with their exit code
     raise exit_hook.Exit(0)        # ctl.run: end the process with 0, unless it is caught
 
 TensorFlow's own teardown at interpreter exit is neither quick nor silent. A tf.data iterator waits for
@@ -50,7 +50,7 @@ class Exit(SystemExit):
             atexit.register(_leave, self.code)  # the last to be registered is the first to run
 
 
-def install() -> None:
+def install_exit_hook() -> None:
     """From now on an uncaught error ends this process with its exit code, at once; called again, nothing.
 
     The traceback is printed as before. A script that ends in any other way keeps its exit code, and

@@ -55,7 +55,7 @@ class _QuietImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: Any, path: Any = None, target: Any = None) -> Any:
         if fullname != "tensorflow":
             return None
-        remove()
+        remove_log_filter()
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return None
@@ -81,14 +81,14 @@ def quiet_logs() -> None:
         logging.getLogger("tensorflow").setLevel(logging.WARNING)
 
 
-def install() -> None:
+def install_log_filter() -> None:
     """Makes the coming import of TensorFlow quiet; nothing happens if it came before."""
     if "tensorflow" not in sys.modules and _finder not in sys.meta_path and wanted():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings and below
         sys.meta_path.insert(0, _finder)
 
 
-def remove() -> None:
+def remove_log_filter() -> None:
     """Takes the import hook away again."""
     with contextlib.suppress(ValueError):
         sys.meta_path.remove(_finder)

@@ -83,7 +83,7 @@ class UrlPath:
         return iter([self / name.rstrip("/") for name in names if name.rstrip("/")])
 
     def read_bytes(self) -> bytes:
-        return read(self)
+        return read_file(self)
 
     def write_bytes(self, data: bytes) -> None:
         with _os_errors(self), _gfile().GFile(self.url, "wb") as file:
@@ -172,7 +172,7 @@ class NotAFile(OSError):
     """A pipe, a socket or a device is where a file is expected; to read it could take for ever."""
 
 
-def read(where: AnyPath) -> bytes:
+def read_file(where: AnyPath) -> bytes:
     """All that `blocks` gives."""
     return b"".join(blocks(where))
 

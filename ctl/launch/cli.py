@@ -27,7 +27,7 @@ from ctl.launch.restart_policy import RestartPolicy
 from ctl.launch.supervisor import JobSettings, run_job
 from ctl.supervision import lease
 
-EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
+LAUNCH_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
 _PROGRAM_CURE = (
     "expected a program on PATH or the path of an executable file. A script runs with `-- python script.py`"
 )
@@ -152,10 +152,10 @@ def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]
     if unknown:
         cure = "see `ctl launch --help`; options of the command go after `--`"
         if split == len(argv):
-            cure = f"write the command after `--`: {EXAMPLE}"
+            cure = f"write the command after `--`: {LAUNCH_EXAMPLE}"
         raise UsageError(f"{quoted(unknown[0])} is not an option of the launcher; {cure}")
     if not command:
-        raise UsageError(f"no command came after `--`; expected e.g. {EXAMPLE}")
+        raise UsageError(f"no command came after `--`; expected e.g. {LAUNCH_EXAMPLE}")
     return parsed, command
 
 
@@ -171,7 +171,7 @@ def _launch_parser() -> argparse.ArgumentParser:
         usage="ctl launch [options] -- command [its options]",
         description="Runs a command once per worker, with a TF_CONFIG for each, and starts all of them "
         "again when one is lost.\nThe first to fail decides.",
-        epilog=f"example:\n  {EXAMPLE}",
+        epilog=f"example:\n  {LAUNCH_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
@@ -277,7 +277,7 @@ def _claim_model_dir(command: list[str]) -> None:
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
-        lease.claim(str(model_dir))
+        lease.claim_lease(str(model_dir))
 
 
 def log_dir_of(option: str | None, command: list[str]) -> Path:

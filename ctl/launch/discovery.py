@@ -25,7 +25,7 @@ from ctl.io.console import quoted
 from ctl.launch.hosts import Host, parse_host_lines
 from ctl.launch.process_tree import die_with_parent, kill_group
 
-TIMEOUT_SECS = 30.0
+DISCOVERY_TIMEOUT_SECS = 30.0
 _POLL_INTERVAL_SECS = 1.0  # between two runs of a poller
 _WAIT_SECS = 0.05
 _MAX_OUTPUT_BYTES = 65536
@@ -111,7 +111,7 @@ def find_script(script: str, option: str) -> str:
 
 def run_discovery(
     script: str,
-    timeout_secs: float = TIMEOUT_SECS,
+    timeout_secs: float = DISCOVERY_TIMEOUT_SECS,
     interrupted: Callable[[], bool] = lambda: False,
     slots: int = 1,
 ) -> Discovery:

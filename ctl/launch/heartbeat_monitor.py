@@ -24,7 +24,8 @@ from ctl.distribute.topology import Topology
 from ctl.io import paths
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
-from ctl.supervision.heartbeat import VARIABLE
+from ctl.supervision.beat_file import BeatReader
+from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
 _INTERVAL_SECS = 0.5  # between two checks: many files take time
 _SAVING_SECS = 5.0  # without a change, after which a save counts as dead
@@ -58,8 +59,7 @@ class Hang:
 
 @dataclass
 class _LastBeat:
-    content: bytes = b""
-    changed_secs: float = 0.0  # by our clock
+    reader: BeatReader
     fields: Mapping[str, object] = field(default_factory=dict)
     progressed: object = None
     progressed_secs: float = 0.0
@@ -114,7 +114,7 @@ class HeartbeatMonitor:
     def environ(self, task: Topology) -> dict[str, str]:
         """The variable that names the file of one process."""
         is_off = self._ranks_only and not self._timeouts.heartbeat
-        return {} if is_off else {VARIABLE: str(self.path(task))}
+        return {} if is_off else {HEARTBEAT_VARIABLE: str(self.path(task))}
 
     def close(self) -> None:
         """Deletes the files if they are temporary."""
@@ -184,11 +184,10 @@ class HeartbeatMonitor:
         except OSError:
             return
         now = self._clock()
-        new = _LastBeat(changed_secs=now, progressed_secs=now)
+        new = _LastBeat(BeatReader(self._clock), progressed_secs=now)
         seen = self._seen.setdefault(log_name(task), new)
-        if content == seen.content:
+        if not seen.reader.read(content):
             return
-        seen.content, seen.changed_secs = content, now
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(content)
             seen.fields = fields if isinstance(fields, dict) else {}
@@ -203,7 +202,7 @@ class HeartbeatMonitor:
         for task in tasks:
             self.read(task)
             seen = self._seen.get(log_name(task))
-            if seen and seen.phase == "saving" and self._clock() < seen.changed_secs + _SAVING_SECS:
+            if seen and seen.phase == "saving" and seen.reader.silent_secs < _SAVING_SECS:
                 return True
         return False
 
@@ -219,7 +218,7 @@ class HeartbeatMonitor:
 
     def _silence(self, task: Topology, now: float, is_stopped: bool) -> Hang | None:
         seen, limits = self._seen[log_name(task)], self._timeouts
-        silent = now - seen.changed_secs
+        silent = seen.reader.silent_secs
         known = seen.step is not None and not self._ranks_only
         last = f" (last at step {seen.step})" if known else ""
         if limits.heartbeat and silent >= self._patience(seen, now, is_stopped):

@@ -56,7 +56,7 @@ def _switch(name: str) -> tuple[Flag, Flag]:
     return Flag(f"--{name}", key), Flag(f"--no-{name}", key, sets=False)
 
 
-GROUPS: dict[str, tuple[Flag, ...]] = {
+OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
     "the job": (
         Flag("-np --num-proc", "num_proc", "how many processes; elastic: how many before it begins",
              whole_number(1, 1024), "N"),
@@ -143,7 +143,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _ignored("--thread-affinity", whole_number(0)), _ignored("--gloo-timeout-seconds", whole_number(0)),
     ),
 }  # fmt: skip
-FLAGS = {name: flag for group in GROUPS.values() for flag in group for name in flag.names.split()}
+FLAGS = {name: flag for group in OPTION_GROUPS.values() for flag in group for name in flag.names.split()}
 _SHORT = tuple(name for name in FLAGS if len(name) == 2)  # as in -p2222
 
 
@@ -187,7 +187,7 @@ def put_option(options: dict[str, Any], flag: Flag, name: str, values: list[Any]
 
 def meaningless(options: Options) -> list[str]:
     """The options that were given and have no meaning here, by their first names."""
-    firsts = {f.key: f.names.split()[0] for f in reversed(GROUPS["meaningless"])}
+    firsts = {f.key: f.names.split()[0] for f in reversed(OPTION_GROUPS["meaningless"])}
     return [name for key, name in firsts.items() if options[key] is not None][::-1]
 
 
@@ -195,7 +195,7 @@ def ctlrun_help() -> str:
     """The text of --help."""
     lines = ["usage: ctlrun [options] command [its options]", ""]
     lines += ["Runs a command once per rank, for scripts with `import ctl.hvd as hvd`.", ""]
-    for title, group in GROUPS.items():
+    for title, group in OPTION_GROUPS.items():
         lines.append(f"{_TITLES.get(title, title)}:")
         if title == "meaningless":
             lines += [*(f"  {flag.names}" for flag in group), ""]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ctl.launch.hosts import Host
-from ctl.launch.restart_policy import RETRY_SECS, doubled_secs
+from ctl.launch.restart_policy import RESTART_PAUSE_SECS, doubled_secs
 
 REMOVED, ADDED = 1, 2  # what has changed; both may have
 _FORGET_SECS = 3600.0  # a failure so long ago does not count
@@ -75,7 +75,7 @@ class HostHealth:
     def _delay_secs(self, failures: int) -> float:
         """After the next failure of a host that has had so many."""
         if self.cooldown is None:
-            return RETRY_SECS[failures] if failures < len(RETRY_SECS) else math.inf
+            return RESTART_PAUSE_SECS[failures] if failures < len(RESTART_PAUSE_SECS) else math.inf
         least, most = self.cooldown
         return min(most, doubled_secs(least, failures + 1, most) + random.random() * least)
 

@@ -21,7 +21,7 @@ from ctl.io.console import say
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
-from ctl.launch.restart_policy import RETRY_SECS
+from ctl.launch.restart_policy import RESTART_PAUSE_SECS
 from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
 
 _POLL_SECS = 0.05
@@ -226,17 +226,17 @@ class Monitor:
     def _plan(self, end: ProcessExit) -> None:
         index = end.task.task_index
         count = self._num_starts.get(index, 0)
-        if count == len(RETRY_SECS):
+        if count == len(RESTART_PAUSE_SECS):
             say(
                 f"{task_name(end.task)} ended with {end} after {count} new starts; the job goes on "
                 f"without it; its log is {self.log_dir / log_name(end.task)}"
             )
             return
         self._num_starts[index] = count + 1
-        self._due[index] = (time.monotonic() + RETRY_SECS[count], end)
+        self._due[index] = (time.monotonic() + RESTART_PAUSE_SECS[count], end)
         say(
             f"{task_name(end.task)} ended with {end}; the job goes on, and it is started again in "
-            f"{RETRY_SECS[count]:g} s ({count + 1} of {len(RETRY_SECS)})"
+            f"{RESTART_PAUSE_SECS[count]:g} s ({count + 1} of {len(RESTART_PAUSE_SECS)})"
         )
 
     def _start_again(self) -> None:

@@ -16,7 +16,7 @@ from ctl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USAGE
 LONGEST_DELAY_SECS = 60.0
 STUCK_ATTEMPTS = 3  # that failed alike and without progress: no more
 OUT_OF_MEMORY_ATTEMPTS = 2
-RETRY_SECS = (1.0, 2.0, 4.0)  # before a single process or host is tried again; then no more
+RESTART_PAUSE_SECS = (1.0, 2.0, 4.0)  # before a single process or host is tried again; then no more
 
 # Why an attempt failed.
 ERROR = "error"  # the process's own: a crash, a hang, a lost peer

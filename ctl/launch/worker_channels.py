@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import Listener, RefusedError
+from ctl.io.authenticated_channel import ChannelRefusedError, Listener
 from ctl.io.json_lines import JsonLines
 
 PURPOSE, IDENTITY = "elastic", "launcher"
@@ -80,8 +80,8 @@ class WorkerChannels:
             self._events.put((worker, {"gone": True}))
 
 
-def _refuse_claim(claim: dict[str, Any]) -> RefusedError | None:
+def _refuse_claim(claim: dict[str, Any]) -> ChannelRefusedError | None:
     worker = claim.get("worker")
     if isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0:
         return None
-    return RefusedError(f"worker {worker!r} came; expected its number")
+    return ChannelRefusedError(f"worker {worker!r} came; expected its number")

@@ -9,9 +9,9 @@ from typing import IO
 from ctl.metrics.console_text import (
     duration,
     farewell,
-    header,
     metric_words,
     rate_words,
+    run_header,
     setting_words,
     short_rate,
 )
@@ -65,7 +65,7 @@ class LiveConsole:
         self._stop()
         self._pace = Pace(self._clock, event.step, event.total_steps)
         self._values, self._saved_step, self._ended = {}, None, False
-        self._console.print(header(event))
+        self._console.print(run_header(event))
         ours = self._console.file is sys.stdout  # then print() goes above the bar
         self._live = live = Live(
             console=self._console,

@@ -7,9 +7,9 @@ from typing import IO
 from ctl.metrics.console_text import (
     duration,
     farewell,
-    header,
     metric_words,
     rate_words,
+    run_header,
     setting_words,
     short_rate,
 )
@@ -58,7 +58,7 @@ class PlainConsole:
         elif isinstance(event, Started):
             self._pace = Pace(self._clock, event.step, event.total_steps)
             self._ended = False
-            self._block(header(event))
+            self._block(run_header(event))
         elif isinstance(event, Saved):
             self._line(f"saved ckpt step {event.step}")
         elif isinstance(event, Ended) and not self._ended:

@@ -65,7 +65,7 @@ def setting_words(values: Mapping[str, float]) -> list[str]:
     return [f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values]
 
 
-def header(started: Started) -> Group:
+def run_header(started: Started) -> Group:
     """What runs, on what, with which weights."""
     rows = parameter_rows(started.info.parameters, _MOST_PARAMETER_ROWS)
     weights = Table.grid(padding=(0, 2, 0, 0))

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.errors import UsageError
 
-POLICIES = ("stop", "skip", "rollback")
+NONFINITE_POLICIES = ("stop", "skip", "rollback")
 MESSAGE = "loss or gradient is not finite"
 SKIPPED = "skipped_steps"  # the name under which steps that were left out are counted
 _FLAGS = re.compile(r"\[(\d+(?: \d+)*)\] \[(\d+(?: \d+)*)\]")
@@ -20,8 +20,8 @@ _FLAGS = re.compile(r"\[(\d+(?: \d+)*)\] \[(\d+(?: \d+)*)\]")
 
 def check_policy(policy: str) -> None:
     """Raises UsageError for another word than those of `POLICIES`."""
-    if policy not in POLICIES:
-        raise UsageError(f"on_nonfinite is {policy!r}; expected one of {', '.join(POLICIES)}.")
+    if policy not in NONFINITE_POLICIES:
+        raise UsageError(f"on_nonfinite is {policy!r}; expected one of {', '.join(NONFINITE_POLICIES)}.")
 
 
 def flag_of(loss: tf.Tensor) -> tf.Tensor:
@@ -57,7 +57,7 @@ def stop_unless(holds: tf.Tensor, found: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.Assert(condition=holds, data=[MESSAGE, loss, gradient], summarize=10_000)
 
 
-def tell(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None:
+def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None:
     """Prints, from the graph of the first replica, that the step after `step` is left out."""
     context = tf.distribute.get_replica_context()
     elsewhere = tf.not_equal(context.replica_id_in_sync_group, 0)

@@ -32,7 +32,7 @@ def found_in(thing: Any) -> list[Any]:
     return []
 
 
-def results(metrics: Mapping[str, Any]) -> dict[str, float]:
+def metric_results(metrics: Mapping[str, Any]) -> dict[str, float]:
     """name -> metric becomes name -> number; several numbers of one metric become name/0, name/1, ...
 
     A sum over replicas and workers for each variable: to be called on all workers alike.

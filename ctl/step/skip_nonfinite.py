@@ -11,7 +11,7 @@ class Skipping:
     """What `skip` and `rollback` need in the trace of a step; nothing is traced for `stop`.
 
     Args:
-      policy: () -> a word of finiteness.POLICIES.
+      policy: () -> a word of finiteness.NONFINITE_POLICIES.
       statistics: () -> the variables that a step changes besides what `minimize` updates.
       counter: completed steps, for the message; None in an evaluation.
     """
@@ -47,5 +47,5 @@ class Skipping:
         for variable, value in before:
             variable.assign(tf.where(good, variable, value))
         if self._counter is not None:
-            finiteness.tell(good, updates[0][1], self._counter)
+            finiteness.warn_of_skipped(good, updates[0][1], self._counter)
         return totals.left_out(packed, good)

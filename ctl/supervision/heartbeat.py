@@ -14,14 +14,14 @@ import faulthandler
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from ctl.errors import EXIT_RETRY
+from ctl.io import paths
+from ctl.supervision.beat_file import Beats
 
-VARIABLE = "CTL_HEARTBEAT"
+HEARTBEAT_VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
 COMPILING = "compiling"  # the first steps, with what TensorFlow does before them
 _LEAST_SECS = {  # --step_timeout_secs is for steps; these take longer
@@ -60,15 +60,15 @@ class Heartbeat:
         self._limit_secs = 0.0
         self._look: Callable[[], int] | None = None
         self._seen = -1  # what `look` said last
-        self._thread: threading.Thread | None = None
+        self._beats: Beats | None = None
 
     def start(self) -> None:
         """Begins to beat, if somebody wants to know; a second call does nothing."""
-        self._path = self._path or os.environ.get(VARIABLE)
-        if (self._path is not None or self._limit_secs) and self._thread is None:
+        self._path = self._path or os.environ.get(HEARTBEAT_VARIABLE)
+        if (self._path is not None or self._limit_secs) and self._beats is None:
             self._write()
-            self._thread = threading.Thread(target=self._beat, name="ctl-heartbeat", daemon=True)
-            self._thread.start()
+            self._beats = Beats(self._beat, secs=self._beat_secs, name="ctl-heartbeat")
+            self._beats.start()
 
     def reached(self, step: int) -> None:
         """`step` steps are complete."""
@@ -123,12 +123,10 @@ class Heartbeat:
             self._write()
 
     def _beat(self) -> None:
-        while True:
-            time.sleep(self._beat_secs)
-            self._write()
-            limit_secs = self._limit_secs and max(self._limit_secs, _LEAST_SECS.get(self.phase, 0.0))
-            if limit_secs and time.time() - self._progressed > limit_secs and self._hangs():
-                self._give_up(limit_secs)
+        self._write()
+        limit_secs = self._limit_secs and max(self._limit_secs, _LEAST_SECS.get(self.phase, 0.0))
+        if limit_secs and time.time() - self._progressed > limit_secs and self._hangs():
+            self._give_up(limit_secs)
 
     def _hangs(self) -> bool:
         look = self._look
@@ -158,7 +156,6 @@ class Heartbeat:
     def _write(self) -> None:
         if self._path is None:
             return
-        path = Path(self._path)
         content = {
             "pid": os.getpid(),
             "step": self.step,
@@ -166,10 +163,8 @@ class Heartbeat:
             "beat": time.time(),
             "progressed": self._progressed,
         }
-        temporary = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(temporary, path)
+            paths.write_whole(paths.path(self._path), json.dumps(content))
 
 
 here = Heartbeat()

@@ -3,11 +3,10 @@
     with Lease("/tmp/m/LOCK").held(step=lambda: 0):       # the chief, while it trains
         ...                                               # refused while another one lives
     lease = Lease("/tmp/m/LOCK")                          # anybody else
-    holder = lease.read()
-    holder is not None and lease.is_alive(holder)
+    (holder := lease.read()) and lease.is_alive(holder)
 
 A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning up.
-A frozen holder that another one replaced finds out before it writes (`check`), and ends. Pure Python.
+A frozen holder that was replaced finds out before it writes (`check`), and ends.
 """
 
 import atexit
@@ -23,21 +22,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ctl.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    CtlError,
-    LeaseLostError,
-    Stopped,
-    UsageError,
-)
+from ctl import errors
+from ctl.errors import EXIT_DONE, CtlError, LeaseLostError, Stopped, UsageError
 from ctl.io import paths
+from ctl.supervision.beat_file import Beats
 from ctl.supervision.process_identity import namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
-NAME = "LOCK"
+LOCK_NAME = "LOCK"
 STALE_SECS = 60.0
 _BEAT_SECS = 5.0
 _PROOF_BEATS = 3  # what a lease with an old beat gets at first sight: clocks of machines differ
@@ -128,7 +120,7 @@ class Lease:
     def _read(self) -> Holder | None:
         """The same; raises OSError where there is a file that the disk does not give."""
         try:
-            content = json.loads(paths.read(self._path))
+            content = json.loads(paths.read_file(self._path))
             known = {f.name for f in fields(Holder)}
             holder = Holder(**{k: v for k, v in content.items() if k in known})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
@@ -265,10 +257,10 @@ class Lease:
 
         def left() -> None:  # a signal ended the process before the first step
             self._ended.set()
-            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=EXIT_PREEMPTED)
+            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=errors.EXIT_PREEMPTED)
 
         atexit.register(left)
-        beats = threading.Thread(target=self._beat, args=(mine, step), name="ctl-lease", daemon=True)
+        beats = Beats(lambda: self._beat(mine, step), secs=self._beat_secs, name="ctl-lease")
         beats.start()
         reason, code = "done", EXIT_DONE
         try:
@@ -278,20 +270,21 @@ class Lease:
             raise
         finally:
             atexit.unregister(left)
+            beats.stop()
             self._ended.set()
             self._write(mine, state=ENDED, reason=reason, exit_code=code, step=step())
 
-    def _beat(self, mine: Holder, step: Callable[[], int]) -> None:
-        while not self._ended.wait(self._beat_secs):
-            try:
-                self.check_now()
-            except LeaseLostError:
-                self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
-                return
-            except OSError as e:
-                self._warn(e)
-                continue
+    def _beat(self, mine: Holder, step: Callable[[], int]) -> bool:
+        """Whether to beat on."""
+        try:
+            self.check_now()
             self._write(mine, step=step())
+        except LeaseLostError:
+            self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
+            return False
+        except OSError as e:
+            self._warn(e)
+        return True
 
     def _write(self, mine: Holder, **changes: object) -> None:
         if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
@@ -323,13 +316,13 @@ def holding(
     model_dir: str | None, step: Callable[[], int]
 ) -> contextlib.AbstractContextManager[Lease | None]:
     """Holds the lease of a model_dir; does nothing without one."""
-    return Lease(paths.path(model_dir) / NAME).held(step) if model_dir else contextlib.nullcontext()
+    return Lease(paths.path(model_dir) / LOCK_NAME).held(step) if model_dir else contextlib.nullcontext()
 
 
-def claim(model_dir: str | None) -> None:
+def claim_lease(model_dir: str | None) -> None:
     """Raises UsageError while another training lives in a model_dir; see `Lease.claim`."""
     if model_dir:
-        Lease(paths.path(model_dir) / NAME).claim()
+        Lease(paths.path(model_dir) / LOCK_NAME).claim()
 
 
 def _known_dead() -> set[str]:
@@ -395,6 +388,6 @@ def _reason_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, Stopped):
         return "stopped by a signal", error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "stopped by Ctrl-C", EXIT_INTERRUPTED
-    code = error.exit_code if isinstance(error, CtlError) else EXIT_FAILED
+        return "stopped by Ctrl-C", errors.EXIT_INTERRUPTED
+    code = error.exit_code if isinstance(error, CtlError) else errors.EXIT_FAILED
     return f"failed: {type(error).__name__}", code

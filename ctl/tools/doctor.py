@@ -37,15 +37,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--no_network", action="store_true", help="resolve no names, try no ports")
     options = parser.parse_args(list(argv))
-    seen = look(os.environ, network=not options.no_network)
+    seen = diagnose(os.environ, network=not options.no_network)
     try:
-        print(json.dumps(seen, indent=1) if options.json else text_of(seen), flush=True)
+        print(json.dumps(seen, indent=1) if options.json else diagnosis_text(seen), flush=True)
     except BrokenPipeError:  # `ctl doctor | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_USAGE if seen["problems"] else EXIT_DONE
 
 
-def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
+def diagnose(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     """Everything that `ctl doctor` prints, JSON-able; `network` resolves peers and tries the port."""
     problems: list[str] = []
     seen: dict[str, Any] = {
@@ -60,12 +60,12 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
     try:
         seen |= _place(environ)
         if network:
-            me = detection.read(environ).without_servers()
+            me = detection.read_topology(environ).without_servers()
             seen["notes"] = [*seen["notes"], *_nameless(me)]
-            own_port.check(me)
+            own_port.check_port_is_free(me)
     except UsageError as e:
         problems.append(str(e))
-    where = directories.read("", environ)
+    where = directories.read_directories("", environ)
     problems += _unwritable(where.model_dir) + _unwritable(where.model)
     seen["directories"] = {
         "model_dir": where.model_dir,
@@ -85,7 +85,7 @@ def look(environ: Mapping[str, str], *, network: bool = True) -> dict[str, Any]:
 
 
 def _place(environ: Mapping[str, str]) -> dict[str, Any]:
-    whole = detection.read(environ)
+    whole = detection.read_topology(environ)
     me = whole.without_servers()
     trains = me.task_type in TRAINING_TYPES
     return {
@@ -158,7 +158,7 @@ def _inside(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else ""
 
 
-def text_of(seen: Mapping[str, Any]) -> str:
+def diagnosis_text(seen: Mapping[str, Any]) -> str:
     """The same for people."""
     rows = [("platform", seen["platform"])]
     if seen["sources"]:

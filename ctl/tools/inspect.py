@@ -17,7 +17,7 @@ from ctl.checkpoints.retention import Keep
 from ctl.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, CheckpointError, ReadError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
-from ctl.supervision.lease import NAME, Lease
+from ctl.supervision.lease import LOCK_NAME, Lease
 
 _NOT_CHECKED = "not checked"
 
@@ -34,17 +34,17 @@ def main(argv: Sequence[str]) -> int:
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        seen = look(directory, verify=options.verify, best=options.best)
+        seen = inspect_run(directory, verify=options.verify, best=options.best)
     except OSError as e:
         print(f"ctl inspect: {options.model_dir!r} cannot be read: {e}.", file=sys.stderr)
         return EXIT_USAGE
     if not options.variables:
         seen.pop("variables")
-    print(json.dumps(seen, indent=1) if options.json else text_of(seen, time.time()))
+    print(json.dumps(seen, indent=1) if options.json else inspection_text(seen, time.time()))
     return EXIT_FAILED if options.verify and _is_damaged(seen) else EXIT_DONE
 
 
-def look(directory: AnyPath, *, verify: bool = False, best: str | None = None) -> dict[str, Any]:
+def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = None) -> dict[str, Any]:
     """What is in a checkpoints directory, JSON-able; `verify` reads every file."""
     found, faults = commit.survey(directory)
     winner = Keep(best=best).best_of([m for _, m in found]) if best else None
@@ -54,7 +54,7 @@ def look(directory: AnyPath, *, verify: bool = False, best: str | None = None) -
     listed = {row["path"] for row in rows}
     entries = list[AnyPath](directory.iterdir())
     aside = directory / commit.DAMAGED
-    holder = Lease(directory.parent / NAME) if not paths.is_url(str(directory)) else None
+    holder = Lease(directory.parent / LOCK_NAME) if not paths.is_url(str(directory)) else None
     who = holder.read() if holder else None
     return {
         "directory": str(directory),
@@ -76,7 +76,7 @@ def look(directory: AnyPath, *, verify: bool = False, best: str | None = None) -
     }
 
 
-def text_of(seen: dict[str, Any], now: float) -> str:
+def inspection_text(seen: dict[str, Any], now: float) -> str:
     """The same for a terminal; `now` is the Unix time in seconds."""
     rows = seen["checkpoints"]
     head = ["step", "saved", "size", "files", "verified", "best", "metrics"]

@@ -143,7 +143,7 @@ class CallbackRunner:
         trainer = self._trainer
         if decision.directory is None and trainer.model_dir is None:
             raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
-        export_lib.check(trainer.model, decision.export)
+        export_lib.check_formats(trainer.model, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
         export_lib.export(trainer.model, directory, decision.export, trainer.topology, served)

@@ -18,6 +18,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, ReadError, UsageError
 from ctl.io import paths
+from ctl.supervision.beat_file import BeatReader, Beats
 from ctl.supervision.lease import ENDED, Holder, Lease
 from ctl.training import validation
 from ctl.training.trainer_protocol import TrainerProtocol
@@ -78,19 +79,16 @@ class Evaluated:
     @contextlib.contextmanager
     def beating(self, step: int, beat_secs: float = BEAT_SECS) -> Iterator[None]:
         """While a checkpoint is evaluated, the file says so every few seconds: somebody may wait."""
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(beat_secs):
-                self._write({"evaluating": step, "beat": time.time()})
-
-        thread = threading.Thread(target=beat, name="ctl-evaluating", daemon=True)
-        thread.start()
+        beats = Beats(
+            lambda: self._write({"evaluating": step, "beat": time.time()}),
+            secs=beat_secs,
+            name="ctl-evaluating",
+        )
+        beats.start()
         try:
             yield
         finally:
-            over.set()
-            thread.join()
+            beats.stop(wait=True)
 
     def _write(self, more: dict[str, Any]) -> None:
         text = json.dumps({"evaluated": self._done, **more}) + "\n"
@@ -129,14 +127,13 @@ def wait_for_evaluator(
     if newest is None or newest in Evaluated(path):
         return newest is not None
     _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
-    since, seen = clock(), ""
-    while clock() - since < patience_secs:
+    reader = BeatReader(clock)
+    while reader.silent_secs < patience_secs:
         done = Evaluated(path)
         if newest in done:
             sleep(_CLOSING_SECS)
             return True
-        if done.content != seen:
-            since, seen = clock(), done.content
+        reader.read(done.content)
         sleep(POLL_SECS)
     _log.warning(
         "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",

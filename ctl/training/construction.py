@@ -33,7 +33,7 @@ def strategy_of(
         return config.strategy
     if flags is None:
         flags = {n: v for n, v in dataclasses.asdict(config).items() if n not in _MAY_DIFFER}
-    return strategies.make(
+    return strategies.make_strategy(
         config.strategy,
         devices=config.devices,
         num_virtual_devices=config.num_virtual_devices,

@@ -24,8 +24,8 @@ def explained(
     if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
         who = finiteness.described(text, topology.num_replicas, topology.num_workers)
         return NonFiniteError(
-            f"Step {step + 1}: {who}. The step was not applied; {newest(manager)}. Look at the loss for "
-            "logarithms and divisions, lower the learning rate, or clip with self.gradients = "
+            f"Step {step + 1}: {who}. The step was not applied; {newest_step_phrase(manager)}. Look at "
+            "the loss for logarithms and divisions, lower the learning rate, or clip with self.gradients = "
             "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out, "
             "--on_nonfinite=rollback goes back to the checkpoint and on with other data."
         )
@@ -33,7 +33,7 @@ def explained(
         return OutOfMemory(
             f"Step {step + 1}: out of memory ({_first_line(text, _MEMORY_WORDS)}). global_batch_size is "
             f"{batch_size}, {-(-batch_size // topology.num_replicas)} on each of {topology.num_replicas} "
-            f"replicas; {newest(manager)}. Try a smaller --global_batch_size, or "
+            f"replicas; {newest_step_phrase(manager)}. Try a smaller --global_batch_size, or "
             "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
             "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."
         )
@@ -66,7 +66,7 @@ def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
     return error
 
 
-def newest(manager: Any) -> str:
+def newest_step_phrase(manager: Any) -> str:
     """Which checkpoint is the newest, as part of a sentence."""
     kept: list[int] = getattr(manager, "steps", list)()
     return f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"

@@ -28,13 +28,13 @@ from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
+def evaluate_session(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
     """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
     exit_barrier.disarm()
     validation.methods(trainer, "evaluate")
     loop = eval_loop(trainer, session)
     with _together(session.agreement):
-        batches = input_pipeline.open_eval(trainer)
+        batches = input_pipeline.open_eval_batches(trainer)
     with keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
         is_chief = trainer.topology.is_chief
         packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
@@ -42,7 +42,7 @@ def evaluate(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.full(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
-        means |= keras_metrics.results(loop.totals.metrics)
+        means |= keras_metrics.metric_results(loop.totals.metrics)
     validation.best_is_known(session.manager, means)
     validation.reported_is_known(trainer.extra_writers, means)
     if session.running is not None:
@@ -58,18 +58,18 @@ def is_due(trainer: TrainerProtocol) -> bool:
     return written and trainer.intervals.evaluate != Every()
 
 
-def check(trainer: TrainerProtocol, session: Session) -> None:
+def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
     """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
     if not is_due(trainer):
         return
-    batches, several = input_pipeline.open_eval(trainer), trainer.topology.num_workers > 1
+    batches, several = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
     if not several and not validation.names_matter(trainer, session.manager):
         return
     loop = eval_loop(trainer, session)
     validation.evaluated_names(trainer, session.manager, loop.names(batches))
 
 
-def report(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
+def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
     """Tells the writers about an evaluation outside a run."""
     writers = run_metadata.writers_of(trainer)
     writers.write(session.step, means, "eval")

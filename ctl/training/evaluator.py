@@ -17,7 +17,7 @@ from ctl.io import paths
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended
 from ctl.supervision import signals
-from ctl.supervision.lease import NAME, Lease
+from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.supervision.process_identity import process_started
 from ctl.training import evaluation
 from ctl.training.checkpoint_follower import Evaluated, Following
@@ -40,7 +40,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
     place, watched = paths.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
-        watched, Lease(place / NAME), Evaluated(place / EVALUATED), born=process_started()
+        watched, Lease(place / LOCK_NAME), Evaluated(place / EVALUATED), born=process_started()
     )
     means: dict[str, float] = {}
     received = prepared.signals = signals.Signals()
@@ -49,7 +49,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         watched.restore(prepared.state, manifest.step)
         means.clear()
         try:
-            means.update(evaluation.evaluate(trainer, prepared))
+            means.update(evaluation.evaluate_session(trainer, prepared))
         except Interrupted:
             raise _stopped(received, following) from None
 

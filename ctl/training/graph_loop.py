@@ -88,7 +88,10 @@ class StepLoop:
     def names(self, batches: Batches) -> list[str]:
         """What a step returns, from its trace for such batches; nothing is run. For all workers."""
         self.trace(batches)
-        return [*(n for n in self.totals.names if n != ROWS), *keras_metrics.results(self.totals.metrics)]
+        return [
+            *(n for n in self.totals.names if n != ROWS),
+            *keras_metrics.metric_results(self.totals.metrics),
+        ]
 
     def communicates(self, batches: Batches) -> bool:
         """Whether workers wait for each other within a call of `run`, from the trace."""

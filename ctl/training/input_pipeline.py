@@ -15,7 +15,7 @@ from ctl.training.trainer_protocol import TrainerProtocol
 _log = logging.getLogger("ctl")
 
 
-def open_train(
+def open_train_batches(
     trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
 ) -> tuple[int | None, Batches]:
     """The step to stop at (None: when the data ends), and the batches from where the session is.
@@ -58,7 +58,7 @@ def _open_batches(
                 "train_data_fn gives each worker's part of batches in step, and workers of parameter "
                 "servers go at their own speed. Write train_data, with global batches."
             )
-        return per_worker.open_train(
+        return per_worker.open_train_per_worker(
             trainer.train_data,
             trainer.strategy,
             start_examples=session.examples,
@@ -75,7 +75,7 @@ def _open_batches(
             total=session.agreement.sum,
             **where,
         )
-    return pipeline.open_train(
+    return pipeline.open_train_data(
         trainer.train_data,
         trainer.strategy,
         trainer.topology,
@@ -88,9 +88,9 @@ def _open_batches(
     )
 
 
-def open_eval(trainer: TrainerProtocol) -> Batches:
+def open_eval_batches(trainer: TrainerProtocol) -> Batches:
     """One pass over the examples to evaluate; looked at closely for the first time only."""
-    opened = pipeline.open_eval(
+    opened = pipeline.open_eval_data(
         trainer.eval_data,
         strategies.local(trainer.strategy),
         trainer.topology,

@@ -68,7 +68,7 @@ class Interval:
     def means(self) -> dict[str, float]:
         """Means over the interval, after `fetch`; on all workers alike, as metrics are summed."""
         means = self._totals.means(self._fetched) if self._fetched is not None else {}
-        return means | keras_metrics.results(self._totals.metrics)
+        return means | keras_metrics.metric_results(self._totals.metrics)
 
     def sums(self) -> np.ndarray | None:
         """What was fetched so far, to be handed to `means_since`."""
@@ -79,7 +79,7 @@ class Interval:
         if self._fetched is None:
             return {}
         means = self._totals.means(self._fetched if before is None else self._fetched - before)
-        return means | keras_metrics.results(self._totals.metrics)
+        return means | keras_metrics.metric_results(self._totals.metrics)
 
     def num_examples(self) -> float:
         """Examples that were seen, after `fetch`."""

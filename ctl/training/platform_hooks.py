@@ -17,7 +17,7 @@ from ctl.training import checkpoint_follower, evaluator, validation
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepare(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
+def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
     """Before anything is built; `hypertune` is a metric of the evaluation, or empty.
 
     Raises UsageError where nothing is evaluated, or no model can be copied to the platform's place.
@@ -67,7 +67,7 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
     assert trainer.model_dir is not None  # `_check_model_directory` has seen to it
     source = paths.path(trainer.model_dir) / "export" / "saved_model"
     try:
-        paths.copy_tree(source, paths.path(places.model), last=export.MARK)
+        paths.copy_tree(source, paths.path(places.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
         raise CtlError(
             f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "
@@ -75,7 +75,7 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
         ) from e
 
 
-def wait_for_evaluator(trainer: TrainerProtocol, me: Topology) -> None:
+def let_evaluator_finish(trainer: TrainerProtocol, me: Topology) -> None:
     """After a training, on the chief, where its end is everybody's.
 
     `me` is the cluster as the platform told it, before TF_CONFIG was written anew for TensorFlow.

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
-from ctl.checkpoints.tracked_state import State, collect, is_model, statistics_of
+from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import collective_debug, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -30,11 +30,11 @@ def prepared(trainer: TrainerProtocol) -> Session:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
         with heartbeat.here.limited(trainer.step_timeout_secs):
-            trainer._session = prepare(trainer, watched or trainer._checkpoints)
+            trainer._session = prepare_session(trainer, watched or trainer._checkpoints)
     return trainer._session
 
 
-def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
+def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
     if not validation.is_written(trainer, "build"):
         validation.methods(trainer, "train")
@@ -45,7 +45,7 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
         position = SavedIterator() if trainer.data_position == "iterator" else None
     place = trainer.topology
     if trainer.check_collectives:
-        collective_debug.watch(place.num_workers, place.worker_index, trainer.step_variable)
+        collective_debug.watch_collectives(place.num_workers, place.worker_index, trainer.step_variable)
     with strategies.scope(trainer.strategy):
         trainer.build()
         if "on_nonfinite" in trainer.config.given:  # `build` may have made its own Gradients
@@ -58,7 +58,7 @@ def prepare(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> 
     if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
-    state = State(objects, trainer.step_variable, trainer.topology)
+    state = TrackedState(objects, trainer.step_variable, trainer.topology)
     manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)

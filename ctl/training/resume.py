@@ -28,7 +28,7 @@ _log = logging.getLogger("ctl")
 def claim(trainer: TrainerProtocol) -> None:
     """Raises UsageError while another job trains in the trainer's model_dir."""
     if trainer.topology.is_chief:
-        lease.claim(trainer.model_dir)
+        lease.claim_lease(trainer.model_dir)
 
 
 _MAY_DIFFER = ("workers", "replicas", "strategy", "tensorflow", "ctl")  # the numbers stay equal
@@ -107,12 +107,12 @@ def _check_not_deleted(trainer: TrainerProtocol, manager: Any) -> None:
     where = paths.path(trainer.model_dir)
     if manager.directory != where / "checkpoints":
         return
-    holder = lease.Lease(where / lease.NAME).read()
+    holder = lease.Lease(where / lease.LOCK_NAME).read()
     if holder is not None and holder.step > 0:
         raise UsageError(
-            f"{where / lease.NAME} says that a training saved step {holder.step} here, and there is no "
-            f"checkpoint in {manager.directory}. Was it deleted, or is a disk not mounted? Bring it back, "
-            f"or give another --model_dir; to begin at step 0 here, delete {where / lease.NAME}."
+            f"{where / lease.LOCK_NAME} says that a training saved step {holder.step} here, and there is "
+            f"no checkpoint in {manager.directory}. Was it deleted, or is a disk not mounted? Bring it "
+            f"back, or give another --model_dir; to begin at step 0 here, delete {where / lease.LOCK_NAME}."
         )
 
 
@@ -176,7 +176,7 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
     if count > _ROLLBACKS:
         raise NonFiniteError(
             f"Step {step}: went back {_ROLLBACKS} times to the checkpoint of step {back}, each time with "
-            f"other data, and it was of no use; {error_translation.newest(session.manager)}. "
+            f"other data, and it was of no use; {error_translation.newest_step_phrase(session.manager)}. "
             "Lower the learning rate."
         )
     session.at = back

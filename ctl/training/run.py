@@ -33,12 +33,12 @@ def train(
     """One call of `Trainer.train`."""
     exit_barrier.disarm()
     validation.methods(trainer, "train")
-    validation.export(trainer, formats)
+    validation.check_export(trainer, formats)
     validation.data(trainer)
     validation.evaluation(trainer, session.manager)
     with heartbeat.here.limited(trainer.step_timeout_secs):
-        evaluation.check(trainer, session)
-        total, batches = input_pipeline.open_train(trainer, session, steps, epochs)
+        evaluation.check_evaluation(trainer, session)
+        total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
     writers = session.running = run_metadata.writers_of(trainer)
     run = Run(trainer, session, batches, writers, total)
@@ -245,7 +245,7 @@ class Run:
         before = self._session.state.small_values()
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
-                self.metrics = evaluation.evaluate(self._trainer, self._session)
+                self.metrics = evaluation.evaluate_session(self._trainer, self._session)
         except Interrupted:
             self._pending, self._interrupted = owed, True
             return

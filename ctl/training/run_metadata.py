@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from ctl import config
 from ctl.checkpoints.protocol import Manifest
-from ctl.checkpoints.tracked_state import State, collect
+from ctl.checkpoints.tracked_state import TrackedState, collect
 from ctl.data.pipeline import Batches
 from ctl.distribute import parameter_servers, strategies
 from ctl.io import paths
@@ -55,7 +55,7 @@ def log_dir(trainer: TrainerProtocol) -> str:
     return trainer.log_dir or f"{trainer.model_dir}/logs"
 
 
-def run_info(trainer: TrainerProtocol, state: State, batches: Batches) -> RunInfo:
+def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) -> RunInfo:
     """What does not change during a run."""
     place = trainer.topology
     models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
-from ctl.checkpoints.tracked_state import State
+from ctl.checkpoints.tracked_state import TrackedState
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import communication
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -32,7 +32,7 @@ class Session:
       position: of the data's iterator, where that is what is saved.
     """
 
-    state: State
+    state: TrackedState
     manager: CheckpointManager
     agreement: HostAllReduce
     callbacks: CallbackRunner

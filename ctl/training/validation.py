@@ -159,7 +159,7 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
         if isinstance(callback, SaveBest):
             if callback.directory is None and trainer.model_dir is None:
                 raise UsageError(f"{who} needs a place: SaveBest(directory=...), or a model_dir.")
-            export_lib.check(trainer.model, callback.formats)
+            export_lib.check_formats(trainer.model, callback.formats)
 
 
 def has_a_number(optimizer: Any) -> bool:
@@ -317,13 +317,13 @@ def _batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
                 )
 
 
-def export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
+def check_export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
     """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
     if formats and trainer.model_dir is None:
         raise UsageError(
             "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
         )
-    export_lib.check(trainer.model, formats)
+    export_lib.check_formats(trainer.model, formats)
     if "saved_model" in formats:
         export_lib.signatures_of(trainer)
 

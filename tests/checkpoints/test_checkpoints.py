@@ -313,7 +313,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, saved, fresh, error):
         raise error
 
     with pytest.raises(type(error)):
-        commit.write(saved.directory, manifest(fresh, 3), write)
+        commit.write_checkpoint(saved.directory, manifest(fresh, 3), write)
     assert {p.name for p in saved.directory.iterdir()} == {"ckpt-1", "ckpt-2", "ckpt-3"}
     assert restored_step(saved, fresh) == 3
 

@@ -80,11 +80,11 @@ class Moments:
 
 def test_keeping_one_never_leaves_a_moment_with_none(place, monkeypatch):
     manager = ctl.ChiefOnlyCheckpoints(str(place), keep=Keep(newest=1))
-    commit.write(place, manifest(1), writer())
+    commit.write_checkpoint(place, manifest(1), writer())
     seen = []
     moments = Moments(monkeypatch, lambda: seen.append(good(place)))
     for step in (2, 2, 3):  # the same step twice: replaced
-        commit.write(place, manifest(step, metrics={"n": len(seen)}), writer(str(step) * 99))
+        commit.write_checkpoint(place, manifest(step, metrics={"n": len(seen)}), writer(str(step) * 99))
         manager._delete_surplus()
     assert moments.count > 15 and all(seen)
     assert good(place) == [3] and names(place) == ["ckpt-3"]
@@ -97,15 +97,15 @@ def test_a_process_that_dies_anywhere_leaves_a_whole_checkpoint(place, monkeypat
             shutil.rmtree(place) if isinstance(place, Path) and place.exists() else None
             for path, _ in commit.scan(place):
                 commit.discard(path)
-            commit.write(place, manifest(1), writer())
+            commit.write_checkpoint(place, manifest(1), writer())
             Moments(patch, lambda: None, die_at=number)
             patch.setattr(commit, "discard", dying(commit.discard))
             try:
                 for step in (1, 2):
-                    commit.write(place, manifest(step, metrics={"new": 1.0}), writer("y" * 70))
+                    commit.write_checkpoint(place, manifest(step, metrics={"new": 1.0}), writer("y" * 70))
                     for path, m in commit.scan(place):
                         if m.step < step:
-                            commit.remove(path)
+                            commit.remove_checkpoint(path)
                 through = True
             except Died:
                 through = False
@@ -131,12 +131,12 @@ def dying(discard):
 
 
 def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(place, monkeypatch):
-    commit.write(place, manifest(1), writer())
+    commit.write_checkpoint(place, manifest(1), writer())
     with monkeypatch.context() as patch:
         patch.setattr(commit, "mark", lambda *_: (_ for _ in ()).throw(Died))
         patch.setattr(commit, "discard", dying(commit.discard))
         with pytest.raises(Died):
-            commit.write(place, manifest(2), writer())
+            commit.write_checkpoint(place, manifest(2), writer())
     assert good(place) == [1]
     in_place = not paths.has_rename(place)
     assert ("ckpt-2" in names(place)) == in_place
@@ -145,16 +145,16 @@ def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(place
 
 
 def test_deleting_in_an_object_store_takes_the_marker_first(place, monkeypatch):
-    commit.write(place, manifest(1), writer())
+    commit.write_checkpoint(place, manifest(1), writer())
     seen = []
     monkeypatch.setattr(paths, "remove_tree", lambda path: seen.append(good(place)))
-    commit.remove(place / "ckpt-1")
+    commit.remove_checkpoint(place / "ckpt-1")
     assert seen == [[]]
 
 
 def test_a_damaged_one_is_set_aside_under_a_name_that_is_free(place):
     for number in range(3):
-        commit.write(place, manifest(7), writer(str(number) * 9))
+        commit.write_checkpoint(place, manifest(7), writer(str(number) * 9))
         commit.set_aside(place / "ckpt-7")
         assert good(place) == []
     aside = place / commit.DAMAGED
@@ -164,7 +164,7 @@ def test_a_damaged_one_is_set_aside_under_a_name_that_is_free(place):
 
 
 def test_checksums_of_earlier_checkpoints_are_still_compared(place):
-    commit.write(place, manifest(3), writer("abc"))
+    commit.write_checkpoint(place, manifest(3), writer("abc"))
     path = place / "ckpt-3" / commit.MANIFEST
     content = json.loads(path.read_bytes())
     assert content["files"]["state.index"] == {"size": 3, "checksum": "crc32c:364b3fb7"}
@@ -186,13 +186,13 @@ def test_checksums_of_earlier_checkpoints_are_still_compared(place):
 
 def test_a_failing_delete_is_a_warning(place, monkeypatch, caplog):
     for step in (1, 2, 3):
-        commit.write(place, manifest(step), writer())
+        commit.write_checkpoint(place, manifest(step), writer())
     manager = ctl.ChiefOnlyCheckpoints(str(place), keep=Keep(newest=1))
 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(commit, "remove", refuse)
+    monkeypatch.setattr(commit, "remove_checkpoint", refuse)
     manager._delete_surplus()
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 2 and "Cannot delete the old checkpoint" in said[0]
@@ -200,7 +200,7 @@ def test_a_failing_delete_is_a_warning(place, monkeypatch, caplog):
 
 
 def test_what_another_job_has_taken_over_is_left_as_it_is(place):
-    commit.write(place, manifest(4), writer("theirs"))
+    commit.write_checkpoint(place, manifest(4), writer("theirs"))
     manager = ctl.ChiefOnlyCheckpoints(str(place))
 
     def lost():
@@ -256,10 +256,10 @@ def test_every_k_th_stays_for_good(place):
     manager = ctl.ChiefOnlyCheckpoints(str(place), keep=Keep.parse("1,best=loss,every=4"))
     for step in range(1, 11):
         loss = float("nan") if step == 10 else abs(step - 3.0)
-        commit.write(place, manifest(step, metrics={"loss": loss}), writer())
+        commit.write_checkpoint(place, manifest(step, metrics={"loss": loss}), writer())
         manager._delete_surplus()
     assert manager.steps() == [3, 4, 8, 10]
     again = ctl.ChiefOnlyCheckpoints(str(place), keep=manager.keep)  # as after a restart
-    commit.write(place, manifest(11, metrics={"loss": 0.5}), writer())
+    commit.write_checkpoint(place, manifest(11, metrics={"loss": 0.5}), writer())
     again._delete_surplus()
     assert again.steps() == [3, 4, 8, 11]

@@ -6,14 +6,14 @@ import ctl
 import keras
 import numpy as np
 import pytest
-from ctl.checkpoints.name_matching import Ambiguous, pairs
+from ctl.checkpoints.name_matching import Ambiguous, matching_names
 from small_models import Small, every_step
 
 OPTIONS = dict(strategy="default", writers=[], intervals=every_step(save=ctl.Every(steps=2)))
 
 
 def matched(here, there):
-    return pairs({p: p for p in here.split()}, {p: p for p in there.split()})
+    return matching_names({p: p for p in here.split()}, {p: p for p in there.split()})
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_variables_with_one_name_are_paired_by_order_only_where_there_are_as_man
     def of(count):
         return {f"w#{i}": "m/w" for i in range(count)}
 
-    assert pairs(of(2), of(2)) == {"w#0": "w#0", "w#1": "w#1"}
+    assert matching_names(of(2), of(2)) == {"w#0": "w#0", "w#1": "w#1"}
     with pytest.raises(Ambiguous):
-        pairs(of(2), of(3))
+        matching_names(of(2), of(3))
 
 
 class Blocks(Small):

@@ -23,7 +23,7 @@ from ctl.training import resume
 def directory(tmp_path):
     """Checkpoints of steps 1 and 2."""
     for step in (1, 2):
-        commit.write(tmp_path, Manifest(step=step, created=0.0), write)
+        commit.write_checkpoint(tmp_path, Manifest(step=step, created=0.0), write)
     return tmp_path
 
 
@@ -73,7 +73,7 @@ class Failing:
 @pytest.mark.parametrize("ending", ["ckpt-2/manifest.json", "ckpt-2/state.index"])
 def test_an_error_that_passes_costs_nothing(directory, monkeypatch, slept, ending, number, caplog):
     Failing(monkeypatch, ending, 3, number)
-    found = restoring.newest(directory)
+    found = restoring.newest_checkpoint(directory)
     assert found.manifest.step == 2 and not found.damaged
     assert slept == [0.1, 0.2, 0.4]
     assert "Trying again in 0.1 s" in caplog.text and "damaged" not in caplog.text
@@ -86,20 +86,20 @@ def test_an_error_that_stays_is_worth_another_attempt_and_is_no_damage(
 ):
     Failing(monkeypatch, ending, 10**6, number)
     with pytest.raises(ReadError, match="cannot be read") as raised:
-        restoring.newest(directory)
+        restoring.newest_checkpoint(directory)
     assert raised.value.exit_code == 134 and "damaged" not in str(raised.value)
 
 
 def test_an_old_one_that_cannot_be_read_does_not_matter(directory, monkeypatch):
     Failing(monkeypatch, "ckpt-1/manifest.json", 10**6, errno.EIO)
-    found = restoring.newest(directory)
+    found = restoring.newest_checkpoint(directory)
     assert found.manifest.step == 2 and not found.damaged, "damaged ones are set aside"
 
 
 def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_at_step_0(directory, monkeypatch):
     Failing(monkeypatch, "manifest.json", 10**6, errno.EIO)
     with pytest.raises(ReadError, match="cannot be read"):
-        restoring.newest(directory)
+        restoring.newest_checkpoint(directory)
 
 
 class Agreement:
@@ -154,7 +154,7 @@ def test_damage_is_passed_over_with_its_cause_and_at_once(directory, name, conte
     where.unlink()
     if content is not None:
         where.write_bytes(content)
-    found = restoring.newest(directory)
+    found = restoring.newest_checkpoint(directory)
     assert found.manifest.step == 1 and not slept
     [(path, cause)] = found.damaged.items()
     assert path == where.parent and name in cause and cause in caplog.text
@@ -165,7 +165,7 @@ def test_a_pipe_in_place_of_a_file_is_damage_and_does_not_hang(directory, name):
     where = directory / "ckpt-2" / name
     where.unlink()
     os.mkfifo(where)
-    found = restoring.newest(directory)
+    found = restoring.newest_checkpoint(directory)
     assert found.manifest.step == 1
     assert "not a" in found.damaged[where.parent]
     aside = commit.set_aside(where.parent)
@@ -178,7 +178,7 @@ def test_left_overs_are_not_swept_while_nobody_can_tell_what_they_are(directory,
         Failing(patch, "replaced-ckpt-2/manifest.json", 10**6, errno.EIO)
         with pytest.raises(OSError, match="cannot be read"):
             commit.sweep(directory)
-    assert restoring.newest(directory).manifest.step == 2
+    assert restoring.newest_checkpoint(directory).manifest.step == 2
 
 
 def test_tensors_that_cannot_be_read_for_a_moment_are_read_again(tmp_path, monkeypatch, slept):

@@ -105,12 +105,12 @@ def test_the_others_read_and_write_nothing(tmp_path):
 
 
 class Slow:
-    """commit.write that waits to be let go, and counts how many are at work."""
+    """commit.write_checkpoint that waits to be let go, and counts how many are at work."""
 
     def __init__(self, monkeypatch):
         self.go, self.begun, self.at_work, self.most = threading.Event(), threading.Event(), 0, 0
-        self._write = commit.write
-        monkeypatch.setattr(commit, "write", self)
+        self._write = commit.write_checkpoint
+        monkeypatch.setattr(commit, "write_checkpoint", self)
 
     def __call__(self, *arguments, **how):
         self.at_work += 1

@@ -11,7 +11,7 @@ from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
-from ctl.io.authenticated_channel import Endpoint, RefusedError, connect
+from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, connect
 
 SECRET = b"known to this job only"
 CLAIM = {"role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0}
@@ -24,7 +24,7 @@ def called(addresses, rank, claim):
     while True:
         try:
             return connect((host, int(port)), Endpoint(SECRET, "ranks", f"rank {rank}"), claim)
-        except RefusedError:
+        except ChannelRefusedError:
             raise
         except OSError:
             assert time.monotonic() < until_secs
@@ -39,7 +39,7 @@ def waiting(rank, size=3, **settings):
     place = ranks.among(addresses, rank)
     settings = Settings(secret=SECRET, **{"start_timeout": TIMEOUT_SECS} | settings)
     with ThreadPoolExecutor() as pool:
-        met = pool.submit(bootstrap.meet, place, settings, lambda: "over" if over.is_set() else "")
+        met = pool.submit(bootstrap.connect_ranks, place, settings, lambda: "over" if over.is_set() else "")
         try:
             yield addresses
         finally:
@@ -52,12 +52,12 @@ def test_only_higher_ranks_of_the_same_group_are_let_in():
     with waiting(1) as addresses:
         called(addresses, 1, CLAIM).close()
         for rank in (-1, 0, 1, 3, 10**30, True, 2.0, 1.5, "2", None, [2]):
-            with pytest.raises(RefusedError, match="expected one of 2 to 2"):
+            with pytest.raises(ChannelRefusedError, match="expected one of 2 to 2"):
                 called(addresses, 1, CLAIM | {"rank": rank})
         for role in ("x", "", None, 5):
-            with pytest.raises(RefusedError, match="expected one of 2 to 2"):
+            with pytest.raises(ChannelRefusedError, match="expected one of 2 to 2"):
                 called(addresses, 1, CLAIM | {"role": role})
-        with pytest.raises(RefusedError, match="is rank 1, not rank 0"):
+        with pytest.raises(ChannelRefusedError, match="is rank 1, not rank 0"):
             called(addresses, 1, CLAIM | {"role": "control"})
 
 
@@ -67,7 +67,7 @@ def test_only_higher_ranks_of_the_same_group_are_let_in():
 def test_a_rank_of_another_version_number_or_group_is_refused_by_name(what, again):
     with waiting(0) as addresses:
         for role in ("peer", "control"):
-            with pytest.raises(RefusedError, match=f"its {what} is 7") as caught:
+            with pytest.raises(ChannelRefusedError, match=f"its {what} is 7") as caught:
                 called(addresses, 0, CLAIM | {"role": role, what: 7})
             assert caught.value.again is again
 
@@ -77,7 +77,7 @@ def test_a_rank_is_not_taken_for_another_one():
     with waiting(0) as addresses:
         wrong = ranks.among([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
-            bootstrap.meet(wrong, Settings(secret=SECRET, start_timeout=2.0))
+            bootstrap.connect_ranks(wrong, Settings(secret=SECRET, start_timeout=0.5))
 
 
 def test_a_silent_listener_does_not_hold_a_rank_up(monkeypatch):

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ctl.collectives import arithmetic, requests, settings
-from ctl.collectives.frames import Channel, Inbox, Lost, packed
+from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.table import Table
@@ -68,7 +68,7 @@ def test_rows_are_dealt_as_equally_as_can_be(rows, count):
 @given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers()), st.binary(max_size=300)), max_size=5),
        st.integers(1, 40))  # fmt: skip
 def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, step):
-    data = b"".join(b"".join(packed(header, payload)) for header, payload in messages)
+    data = b"".join(b"".join(packed_message(header, payload)) for header, payload in messages)
     inbox, found = Inbox(), []
     for start in range(0, len(data), step):
         inbox._bytes += data[start : start + step]
@@ -173,7 +173,7 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
     )
 )
 def test_objects_come_back_with_their_types(thing):
-    back = packing.unpacked(packing.packed(thing))
+    back = packing.unpacked(packing.packed_arrays(thing))
     assert back == thing and kinds(back) == kinds(thing)
 
 
@@ -181,7 +181,7 @@ def test_objects_come_back_with_their_types(thing):
     "thing", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
 )
 def test_what_scripts_keep_settings_in_travels(thing):
-    back = packing.unpacked(packing.packed({"x": thing}))["x"]
+    back = packing.unpacked(packing.packed_arrays({"x": thing}))["x"]
     assert back == thing and type(back) is type(thing)
 
 
@@ -190,7 +190,7 @@ def test_what_scripts_keep_settings_in_travels(thing):
               np.ones(3, ml_dtypes.bfloat16), np.array([True])], ids=lambda a: str(a.dtype)
 )  # fmt: skip
 def test_arrays_come_back_with_their_types(array):
-    back = packing.unpacked(packing.packed({"x": [array]}))["x"][0]
+    back = packing.unpacked(packing.packed_arrays({"x": [array]}))["x"][0]
     assert type(back) is type(array) and back.dtype == array.dtype and back.shape == array.shape
     assert (back == array).all()
 
@@ -202,7 +202,7 @@ class Mine:
 @pytest.mark.parametrize("thing", [Mine(), Mine, len, np.array([None]), {"a": [1, Mine()]}])
 def test_what_cannot_be_packed_says_so_and_is_not_pickled(thing):
     with pytest.raises(UsageError, match="allow_pickle=True"):
-        packing.packed(thing)
+        packing.packed_arrays(thing)
 
 
 def config(addresses, index, kind="worker"):
@@ -218,21 +218,23 @@ def config(addresses, index, kind="worker"):
 
 def test_places_on_two_hosts():
     hosts = ["a:1", "a:2", "b:1", "a:3", "b:2"]
-    found = [rank_variables.read(config(hosts, i)) for i in range(5)]
+    found = [rank_variables.read_ranks(config(hosts, i)) for i in range(5)]
     assert [(p.rank, p.size) for p in found] == [(i, 5) for i in range(5)]
     assert [(p.local_rank, p.local_size) for p in found] == [(0, 3), (1, 3), (0, 2), (2, 3), (1, 2)]
     assert [(p.cross_rank, p.cross_size) for p in found] == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
-    assert not found[0].is_homogeneous and rank_variables.read(config(["a:1", "b:1"], 1)).is_homogeneous
+    assert not found[0].is_homogeneous
+    assert rank_variables.read_ranks(config(["a:1", "b:1"], 1)).is_homogeneous
 
 
 def test_the_chief_is_rank_0_and_one_process_needs_nothing():
-    assert [rank_variables.read(config(["a:1", "b:1", "c:1"], i, "chief")).rank for i in range(3)] == [
+    hosts = ["a:1", "b:1", "c:1"]
+    assert [rank_variables.read_ranks(config(hosts, i, "chief")).rank for i in range(3)] == [
         0,
         1,
         2,
     ]
-    assert rank_variables.read({}) == Ranks()
-    said = rank_variables.read({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
+    assert rank_variables.read_ranks({}) == Ranks()
+    said = rank_variables.read_ranks({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
     assert said.local_rank == 5 and said.rank == 1
 
 
@@ -246,15 +248,15 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
 )
 def test_places_that_cannot_be(extra, match):
     with pytest.raises(UsageError, match=match):
-        rank_variables.read(extra)
+        rank_variables.read_ranks(extra)
 
 
 def test_settings_are_numbers():
-    assert settings.read({}).stall_warning == 60.0
-    assert settings.read({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning == 0.0
-    assert settings.read({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}).stall_warning == 5.0
+    assert settings.read_settings({}).stall_warning == 60.0
+    assert settings.read_settings({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning == 0.0
+    assert settings.read_settings({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}).stall_warning == 5.0
     with pytest.raises(UsageError, match="HOROVOD_START_TIMEOUT"):
-        settings.read({"HOROVOD_START_TIMEOUT": "soon"})
+        settings.read_settings({"HOROVOD_START_TIMEOUT": "soon"})
 
 
 def test_a_timeline_is_a_chrome_trace(tmp_path):

@@ -4,7 +4,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.data.pipeline import open_eval, open_train
+from ctl.data.pipeline import open_eval_data, open_train_data
 from ctl.distribute.row_partition import take_rows
 from ctl.distribute.strategies import topology_of
 from small_models import BATCH, Small, every_step, examples, losses
@@ -27,8 +27,9 @@ def opened(make, strategy=DEFAULT, *, size=8, train=False, **how):
     """Open batches of `make(batch_size)`, or of a source itself."""
     source = make if callable(make) else lambda batch_size: make
     if train:
-        return open_train(source, strategy, topology_of(strategy), global_batch_size=size, seed=0, **how)
-    return open_eval(source, strategy, topology_of(strategy), global_batch_size=size, **how)
+        how |= {"seed": 0}
+        return open_train_data(source, strategy, topology_of(strategy), global_batch_size=size, **how)
+    return open_eval_data(source, strategy, topology_of(strategy), global_batch_size=size, **how)
 
 
 def steps_of(batches, strategy=DEFAULT, limit=1000):

@@ -218,5 +218,5 @@ def test_data_in_any_order_are_refused_on_several_workers(kind):
     place = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
     data = kind(strategy="default", global_batch_size=BATCH, writers=[]).train_data(BATCH)
     with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
-        sharding.check(data, "train_data", place)
-    sharding.check(ctl.shard(data, "off"), "train_data", place)
+        sharding.check_can_be_shared(data, "train_data", place)
+    sharding.check_can_be_shared(ctl.shard(data, "off"), "train_data", place)

@@ -40,7 +40,7 @@ def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
 @settings(max_examples=100, deadline=None)
 def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
     line = args.CommandLine("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
-    header = manifests.header(line.as_text())
+    header = manifests.file_header(line.as_text())
     assert header.count("\n") == 1
     assert shlex.split(header.removeprefix("# "))[3:] == [*line.words, "--", *line.program]
 
@@ -199,7 +199,7 @@ def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
 ])  # fmt: skip
 def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, kept):
     name = template("#if outer\na\n  #if inner\nb\n  #else\nc\n  #end\nd\n#else\nd\ne\n#end\n")
-    assert manifests.text(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
+    assert manifests.text_from(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
 
 
 def test_a_value_that_is_not_known_is_an_error(template):
@@ -210,7 +210,7 @@ def test_a_value_that_is_not_known_is_an_error(template):
 
 def test_a_line_of_text_without_its_value_is_left_out_and_values_are_not_read_again(template):
     name = template("<a>\n<b> and <a>\nend\n")
-    assert manifests.text(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
+    assert manifests.text_from(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
 
 
 def test_a_wheel_contains_the_templates():

@@ -4,7 +4,7 @@ import json
 
 import ctl
 import pytest
-from ctl.distribute.platforms.detection import normalise, read
+from ctl.distribute.platforms.detection import normalise, read_topology
 from ctl.distribute.topology import Topology
 
 TWO = ["a:1", "b:2"]
@@ -19,7 +19,7 @@ def config(cluster=None, kind="worker", index=0, **more):
     {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "  "}, {"TF_CONFIG": "{}"}, config({}), config(None),
 ])  # fmt: skip
 def test_without_a_cluster_the_process_is_alone(environ):
-    alone = read(environ)
+    alone = read_topology(environ)
     assert (alone.num_workers, alone.worker_index, alone.is_chief) == (1, 0, True)
     assert alone.address is None
     normalise(alone, environ)
@@ -34,44 +34,44 @@ def test_the_chief_comes_first_and_workers_follow(kind, index, rank, chief, addr
     for name in ("chief", "master"):
         cluster = {"worker": TWO, name: ["c:9"]}
         task = name if kind == "chief" else kind
-        me = read(config(cluster, task, index))
+        me = read_topology(config(cluster, task, index))
         assert (me.num_workers, me.worker_index, me.is_chief) == (3, rank, chief)
         assert me.address == address
         assert me.task_type == kind
 
 
 def test_without_a_chief_worker_0_is_chief():
-    assert read(config({"worker": TWO})).is_chief
-    second = read(config({"worker": TWO}, index=1))
+    assert read_topology(config({"worker": TWO})).is_chief
+    second = read_topology(config({"worker": TWO}, index=1))
     assert (second.worker_index, second.is_chief, second.address) == (1, False, "b:2")
 
 
 def test_an_index_may_be_a_string():
-    assert read(config({"worker": TWO}, index="1")).worker_index == 1
+    assert read_topology(config({"worker": TWO}, index="1")).worker_index == 1
 
 
 def test_parameter_servers_and_evaluators_are_dropped_for_those_that_train():
     cluster = {"worker": TWO, "ps": ["p:1", "p:2"], "evaluator": ["e:1"], "chief": ["c:1"]}
-    me = read(config(cluster, "worker", 1)).without_servers()
+    me = read_topology(config(cluster, "worker", 1)).without_servers()
     assert set(me.tasks) == {"chief", "worker"} and me.num_workers == 3
-    ps = read(config(cluster, "ps", 1))
+    ps = read_topology(config(cluster, "ps", 1))
     assert ps.address == "p:2" and not ps.is_chief
 
 
 @pytest.mark.parametrize("cluster", [{"worker": TWO}, {"worker": TWO, "evaluator": ["e:1"]}])
 def test_an_evaluator_need_not_be_in_the_cluster_and_is_never_chief(cluster):
-    me = read(config(cluster, "evaluator"))
+    me = read_topology(config(cluster, "evaluator"))
     assert (me.task_type, me.is_chief) == ("evaluator", False)
 
 
 def test_a_normalised_cluster_says_the_same_to_tensorflow():
     environ = config({"worker": TWO, "master": ["c:1"], "ps": ["p:1"]}, "master", "0")
-    normalise(read(environ).without_servers(), environ)
+    normalise(read_topology(environ).without_servers(), environ)
     assert json.loads(environ["TF_CONFIG"]) == {
         "cluster": {"worker": TWO, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0},
     }  # fmt: skip
-    again = read(environ)
-    assert again == read({"TF_CONFIG": again.tf_config()})
+    again = read_topology(environ)
+    assert again == read_topology({"TF_CONFIG": again.tf_config()})
     assert isinstance(again, Topology)
 
 
@@ -112,5 +112,5 @@ MISTAKES = {
 def test_every_mistake_is_one_sentence_that_names_it(name):
     environ, words = MISTAKES[name]
     with pytest.raises(ctl.UsageError, match=words) as caught:
-        read(environ)
+        read_topology(environ)
     assert "\n" not in str(caught.value) and "TF_CONFIG" in str(caught.value)

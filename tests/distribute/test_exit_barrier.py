@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from training import wait_until
@@ -13,7 +14,7 @@ LEAVES = """
 from ctl.distribute.platforms import detection
 from ctl.distribute import exit_barrier
 from ctl.io import exit_hook
-exit_barrier.arm(detection.read())
+exit_barrier.arm(detection.read_topology())
 raise exit_hook.Exit(0)
 """
 
@@ -50,7 +51,7 @@ from ctl.distribute.platforms import detection
 left = pathlib.Path(os.environ["LEFT"])
 
 def leave():
-    if detection.read().is_chief: print("the other left before:", left.exists(), flush=True)
+    if detection.read_topology().is_chief: print("the other left before:", left.exists(), flush=True)
     else: time.sleep(2); left.touch()
 
 atexit.register(leave)                   # before all others, so it runs after them
@@ -64,9 +65,9 @@ def test_workers_that_have_trained_leave_before_the_chief(tmp_path):
     words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-c", TRAINS,
              f"--model_dir={tmp_path / 'run'}", "--train_steps=2", "--global_batch_size=8",
              "--export=none"]  # fmt: skip
-    done = subprocess.run(
-        words, env=environment(LEFT=str(tmp_path / "left")), cwd=ROOT, capture_output=True, text=True,
-        timeout=TIMEOUT_SECS, check=False,
+    done = processes.run(
+        words, env=environment(LEFT=str(tmp_path / "left")), cwd=ROOT,
+        timeout=TIMEOUT_SECS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the other left before: True" in done.stdout

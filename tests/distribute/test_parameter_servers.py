@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl.data import per_worker
 from ctl.data.arrays import from_arrays
 from ctl.distribute import parameter_servers
-from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch
+from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch_chief
 from ctl.distribute.platforms import detection
 from ctl.distribute.strategies import WORDS, word_of
 from ctl.metrics.protocol import Progressed
@@ -63,8 +63,8 @@ def test_named_devices_are_refused(monkeypatch):
 
 def test_servers_are_seen_only_by_those_who_ask(monkeypatch):
     set_config(monkeypatch, TASKS)
-    assert "ps" not in detection.read().without_servers().tasks
-    assert detection.read().tasks["ps"] == ("127.0.0.1:3",)
+    assert "ps" not in detection.read_topology().without_servers().tasks
+    assert detection.read_topology().tasks["ps"] == ("127.0.0.1:3",)
 
 
 def test_a_partitioner_without_servers_is_refused(monkeypatch):
@@ -147,7 +147,7 @@ class Script:
 
 def test_a_server_leaves_after_several_refusals_in_a_row_once_the_chief_was_seen():
     script = Script(False, False, True, False, False, True, True, False)
-    watch("a:1", **script.how())
+    watch_chief("a:1", **script.how())
     assert script.asked == 7 + 4
     assert script.now < 15
 
@@ -155,7 +155,7 @@ def test_a_server_leaves_after_several_refusals_in_a_row_once_the_chief_was_seen
 def test_a_server_waits_for_a_chief_that_is_late_and_says_so_once(caplog):
     script = Script(*[False] * 100, True, False)
     with caplog.at_level(logging.WARNING, "ctl"):
-        watch("a:1", **script.how())
+        watch_chief("a:1", **script.how())
     assert [r.getMessage() for r in caplog.records] == [
         "The chief at a:1 has not come up yet; still waiting for it."
     ]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ctl.distribute.platforms.detection import also_set, normalise, prepare, read
+from ctl.distribute.platforms.detection import also_set, apply_settings, normalise, read_topology
 from ctl.errors import UsageError
 
 POOLS = {
@@ -31,20 +31,21 @@ def tf_config(cluster, kind, index=0, **more):
 ])  # fmt: skip
 def test_vertex_ai_by_cluster_spec_alone(pool, index, kind, rank):
     environ = spec(pool, index, workerpool2=PS, workerpool3=EVALUATOR)
-    me = read(environ)
+    me = read_topology(environ)
     assert (me.task_type, me.task_index, me.worker_index) == (kind, index, rank)
     assert me.without_servers().tasks == {"chief": tuple(CHIEF), "worker": tuple(WORKERS)}
     assert me.address == POOLS[pool][index]
     assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (rank == 0, True, True)
-    assert read(environ).tasks["ps"] == tuple(PS)
+    assert read_topology(environ).tasks["ps"] == tuple(PS)
     normalise(me.without_servers(), environ)
-    assert read(environ).tasks == me.without_servers().tasks and "evaluator" not in environ["TF_CONFIG"]
+    assert read_topology(environ).tasks == me.without_servers().tasks
+    assert "evaluator" not in environ["TF_CONFIG"]
 
 
 def test_vertex_ai_s_parameter_server_and_evaluator():
     more = {"workerpool2": PS, "workerpool3": EVALUATOR}
-    assert read(spec("workerpool2", **more)).task_type == "ps"
-    me = read(spec("workerpool3", **more))
+    assert read_topology(spec("workerpool2", **more)).task_type == "ps"
+    me = read_topology(spec("workerpool3", **more))
     assert (me.task_type, me.is_chief) == ("evaluator", False)
 
 
@@ -53,7 +54,7 @@ def test_a_job_of_one_replica_is_a_process_of_its_own():
         "cluster": {"workerpool0": CHIEF}, "environment": "cloud",
         "task": {"type": "workerpool0", "index": 0, "trial": "1"},
     })}  # fmt: skip
-    me = read(environ)
+    me = read_topology(environ)
     assert (me.num_workers, me.is_chief, me.platform) == (1, True, "Vertex AI")
 
 
@@ -68,26 +69,26 @@ def reducing(spelled="worker_pool_specs", image="container_spec", uri="image_uri
 ])  # fmt: skip
 def test_the_reduction_server_is_no_parameter_server(job):
     told = spec("workerpool1", job=job, workerpool2=PS)
-    assert "ps" not in read(told).tasks
+    assert "ps" not in read_topology(told).tasks
     cluster = {"chief": CHIEF, "worker": WORKERS, "ps": PS}
     both = {**told, **tf_config(cluster, "worker", environment="cloud")}
-    assert "ps" not in read(both).tasks
+    assert "ps" not in read_topology(both).tasks
     inside = tf_config(cluster, "worker", environment="cloud", job=job)
-    assert "ps" not in read(inside).tasks
-    assert any("Reduction Server" in note for note in read(both).notes)
+    assert "ps" not in read_topology(inside).tasks
+    assert any("Reduction Server" in note for note in read_topology(both).notes)
 
 
 def test_vertex_ai_s_evaluator_shows_in_cluster_spec_only():
     mine = tf_config({"chief": CHIEF, "worker": WORKERS}, "chief", environment="cloud")
-    assert not read(mine).has_evaluator
-    me = read({**mine, **spec("workerpool0", workerpool3=EVALUATOR)})
+    assert not read_topology(mine).has_evaluator
+    me = read_topology({**mine, **spec("workerpool0", workerpool3=EVALUATOR)})
     assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Vertex AI")
     evaluator = tf_config({"chief": CHIEF, "worker": WORKERS}, "evaluator", environment="cloud")
-    assert read(evaluator).task_type == "evaluator"
+    assert read_topology(evaluator).task_type == "evaluator"
 
 
 def test_an_old_runtime_says_master():
-    me = read(tf_config({"master": CHIEF, "worker": WORKERS}, "master", environment="cloud"))
+    me = read_topology(tf_config({"master": CHIEF, "worker": WORKERS}, "master", environment="cloud"))
     assert (me.task_type, me.is_chief, me.ends_with_chief) == ("chief", True, True)
 
 
@@ -95,18 +96,18 @@ def test_kubeflow_lists_the_evaluator():
     cluster = {"chief": ["j-chief-0.ns.svc:2222"], "worker": ["j-worker-0.ns.svc:2222"],
                "evaluator": ["j-evaluator-0.ns.svc:2222"]}  # fmt: skip
     environ = tf_config(cluster, "chief", environment="cloud") | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    me = read(environ)
+    me = read_topology(environ)
     assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Kubeflow TFJob")
     assert "evaluator" not in me.without_servers().tasks
-    assert not read(tf_config({**cluster}, "chief")).ends_with_chief
+    assert not read_topology(tf_config({**cluster}, "chief")).ends_with_chief
     del cluster["chief"]  # then worker 0's end is the job's
-    me = read(tf_config(cluster, "worker", environment="cloud"))
+    me = read_topology(tf_config(cluster, "worker", environment="cloud"))
     assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (True, True, True)
 
 
 def test_kubeflow_lists_kinds_without_replicas():
     cluster = {"worker": ["a:1", "b:1"], "ps": [], "evaluator": []}
-    me = read(tf_config(cluster, "worker", 1, environment="cloud"))
+    me = read_topology(tf_config(cluster, "worker", 1, environment="cloud"))
     assert (me.num_workers, me.has_evaluator) == (2, False)
 
 
@@ -116,46 +117,46 @@ ADDRESSES = "train-0.train:2222,train-1.train:2222,train-2.train:2222"
 @pytest.mark.parametrize("counter", ["JOB_COMPLETION_INDEX", "CTL_TASK_INDEX", "OMPI_COMM_WORLD_RANK"])
 def test_listed_addresses_and_an_index(counter):
     environ = {"CTL_WORKERS": ADDRESSES, counter: "2"}
-    me = read(environ)
+    me = read_topology(environ)
     assert (me.worker_index, me.num_workers, me.address) == (2, 3, "train-2.train:2222")
-    assert not me.has_evaluator and read({**environ, "CTL_EVALUATOR": "1"}).has_evaluator
-    assert counter in read(environ).sources
+    assert not me.has_evaluator and read_topology({**environ, "CTL_EVALUATOR": "1"}).has_evaluator
+    assert counter in read_topology(environ).sources
 
 
 def test_an_index_of_one_s_own_goes_before_the_platform_s():
     environ = {"CTL_WORKERS": ADDRESSES, "JOB_COMPLETION_INDEX": "2", "CTL_TASK_INDEX": "1"}
-    assert read(environ).worker_index == 1
+    assert read_topology(environ).worker_index == 1
 
 
 def test_an_indexed_job_without_addresses_is_several_trainings():
     environ = {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert read(environ).num_workers == 1
-    [note] = read(environ).notes
+    assert read_topology(environ).num_workers == 1
+    [note] = read_topology(environ).notes
     assert "trains alone" in note and "CTL_WORKERS" in note
-    assert read({**environ, **mpi(1)}).num_workers == 2  # processes within one such pod
+    assert read_topology({**environ, **mpi(1)}).num_workers == 2  # processes within one such pod
 
 
 def test_sagemaker():
     environ = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-    me = read(environ)
+    me = read_topology(environ)
     assert (me.worker_index, me.tasks) == (1, {"worker": ("algo-1:8890", "algo-2:8890")})
-    assert read(environ | {"CTL_PORT": "3000"}).address == "algo-2:3000"
-    assert read({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}).num_workers == 1
+    assert read_topology(environ | {"CTL_PORT": "3000"}).address == "algo-2:3000"
+    assert read_topology({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}).num_workers == 1
 
 
 def test_sagemaker_s_master_of_parameter_servers():
     cluster = {"master": ["algo-1:2222"], "worker": ["algo-2:2222"], "ps": ["algo-1:2223", "algo-2:2223"]}
-    assert read(tf_config(cluster, "master")).task_type == "chief"
+    assert read_topology(tf_config(cluster, "master")).task_type == "chief"
 
 
 def test_tf_config_decides_where_several_speak():
     slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2",
              "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}  # fmt: skip
-    assert read(slurm).num_workers == 2
+    assert read_topology(slurm).num_workers == 2
     both = slurm | tf_config({"worker": ["a:1", "b:1", "c:1"]}, "worker", 2)
-    assert read(both).num_workers == 3
-    assert also_set(both, read(both)) == ["SLURM_PROCID"]
-    assert read(slurm | {"TF_CONFIG": "{}"}).num_workers == 1
+    assert read_topology(both).num_workers == 3
+    assert also_set(both, read_topology(both)) == ["SLURM_PROCID"]
+    assert read_topology(slurm | {"TF_CONFIG": "{}"}).num_workers == 1
 
 
 def mpi(rank, size=2, local=2, **more):
@@ -165,44 +166,44 @@ def mpi(rank, size=2, local=2, **more):
 
 
 def test_mpi_on_one_machine_agrees_on_ports_of_its_own():
-    first, second = read(mpi(0)), read(mpi(1))
+    first, second = read_topology(mpi(0)), read_topology(mpi(1))
     assert first.tasks == second.tasks and second.worker_index == 1
     assert len({*first.tasks["worker"]}) == 2
-    other = read(mpi(0, PMIX_NAMESPACE="host.2"))
+    other = read_topology(mpi(0, PMIX_NAMESPACE="host.2"))
     assert not set(other.tasks["worker"]) & set(first.tasks["worker"])
-    assert read(mpi(0, size=1, local=1)).num_workers == 1
+    assert read_topology(mpi(0, size=1, local=1)).num_workers == 1
 
 
 def test_mpi_within_a_slurm_job_takes_its_hosts():
     hosts = {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n[9-11]", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    me = read(mpi(2, size=4, local=1, SLURM_PROCID="0", **hosts))
+    me = read_topology(mpi(2, size=4, local=1, SLURM_PROCID="0", **hosts))
     assert [a.split(":")[0] for a in me.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
     assert me.worker_index == 2
 
 
 def test_mpi_over_several_machines_needs_their_addresses():
     with pytest.raises(UsageError, match="-x CTL_WORKERS=host1:2222,host2:2222"):
-        read(mpi(1, size=4, local=2))
+        read_topology(mpi(1, size=4, local=2))
     listed = {"CTL_WORKERS": "a:1,a:2,b:1,b:2"}
-    assert read(mpi(1, size=4, local=2) | listed).address == "a:2"
+    assert read_topology(mpi(1, size=4, local=2) | listed).address == "a:2"
     with pytest.raises(UsageError, match="OMPI_COMM_WORLD_SIZE is 3"):
-        read(mpi(1, size=3, local=1) | listed)
+        read_topology(mpi(1, size=3, local=1) | listed)
 
 
 def test_mpich_and_its_kin():
     environ = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-    assert (read(environ).worker_index, read(environ).num_workers) == (1, 2)
+    assert (read_topology(environ).worker_index, read_topology(environ).num_workers) == (1, 2)
     step = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
             "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}  # fmt: skip
     by_srun = {"PMI_RANK": "1", "PMI_SIZE": "2", **step}
-    assert (read(by_srun).platform, read(by_srun).address[:3]) == ("Slurm", "n2:")
+    assert (read_topology(by_srun).platform, read_topology(by_srun).address[:3]) == ("Slurm", "n2:")
 
 
 def test_horovodrun_on_one_machine():
     environ = {f"HOROVOD_{name}": value for name, value in {
         "RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "GLOO_RENDEZVOUS_PORT": "4711",
     }.items()}  # fmt: skip
-    assert (read(environ).worker_index, read(environ).num_workers) == (1, 2)
+    assert (read_topology(environ).worker_index, read_topology(environ).num_workers) == (1, 2)
 
 
 @pytest.mark.parametrize(("environ", "sentence"), [
@@ -230,7 +231,7 @@ def test_horovodrun_on_one_machine():
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence(environ, sentence):
     with pytest.raises(UsageError) as caught:
-        read(environ)
+        read_topology(environ)
     assert sentence in str(caught.value)
 
 
@@ -238,8 +239,8 @@ def test_a_task_gets_its_share_of_the_gpus_unless_slurm_gave_it():
     environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",
                "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2",
                "SLURM_JOB_GPUS": "0,1,2,3"}  # fmt: skip
-    prepare(environ)
+    apply_settings(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     environ["CUDA_VISIBLE_DEVICES"] = "0"
-    prepare(environ)
+    apply_settings(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "0"

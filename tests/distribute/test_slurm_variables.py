@@ -1,7 +1,7 @@
 """Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
 
 import pytest
-from ctl.distribute.platforms.detection import read
+from ctl.distribute.platforms.detection import read_topology
 from ctl.distribute.platforms.slurm import host_names, tasks_of_hosts
 from ctl.errors import UsageError
 from hypothesis import given
@@ -52,7 +52,7 @@ def test_tasks_that_do_not_fit_the_hosts_are_refused(text, hosts):
 
 
 def test_tasks_are_ranks_in_blocks_of_a_host():
-    me = read(step(3, per_host="2,1(x2)", count=4))
+    me = read_topology(step(3, per_host="2,1(x2)", count=4))
     assert [a.split(":")[0] for a in me.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
     assert (me.worker_index, me.is_chief, me.platform) == (3, False, "Slurm")
     first, second = (int(a.split(":")[1]) for a in me.tasks["worker"][:2])
@@ -62,22 +62,22 @@ def test_tasks_are_ranks_in_blocks_of_a_host():
 def test_without_tasks_per_host_they_are_spread_evenly():
     environ = step(count=5)
     del environ["SLURM_STEP_TASKS_PER_NODE"]
-    hosts = [a.split(":")[0] for a in read(environ).tasks["worker"]]
+    hosts = [a.split(":")[0] for a in read_topology(environ).tasks["worker"]]
     assert hosts == ["n9", "n9", "n10", "n10", "n11"]
 
 
 def test_tasks_that_were_dealt_out_in_turn_are_refused():
     placed = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
-    assert read(step(1, **placed)).worker_index == 1
+    assert read_topology(step(1, **placed)).worker_index == 1
     with pytest.raises(UsageError, match="--distribution=block"):
-        read(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
+        read_topology(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
 
 
 @given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 16), st.integers(1, 16))
 def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks, its_tasks):
     def ports(number, tasks):
         environ = step(hosts="n1", per_host=str(tasks), count=tasks, job=str(number))
-        found = read(environ).tasks.get("worker", ())
+        found = read_topology(environ).tasks.get("worker", ())
         return {int(a.split(":")[1]) for a in found}
 
     mine = ports(job, tasks)
@@ -88,21 +88,21 @@ def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks, its
 
 
 def test_a_port_can_be_given():
-    assert read(step(CTL_PORT="5000")).address == "n9:5000"
+    assert read_topology(step(CTL_PORT="5000")).address == "n9:5000"
 
 
 def test_the_script_itself_is_one_process_and_is_told_of_srun():
     script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
               "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
-    assert read(script).num_workers == 1
-    [note] = read(script).notes
+    assert read_topology(script).num_workers == 1
+    [note] = read_topology(script).notes
     assert "srun was not used" in note
-    assert read(script | {"SLURM_STEP_ID": "4294967291"}).num_workers == 1
-    assert read(script | {"SLURM_STEP_ID": "0"}).num_workers == 4
-    assert read({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"}).num_workers == 1
+    assert read_topology(script | {"SLURM_STEP_ID": "4294967291"}).num_workers == 1
+    assert read_topology(script | {"SLURM_STEP_ID": "0"}).num_workers == 4
+    assert read_topology({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"}).num_workers == 1
 
 
 @pytest.mark.parametrize("environ", [step(3), step(count=2), step("x"), step(count="two")])
 def test_numbers_that_contradict_each_other_are_refused(environ):
     with pytest.raises(UsageError, match="SLURM_"):
-        read(environ)
+        read_topology(environ)

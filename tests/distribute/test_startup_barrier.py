@@ -15,13 +15,13 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(messages, "NAME_SECS", 0.2)
-    monkeypatch.setattr(messages, "RETRY_SECS", 0.02)
+    monkeypatch.setattr(messages, "CALL_AGAIN_SECS", 0.02)
     monkeypatch.delenv("CTL_HVD_SECRET", raising=False)
 
 
@@ -36,7 +36,7 @@ def meeting(places, all_facts, timeout_secs=TIMEOUT_SECS):
 
     def one(number):
         try:
-            startup_barrier.meet(places[number], all_facts[number], timeout_secs)
+            startup_barrier.meet_workers(places[number], all_facts[number], timeout_secs)
             found[number] = None
         except Exception as e:
             found[number] = e
@@ -104,7 +104,7 @@ def test_a_refusal_reaches_a_worker_that_has_not_yet_said_how_it_was_started(mon
     thread = threading.Thread(target=lambda: found.extend(meeting([chief], [{}])), daemon=True)
     thread.start()
     with guest(worker, process="one") as first:
-        with pytest.raises(RefusedError, match="two processes say"):
+        with pytest.raises(ChannelRefusedError, match="two processes say"):
             guest(worker, process="another")
         first.settimeout(TIMEOUT_SECS)
         said = json.loads(first.makefile().readline())
@@ -121,7 +121,7 @@ def guest(place, rank=1, process="a guest"):
         try:
             claim = {"rank": rank, "process": process}
             return authenticated_channel.connect(messages.address_of(place, 0), endpoint, claim, PROOF_SECS)
-        except RefusedError:
+        except ChannelRefusedError:
             raise
         except OSError:
             assert time.monotonic() < until_secs
@@ -144,9 +144,9 @@ def test_a_rank_that_cannot_be_is_refused_and_without_a_secret_nobody_else_notic
     with ThreadPoolExecutor() as pool:
         chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
         for rank in RANKS:
-            with pytest.raises(RefusedError, match="says that it is number"):
+            with pytest.raises(ChannelRefusedError, match="says that it is number"):
                 guest(places[0], rank)
-        with pytest.raises(RefusedError, match="says that it is number"):
+        with pytest.raises(ChannelRefusedError, match="says that it is number"):
             guest(places[0], 1, process=5)
         assert meeting(places[1:], [{}]) == [None]
         assert chief.result(TIMEOUT_SECS) == [None]
@@ -158,7 +158,7 @@ def test_with_a_secret_a_rank_that_cannot_be_is_a_mistake_in_the_job(rank, monke
     places = clusters(2)
     with ThreadPoolExecutor() as pool:
         chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
-        with pytest.raises(RefusedError, match="says that it is number"):
+        with pytest.raises(ChannelRefusedError, match="says that it is number"):
             guest(places[0], rank)
         (error,) = chief.result(TIMEOUT_SECS)
     assert isinstance(error, UsageError) and "says that it is number" in str(error)
@@ -218,7 +218,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
     places = clusters(3)
-    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=3.0)
+    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=0.7)
     assert sorted(type(e).__name__ for e in errors) == ["PeerLostError", "PeerLostError", "UsageError"]
     assert isinstance(errors[0], PeerLostError), "nobody has proven to be of the job"
 
@@ -288,12 +288,12 @@ def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
     [(5.0, "7", 5.0), (None, "7", 7.0), (None, "", 600.0), (None, "soon", 600.0), (None, "-3", 600.0)],
 )
 def test_how_long_to_wait_is_the_persons_word_then_the_launchers(asked, launcher, expected, monkeypatch):
-    monkeypatch.setenv(startup_barrier.VARIABLE, launcher)
+    monkeypatch.setenv(startup_barrier.STARTUP_TIMEOUT_VARIABLE, launcher)
     assert startup_barrier.timeout_of(asked) == expected
 
 
 def test_facts_name_the_code_that_is_ones_own_and_the_versions():
-    found = job_fingerprint.here(0, {"lr": 0.1})
+    found = job_fingerprint.fingerprint_of_process(0, {"lr": 0.1})
     assert found["--lr"] == 0.1 and found["tensorflow"] and found["GPUs"] == 0
     own = [k.removeprefix(job_fingerprint.CODE) for k in found if k.startswith(job_fingerprint.CODE)]
     assert "test_startup_barrier" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)

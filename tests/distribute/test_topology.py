@@ -19,7 +19,7 @@ def config(kind: str, index: int) -> str:
 
 
 def test_it_is_one_frozen_object():
-    found = detection.read({"TF_CONFIG": config("worker", 1)})
+    found = detection.read_topology({"TF_CONFIG": config("worker", 1)})
     assert (found.num_workers, found.worker_index, found.address) == (3, 2, "c:1")
     assert found.workers == ("a:1", "b:1", "c:1") and found.tasks["ps"] == ("d:1",)
     assert set(found.without_servers().tasks) == {"chief", "worker"}
@@ -31,7 +31,7 @@ def test_it_is_one_frozen_object():
     ("chief", True, False), ("worker", False, False), ("ps", False, False), ("evaluator", False, True),
 ])  # fmt: skip
 def test_one_process_writes_shared_files(kind, chief, evaluates):
-    found = detection.read({"TF_CONFIG": config(kind, 0)})
+    found = detection.read_topology({"TF_CONFIG": config(kind, 0)})
     assert (found.is_chief, found.evaluates) == (chief, evaluates)
     assert found.without_servers().tasks == ({k: tuple(TASKS[k]) for k in ("chief", "worker")}
                                              if kind in ("chief", "worker") else found.tasks)  # fmt: skip

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
 from training import pids, saved, send, wait_until
@@ -14,7 +15,7 @@ def start(model_dir, **env):
     words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable,
              str(PROGRAMS / "evaluating.py"), f"--model_dir={model_dir}", "--train_steps=6",
              "--global_batch_size=8", "--eval_every_steps=4", "--export=none"]  # fmt: skip
-    return subprocess.Popen(
+    return processes.start(
         words, env=environment(**env), cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
     )  # fmt: skip

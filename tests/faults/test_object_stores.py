@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
 from ctl.distribute.topology import Topology
@@ -167,11 +168,11 @@ def test_a_bucket_that_renames_nothing_at_all_holds_checkpoints(jobs, final, buc
 
 def test_an_evaluator_follows_a_training_in_a_bucket(bucket):
     model_dir = bucket("--delay_secs=2") / "run"
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", "ctl.launch", "--workers=1", "--evaluator", "--", sys.executable, "-m",
          "models.mnist", f"--model_dir={model_dir}", "--train_steps=30", "--save_every_steps=10",
          "--global_batch_size=32", "--keep=0", "--export=none"],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+        env=environment(), cwd=ROOT, timeout=TIMEOUT_SECS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = (model_dir / "evaluations.jsonl").read_text().splitlines()

@@ -23,7 +23,7 @@ import json, sys
 from ctl.distribute import startup_barrier
 from ctl.distribute.platforms import detection
 input()
-startup_barrier.meet(detection.read(), {"--lr": 0.1}, 60.0)
+startup_barrier.meet_workers(detection.read_topology(), {"--lr": 0.1}, 60.0)
 print(json.dumps("met"))
 """
 INIT = """
@@ -93,14 +93,14 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     places = [ranks.among(addresses, rank) for rank in range(2)]
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(bootstrap.meet, places[0], settings)
+        first = pool.submit(bootstrap.connect_ranks, places[0], settings)
         while call(port) is None:
             assert not first.done(), first.result()
             time.sleep(0.05)
         with crowd(port, silent=600):
             for _ in range(200):  # of them have been there before the other one comes
                 call(port)
-            second = pool.submit(bootstrap.meet, places[1], settings).result(TIMEOUT_SECS)
+            second = pool.submit(bootstrap.connect_ranks, places[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
     assert call(port) is None
     second.peers[0].sendall(b"peer")

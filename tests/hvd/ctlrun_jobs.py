@@ -8,6 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import processes
 from conftest import ROOT
 
 TIMEOUT_SECS = 120
@@ -30,10 +31,11 @@ def leave(name, text=""):
 
 
 class Ctlrun:
-    """One start of the command in a directory of its own."""
+    """One start of the command in a directory of its own; `warm` where its programs use TensorFlow."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, *, warm: bool = False):
         self.dir = directory
+        self._start = processes.start if warm else subprocess.Popen
         self.process: subprocess.Popen | None = None
 
     def start(self, program: str, *options: str, words: tuple[str, ...] = (), **environ: str):
@@ -50,7 +52,7 @@ class Ctlrun:
             if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG", "CUDA_VISIBLE"))
         }
         clean |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **environ}
-        self.process = subprocess.Popen(
+        self.process = self._start(
             [sys.executable, "-m", "ctl.launch.horovodrun_cli", *words], env=clean, cwd=self.dir,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 from conftest import ROOT
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -39,7 +40,7 @@ class ElasticJob:
             if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))
         }
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = processes.start(
                 [
                     sys.executable, "-m", "ctl.launch.horovodrun_cli", *options, "--host-discovery-script",
                     str(script), sys.executable, str(program), str(directory), str(done),

@@ -1,9 +1,9 @@
 """One script, any launcher: `ctl.Trainer` under ctlrun, Horovod's API under `ctl launch`; and a trace."""
 
 import json
-import subprocess
 import sys
 
+import processes
 from conftest import ROOT, environment
 
 RANKED = """
@@ -19,9 +19,9 @@ print(json.dumps({"ranks": ranks, "task": task, "total": float(total[-1])}), flu
 
 
 def run(*words, timeout=300):
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", *words], cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True, text=True, timeout=timeout, check=False,
+        text=True, timeout=timeout,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout

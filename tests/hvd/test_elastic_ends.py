@@ -22,7 +22,7 @@ here, number = pathlib.Path(sys.argv[1]), os.environ["CTL_HVD_WORKER"]
 
 @pytest.fixture
 def ctlrun(tmp_path):
-    started = Ctlrun(tmp_path)
+    started = Ctlrun(tmp_path, warm=True)
     yield started
     started.close()
 
@@ -111,7 +111,7 @@ def test_processes_end_with_the_launcher(start, signum):
     job.process.send_signal(signum)
     assert job.process.wait(100) == (143 if signum == signal.SIGTERM else -9)
     pids = [int(path.read_text()) for path in paths]
-    ctlrun = Ctlrun(job.dir)
+    ctlrun = Ctlrun(job.dir, warm=True)
     ctlrun.wait_for(lambda: not any(map(is_alive, pids)))
 
 

@@ -126,7 +126,7 @@ class Elastic:
         self.skips: list[bool] = []
         self.must_sync = True
         monkeypatch.setattr(elastic.rendezvous, "is_elastic", lambda: True)
-        monkeypatch.setattr(elastic.rendezvous, "meet", lambda connect: connect(Ranks()))
+        monkeypatch.setattr(elastic.rendezvous, "meet_group", lambda connect: connect(Ranks()))
         monkeypatch.setattr(elastic.rendezvous, "on_loss", lambda tell: None)
         monkeypatch.setattr(elastic.rendezvous, "add_listener", lambda state: None)
         monkeypatch.setattr(elastic.rendezvous, "tell_synced", lambda: None)

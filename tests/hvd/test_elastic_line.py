@@ -10,7 +10,7 @@ from conftest import TIMEOUT_SECS
 from ctl.errors import PeerLostError, UsageError
 from ctl.hvd import elastic, rendezvous
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
-from ctl.io.authenticated_channel import Endpoint, RefusedError, UnprovenError, connect
+from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, UnprovenError, connect
 from ctl.io.json_lines import JsonLines
 from ctl.launch import worker_channels
 from ctl.launch.elastic import _planned
@@ -132,7 +132,7 @@ def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
             raise HorovodInternalError("rank 1 is gone")
         return place.generation
 
-    assert rendezvous.meet(connect) == 4
+    assert rendezvous.meet_group(connect) == 4
     assert "group 3 broke at once: rank 1 is gone" in capsys.readouterr().err
 
 
@@ -230,7 +230,7 @@ def test_a_stranger_is_not_heard():
     with pytest.raises(ConnectionError):
         dial(address, b"guess", 7)
     for number in (-1, True, "7", None):
-        with pytest.raises(RefusedError, match="expected its number"):
+        with pytest.raises(ChannelRefusedError, match="expected its number"):
             dial(address, b"s3cret", number)
     assert list(launcher.events()) == []
     launcher.close()

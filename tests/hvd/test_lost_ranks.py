@@ -8,17 +8,23 @@ from hvd.ranks import PROGRAMS, run_ranks
 SMALL, LARGE = "10", "2000000"  # by way of rank 0; from rank to rank
 
 
-def survivors(how, size, ranks=3, **environ):
-    done = run_ranks(PROGRAMS / "losing.py", ranks, how, size, environ=environ)
-    found = []
-    for code, out, err in done[:-1]:
-        assert code == 0, err[-3000:]
-        found.append((json.loads(out.splitlines()[-1])["said"], err))
-    return found
+@pytest.fixture
+def survivors(tmp_path):
+    """survivors(how, size) -> what each rank but the last said, and its stderr."""
+
+    def get(how, size, ranks=3, late_secs=0.0, **environ):
+        arguments = how, size, str(tmp_path), str(late_secs)
+        found = []
+        for code, out, err in run_ranks(PROGRAMS / "losing.py", ranks, *arguments, environ=environ)[:-1]:
+            assert code == 0, err[-3000:]
+            found.append((json.loads(out.splitlines()[-1])["said"], err))
+        return found
+
+    return get
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", pytest.param("raise", marks=pytest.mark.slow)])
-def test_all_others_are_told_which_rank_is_gone(how):
+def test_all_others_are_told_which_rank_is_gone(how, survivors):
     for said, _ in survivors(how, SMALL):
         for kind, text, secs in said:
             assert kind == "LostRankError" and "rank 2" in text
@@ -26,29 +32,32 @@ def test_all_others_are_told_which_rank_is_gone(how):
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_between_two_bytes_does_not_leave_others_waiting():
+def test_a_rank_that_dies_between_two_bytes_does_not_leave_others_waiting(survivors):
     for said, _ in survivors("kill_in_the_middle", LARGE):
         assert said[0][0] == "LostRankError" and "rank 2" in said[0][1]
 
 
 @pytest.mark.slow
-def test_who_was_shut_down_is_missed_at_once():
+def test_who_was_shut_down_is_missed_at_once(survivors):
     for said, _ in survivors("shutdown", SMALL, ranks=2, HOROVOD_STALL_CHECK_TIME_SECONDS="0"):
         assert {kind for kind, _, _ in said} == {"LostRankError"}
         assert "rank 1 has left" in said[0][1]
 
 
-def test_a_stalled_rank_is_named_and_waited_for():
-    (said, err), (again, _) = survivors("late", SMALL, HOROVOD_STALL_CHECK_TIME_SECONDS="1")
+def test_a_stalled_rank_is_named_and_waited_for(survivors):
+    (said, err), (again, _) = survivors(
+        "late", SMALL, late_secs=3.0, HOROVOD_STALL_CHECK_TIME_SECONDS="1"
+    )
     assert said == again == [["no error", "", 0.0]]
     assert "missing rank 2" in err and "ranks 0, 1 wait since" in err
 
 
 @pytest.mark.slow
-def test_a_stall_can_be_made_an_error():
+def test_a_stall_can_be_made_an_error(survivors):
     found = survivors(
-        "late", SMALL, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3"
-    )
+        "late", SMALL, late_secs=8.0,
+        HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3",
+    )  # fmt: skip
     for said, _ in found:
         assert (
             said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]

@@ -1,9 +1,9 @@
 """The examples in Horovod's style, as their docstrings start them."""
 
 import re
-import subprocess
 import sys
 
+import processes
 import pytest
 from conftest import ROOT, environment
 
@@ -21,11 +21,11 @@ THREE = [pytest.param(m, 3, marks=pytest.mark.slow) for m in RUNS]
 @pytest.mark.parametrize(("model", "ranks"), [*[(model, 2) for model in RUNS], *THREE])
 def test_an_example_runs(model, ranks, tmp_path):
     own = [f"--checkpoint_dir={tmp_path}/ckpt"] if model == "mnist_tape" else []
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", "ctl.launch.horovodrun_cli", "-np", str(ranks),
          sys.executable, "-m", f"models.horovod.{model}", *RUNS[model], *own],
-        cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
-        timeout=300, check=False,
+        cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
+        timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     if model == "synthetic_benchmark":

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def ctlrun(tmp_path):
-    made = Ctlrun(tmp_path)
+    made = Ctlrun(tmp_path, warm=True)
     yield made
     made.close()
 

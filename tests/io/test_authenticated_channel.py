@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import TIMEOUT_SECS
 from ctl.io import authenticated_channel as channel
-from ctl.io.authenticated_channel import Endpoint, Listener, RefusedError, UnprovenError, connect
+from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener, UnprovenError, connect
 from strangers import LINES, MAGIC, crowd
 
 SECRET = b"known to this job only"
@@ -118,9 +118,9 @@ def test_another_secret_purpose_or_identity_is_not_let_in(other):
 
 
 def test_who_is_not_wanted_is_told_why_and_whether_to_come_again():
-    with Door(judge=lambda claim: RefusedError("not you", again=claim["rank"] == 2)) as door:
+    with Door(judge=lambda claim: ChannelRefusedError("not you", again=claim["rank"] == 2)) as door:
         for rank in (1, 2):
-            with pytest.raises(RefusedError, match="not you") as caught:
+            with pytest.raises(ChannelRefusedError, match="not you") as caught:
                 door.call(claim={"rank": rank})
             assert caught.value.again == (rank == 2)
         assert door.came == []

@@ -8,7 +8,7 @@ import processes
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import CtlError
-from ctl.io.directories import Directories, mounted, read
+from ctl.io.directories import Directories, mounted, read_directories
 from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training.platform_hooks import hand_over
 
@@ -17,16 +17,16 @@ AIP = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b
 
 
 def test_the_parent_of_the_checkpoints_is_model_dir():
-    found = read("", AIP)
+    found = read_directories("", AIP)
     assert (found.model_dir, found.logs, found.model) == ("gs://b/job", "", "gs://b/job/model")
-    assert read("", {}) == Directories()
+    assert read_directories("", {}) == Directories()
     elsewhere = AIP | {"AIP_CHECKPOINT_DIR": "gs://b/ckpt/", "AIP_TENSORBOARD_LOG_DIR": "gs://c/x"}
-    assert read("", elsewhere).model_dir == "gs://b/ckpt"
-    assert read("", elsewhere).logs == "gs://c/x"
+    assert read_directories("", elsewhere).model_dir == "gs://b/ckpt"
+    assert read_directories("", elsewhere).logs == "gs://c/x"
 
 
 def test_a_flag_goes_before_the_checkpoints_directory_only():
-    found = read("/runs/a", AIP)
+    found = read_directories("/runs/a", AIP)
     assert (found.model_dir, found.logs) == ("/runs/a", "gs://b/job/logs")
     assert found.model == "gs://b/job/model"
     assert "AIP_CHECKPOINT_DIR" not in found.sources
@@ -41,7 +41,7 @@ def test_a_bucket_has_two_names_and_the_one_that_works_is_used(tmp_path):
     assert mounted(f"{mount}/there/run", mount) == "gs://there/run"
     for other in ("", "/runs/a", "s3://here/a", "relative/gs", mount):
         assert mounted(other, mount) == other
-    found = read("", {k: v.replace("//b/", "//here/") for k, v in AIP.items()}, mount)
+    found = read_directories("", {k: v.replace("//b/", "//here/") for k, v in AIP.items()}, mount)
     assert found == Directories(f"{mount}/here/job", "", f"{mount}/here/job/model", found.sources)
 
 

@@ -17,8 +17,8 @@ SCRIPT = """
 import atexit
 import ctl
 from ctl.io import exit_hook
-exit_hook.install()
-exit_hook.install()
+exit_hook.install_exit_hook()
+exit_hook.install_exit_hook()
 atexit.register(lambda: print("tidied up"))
 print("first")
 raise {error}
@@ -139,7 +139,7 @@ def test_exit_does_not_wait_for_a_thread_that_uses_a_file(use, secs):
 TORN_DOWN = """
 import ctypes, os, sys, types
 from ctl.io import exit_hook
-exit_hook.install()
+exit_hook.install_exit_hook()
 library = ctypes.CDLL(None)
 library.on_exit(library.abort, None)      # in the place of TensorFlow's destructors
 
@@ -165,7 +165,7 @@ import ctl
 import tensorflow as tf
 from ctl.data.batches import Batches
 from ctl.io import exit_hook
-exit_hook.install()
+exit_hook.install_exit_hook()
 
 def numbers():
     while True: yield 1.0
@@ -233,7 +233,7 @@ cycle = [named("cycle", opened())]
 cycle.append(cycle)
 del cycle
 if sys.argv[1] == "frozen": gc.freeze()
-if sys.argv[1] != "bare": exit_hook.install()
+if sys.argv[1] != "bare": exit_hook.install_exit_hook()
 sys.exit(5)
 """
 
@@ -256,7 +256,7 @@ import os, threading
 import ctl, tensorflow as tf
 from ctl.data.batches import Batches
 from ctl.io import exit_hook
-exit_hook.install()
+exit_hook.install_exit_hook()
 
 class Iterator:
     def __del__(self, write=os.write, thread=threading.current_thread):
@@ -281,7 +281,7 @@ import os, threading, time
 import ctl, tensorflow as tf
 from ctl.data.batches import Batches
 from ctl.io import exit_hook
-exit_hook.install()
+exit_hook.install_exit_hook()
 
 class Iterator:
     def __del__(self, write=os.write, sleep=time.sleep):
@@ -305,7 +305,7 @@ def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():
     script = """
 import sys, threading, time
 from ctl.io import exit_hook
-exit_hook.install()
+exit_hook.install_exit_hook()
 try: raise ValueError("shown")
 except ValueError: sys.excepthook(*sys.exc_info())
 threading.Thread(target=lambda: (time.sleep(0.3), print("a thread ends"))).start()

@@ -68,7 +68,7 @@ def test_a_script_of_ctl_finds_its_cluster(ctlrun):
         sys.path.insert(0, os.environ["PYTHONPATH"])
         from ctl.distribute import rank_variables
         from ctl.distribute.platforms import detection
-        found, place = detection.read(), rank_variables.read()
+        found, place = detection.read_topology(), rank_variables.read_ranks()
         assert found.num_workers == place.size == 2 and found.worker_index == place.rank == rank
         print(len(set(place.addresses)), len(os.environ["CTL_HVD_SECRET"]))
     """

@@ -248,7 +248,7 @@ def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
     found = run_discovery(hanging, timeout_secs=0.5)
     assert "did not end within 0.5 s" in found.problem
     wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
-    assert discovery.TIMEOUT_SECS == 30
+    assert discovery.DISCOVERY_TIMEOUT_SECS == 30
 
 
 def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):

@@ -111,7 +111,7 @@ def test_an_early_exit_with_0_is_no_failure():
 
 
 def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, capsys):
-    monkeypatch.setattr(monitor, "RETRY_SECS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(monitor, "RESTART_PAUSE_SECS", (0.0, 0.0, 0.0))
     dies = [(1, 3)]  # places: chief, worker 0, worker 1, ps
     group = ScriptedGroup(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
     assert watched(group).cause is None and group.started == [0, 0, 0]

@@ -9,9 +9,9 @@ import tensorflow as tf
 from ctl.distribute import job_fingerprint, startup_barrier
 from ctl.distribute.platforms import detection
 
-me = detection.read()
+me = detection.read_topology()
 if len(sys.argv) > 1 and me.worker_index == int(sys.argv[1]):
-    startup_barrier.meet(me, job_fingerprint.here(0, {}), 60.0)
+    startup_barrier.meet_workers(me, job_fingerprint.fingerprint_of_process(0, {}), 60.0)
     os._exit(0)
 ctl.make_strategy("multi_worker", startup_timeout_secs=8.0)
 print(json.dumps({"tensorflow": tf.__version__}))

@@ -5,7 +5,7 @@ done = processes.run([sys.executable, "-m", "models.mnist"], env=environment())
 
 Both take what `subprocess.Popen` takes. A program is forked from a server that has TensorFlow imported,
 and is started by `subprocess` if it is no Python program, if its environment differs in what imports
-read, or if the words are those of `ctl` itself. Its /proc/<pid>/cmdline is the server's: see `words_of`.
+read, or if the words are those of a tool of `ctl`. The launcher is forked too, and then forks its workers.
 """
 
 import atexit
@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,12 +24,6 @@ import warm_server
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECS = 240
-# read while Python, NumPy, TensorFlow, Keras and gRPC are imported
-_READ_BY_IMPORTS = (
-    "ABSL_", "CUDA_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_",
-    "OMP_", "OPENBLAS_", "PROTOCOL_BUFFERS_", "PYTHON", "TF2_", "TF_", "TZ", "XLA_",
-)  # fmt: skip
-_READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"}
 _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start_new_session"}
 
 
@@ -56,9 +49,6 @@ def run(words: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options) -> 
 
 def words_of(pid: int) -> list[str]:
     """What a running process was started with; [] if it has gone."""
-    for process in list(_forked):
-        if process.pid == pid and process.poll() is None:
-            return list(process.args)
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
@@ -67,9 +57,6 @@ def words_of(pid: int) -> list[str]:
 
 def variables_of(pid: int) -> dict[str, str]:
     """The environment that a running process was started with; {} if it has gone."""
-    for process in list(_forked):
-        if process.pid == pid and process.poll() is None:
-            return dict(process.environ)
     try:
         texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
     except OSError:
@@ -82,25 +69,19 @@ def _is_ours(words: Sequence[str]) -> bool:
     if os.fspath(words[0]) != sys.executable:
         return False
     if first == "-m":
-        return second.partition(".")[0] != "ctl"  # the launcher and the tools, without TensorFlow
+        is_launcher = warm_server.is_launcher(second, [*map(os.fspath, words[3:4])])
+        return is_launcher or second.partition(".")[0] != "ctl"
     return first == "-c" or first.endswith(".py")
 
 
 def _fits(environ: Mapping[str, str]) -> bool:
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
-    return path[0] == str(ROOT) and _read_by_imports(environ) == _read_by_imports(_server_environ())
-
-
-def _read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        k: v
-        for k, v in environ.items()
-        if k.startswith(_READ_BY_IMPORTS) and k not in _READ_LATER
-    }
+    mine, theirs = map(warm_server.read_by_imports, (environ, _server_environ()))
+    return path[0] == str(ROOT) and mine == theirs
 
 
 def _server_environ() -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if k not in _READ_LATER}
+    clean = {k: v for k, v in os.environ.items() if k not in warm_server.READ_LATER}
     return {**clean, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
@@ -127,10 +108,11 @@ class _Server:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, warm_server.MAX_REQUEST_BYTES)
         with theirs:
+            words = [sys.executable, warm_server.__file__, str(theirs.fileno())]
+            words, environ = warm_server.with_room(words, _server_environ())
             self._process = subprocess.Popen(
-                [sys.executable, warm_server.__file__, str(theirs.fileno())],
-                env=_server_environ(), cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+                words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -146,7 +128,6 @@ class _Server:
 # Two in turn: workers of one job have another order of their sets, as fresh processes have.
 _servers = itertools.cycle([_Server(), _Server()])
 _starting = threading.Lock()
-_forked: "weakref.WeakSet[_Forked]" = weakref.WeakSet()
 
 
 class _Forked(subprocess.Popen):
@@ -158,12 +139,11 @@ class _Forked(subprocess.Popen):
         first, second, *_ = [*map(os.fspath, args[1:]), ""]
         is_file = not first.startswith("-")
         arguments = [*map(os.fspath, args[2 if is_file else 3 :])]
-        self.environ = dict(os.environ if env is None else env)
         request = {
             "kind": "file" if is_file else first,
             "program": first if is_file else second,
             "arguments": arguments,
-            "env": self.environ,
+            "env": dict(os.environ if env is None else env),
             "cwd": os.fspath(cwd or os.getcwd()),
             "start_new_session": bool(options[5]),
         }
@@ -175,7 +155,6 @@ class _Forked(subprocess.Popen):
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         self._child_created = True
-        _forked.add(self)
 
     def _internal_poll(self, *_, **__):
         self._read(0)

@@ -88,8 +88,8 @@ class Faults:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
     def _patch(self):
-        write, tensors, mark = commit.write, snapshot.Snapshot.write, commit.mark
-        remove, discard, rename = commit.remove, commit.discard, Path.rename
+        write, tensors, mark = commit.write_checkpoint, snapshot.Snapshot.write, commit.mark
+        remove, discard, rename = commit.remove_checkpoint, commit.discard, Path.rename
 
         def writing(directory, manifest, write_state, **how):
             self._step = manifest.step
@@ -128,8 +128,8 @@ class Faults:
                 self.reach("while_replacing")
             return done
 
-        commit.write, snapshot.Snapshot.write, commit.mark = writing, writing_tensors, marking
-        commit.remove, commit.discard, Path.rename = removing, discarding, renaming
+        commit.write_checkpoint, snapshot.Snapshot.write, commit.mark = writing, writing_tensors, marking
+        commit.remove_checkpoint, commit.discard, Path.rename = removing, discarding, renaming
 
 
 def digests(trainer):

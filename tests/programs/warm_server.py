@@ -5,10 +5,12 @@
 The import takes seconds of CPU, of which a child needs none. The server makes no TensorFlow context and
 runs no program itself. What a child gets is that of a fresh `python program.py`: environment, arguments,
 directory, sys.path, standard streams and seeds. It leaves `serve` and ends as the interpreter ends.
-`processes.py` is the other side.
+Its words and variables are in /proc/<pid>/cmdline and environ too, as far as there is room.
+`processes.py` is the other side. A child that runs the launcher forks its workers: `warm_launcher.py`.
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -18,17 +20,45 @@ import socket
 import struct
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from importlib import invalidate_caches
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 
 # none that changes the environment: a child has that of its request
 IMPORTS = ("tensorflow", "keras", "ctl.app", "ctl.keras.fit", "ctl.metrics.tensorboard")
 MAX_REQUEST_BYTES = 2**20
+# read while Python, NumPy, TensorFlow, Keras and gRPC are imported
+_READ_BY_IMPORTS = (
+    "ABSL_", "CUDA_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_",
+    "OMP_", "OPENBLAS_", "PROTOCOL_BUFFERS_", "PYTHON", "TF2_", "TF_", "TZ", "XLA_",
+)  # fmt: skip
+READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED"}
+LEVEL = "TF_CPP_MIN_LOGLEVEL"  # which `import ctl` sets
+_ROOM = "ROOM_FOR_VARIABLES"  # of the server's environment, for those of its children
 CODE = struct.Struct("!i")  # of the process id, then of the exit code as subprocess has it
 
 
+def read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process that is forked has to have in common with the server."""
+    return {
+        k: v for k, v in environ.items() if k.startswith(_READ_BY_IMPORTS) and k not in READ_LATER
+    }
+
+
+def is_launcher(module: str, arguments: Sequence[str]) -> bool:
+    """Whether `python -m` of these words starts processes of `ctl launch` or `ctlrun`."""
+    if module == "ctl":
+        return [*arguments[:1]] == ["launch"]
+    return module in ("ctl.launch", "ctl.launch.horovodrun_cli")
+
+
+def with_room(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The words and variables to start a server with: a child can show its own in their place."""
+    return [*words, " " * 2**13], {**environ, _ROOM: " " * 2**16}
+
+
 def import_all() -> None:
-    before = {*os.environ, "TF_CPP_MIN_LOG_LEVEL"}
+    before = {*os.environ, LEVEL}
     import ctl  # noqa: F401  # hides TensorFlow's start-up lines
 
     for name in IMPORTS:
@@ -82,12 +112,8 @@ def serve(control: socket.socket) -> dict | None:
                 test.close()
 
 
-def become(request: dict, installed: list[str]) -> dict:
-    """Makes this child what a fresh process would be; the names that its program runs with."""
-    import tempfile
-
-    import numpy as np
-
+def take_streams(request: dict) -> None:
+    """The session and the standard streams of a child of the server; tells the test its id."""
     if request["start_new_session"]:
         os.setsid()
     *streams, test = request["streams"]
@@ -96,18 +122,29 @@ def become(request: dict, installed: list[str]) -> dict:
         os.close(stream)
     with socket.socket(fileno=test) as connection:
         connection.sendall(CODE.pack(os.getpid()))  # it has a session of its own: the test may go on
+
+
+def become(request: dict, installed: list[str]) -> dict:
+    """Makes this child what a fresh process would be; the names that its program runs with."""
+    import tempfile
+
+    import numpy as np
+
     os.chdir(request["cwd"])
-    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")  # set by `import ctl`, which a child does not repeat
+    level = os.environ.get(LEVEL)  # a child does not repeat `import ctl`
     os.environ.clear()
     os.environ.update(request["env"])
     if level is not None:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
+        os.environ.setdefault(LEVEL, level)
+    if "PYTHONUNBUFFERED" not in request["env"]:  # with which the server runs
+        sys.stdout.reconfigure(write_through=False, line_buffering=sys.stdout.isatty())
     np.random.seed()  # `random` has done so by itself
     tempfile.tempdir = None
     kind, program = request["kind"], request["program"]
     first = {"-c": "", "-m": os.getcwd(), "file": os.path.dirname(os.path.abspath(program))}[kind]
     sys.argv = ["-c" if kind == "-c" else program, *request["arguments"]]
     sys.orig_argv = [sys.executable, *([kind] if kind != "file" else []), program, *request["arguments"]]
+    _show(sys.orig_argv, request["env"])
     sys.path = [first, *request["env"]["PYTHONPATH"].split(os.pathsep), *installed]
     sys.path_importer_cache.clear()
     invalidate_caches()
@@ -117,6 +154,17 @@ def become(request: dict, installed: list[str]) -> dict:
     if kind == "file":
         names.update(__file__=program, __cached__=None, __loader__=SourceFileLoader("__main__", program))
     return names
+
+
+def _show(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Writes over what /proc shows of this process, which is what its server was started with."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    texts = words, [f"{k}={v}" for k, v in sorted(environ.items(), key=lambda item: len(item[1]))]
+    for text, begin, end in zip(texts, fields[45:49:2], fields[46:50:2], strict=True):
+        size = int(end) - int(begin)
+        content = b"".join(os.fsencode(t) + b"\0" for t in text)[: size - 1]
+        ctypes.memmove(int(begin), content.ljust(size, b"\0"), size)
 
 
 def compiled(request: dict) -> types.CodeType:
@@ -131,6 +179,11 @@ def compiled(request: dict) -> types.CodeType:
 
 
 if __name__ == "__main__":
+    del os.environ[_ROOM]
+    sys.modules["warm_server"] = sys.modules["__main__"]
+    import warm_launcher
+
+    started_with = dict(os.environ)
     # Ctrl-C is for the tests, which then close the socket; a child gets what was sent before it began
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     found = sys.path[2:]  # without this file's folder and PYTHONPATH, the root
@@ -140,7 +193,10 @@ if __name__ == "__main__":
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         os._exit(0)
+    take_streams(request)
     names = become(request, found)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if request["kind"] == "-m" and is_launcher(request["program"], request["arguments"]):
+        warm_launcher.install(started_with, found)
     code = compiled(request)
     exec(code, {"__name__": "__main__"} if request["kind"] == "-m" else names)

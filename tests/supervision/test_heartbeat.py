@@ -40,11 +40,11 @@ def test_the_file_tells_step_phase_and_that_it_beats(tmp_path):
 
 
 def test_nobody_who_asks_no_thread(monkeypatch):
-    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    monkeypatch.delenv(heartbeat.HEARTBEAT_VARIABLE, raising=False)
     heart = Heartbeat()
     with heart.watched(0.0):
         heart.reached(1)
-    assert heart._thread is None
+    assert heart._beats is None
 
 
 def test_a_disk_that_refuses_is_no_reason_to_stop(tmp_path):
@@ -173,4 +173,4 @@ def test_a_run_that_moves_is_left_alone(step_timeout_secs):
 
     Timed.step_timeout_secs = step_timeout_secs
     assert Timed(strategy="default", intervals=every_step(), writers=[]).train(2)["loss"] > 0
-    assert ctl.Trainer.step_timeout_secs == 0.0
+    assert ctl.Config().step_timeout_secs == 0.0

@@ -12,7 +12,7 @@ from test_platforms import ADDRESSES, EVALUATOR, spec, tf_config
 
 
 def look(**environ):
-    return doctor.look(environ, network=False)
+    return doctor.diagnose(environ, network=False)
 
 
 def test_a_process_alone():
@@ -21,7 +21,7 @@ def test_a_process_alone():
         "type": "worker", "index": 0, "address": None, "rank": 0, "is_chief": True,
     }  # fmt: skip
     assert (seen["cluster"], seen["tf_config"], seen["problems"]) == ({}, None, [])
-    text = doctor.text_of(seen)
+    text = doctor.diagnosis_text(seen)
     assert "a process of its own" in text and text.endswith("Nothing is wrong.")
 
 
@@ -38,7 +38,7 @@ def test_vertex_ai_with_its_directories():
         "model_dir": "gs://b/job", "logs": "gs://b/job/logs", "model": "gs://b/job/model",
         "sources": ["AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"],
     }  # fmt: skip
-    text = doctor.text_of(seen)
+    text = doctor.diagnosis_text(seen)
     assert any("not written to a URL" in note for note in seen["notes"])
     assert "by         AIP_CHECKPOINT_DIR, AIP_TENSORBOARD_LOG_DIR, AIP_MODEL_DIR" in text
     for words in ("worker 1, rank 2 of 3", "Vertex AI", "another process evaluates", "gs://b/job/logs"):
@@ -50,18 +50,18 @@ def test_a_mistake_is_told_and_everything_else_too():
     assert seen["task"] is None and seen["directories"]["model"] == "gs://b/m"
     [problem] = seen["problems"]
     assert "TF_CONFIG is not JSON" in problem
-    assert f"wrong: {problem}" in doctor.text_of(seen)
+    assert f"wrong: {problem}" in doctor.diagnosis_text(seen)
 
 
 def test_what_is_set_and_not_used_is_named():
     both = tf_config({"worker": ["a:1", "b:1"]}, "worker") | {"CTL_WORKERS": ADDRESSES}
     assert look(**both)["also_set"] == ["CTL_WORKERS"]
-    assert "CTL_WORKERS (not used)" in doctor.text_of(look(**both))
+    assert "CTL_WORKERS (not used)" in doctor.diagnosis_text(look(**both))
 
 
 def test_many_workers_are_not_all_listed():
     workers = [f"w{i}:1" for i in range(30)]
-    text = doctor.text_of(look(**tf_config({"worker": workers}, "worker", 29)))
+    text = doctor.diagnosis_text(look(**tf_config({"worker": workers}, "worker", 29)))
     assert "w7:1 and 22 more" in text and "w8:1" not in text and "address    w29:1" in text
 
 
@@ -71,7 +71,7 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
         taken.listen()
         mine = f"localhost:{taken.getsockname()[1]}"
         cluster = {"worker": [mine, "nobody.invalid:1"]}
-        seen = doctor.look(tf_config(cluster, "worker"), network=True)
+        seen = doctor.diagnose(tf_config(cluster, "worker"), network=True)
     assert any("'nobody.invalid' has no address here yet" in note for note in seen["notes"])
     [problem] = seen["problems"]
     assert f"this task's address {mine} is in use" in problem

@@ -98,9 +98,9 @@ def test_a_path_that_is_no_model_dir_is_refused(tmp_path, capsys):
 
 
 def test_numbers_that_are_not_finite_are_json(run):
-    seen = inspect_command.look(run / "checkpoints")
+    seen = inspect_command.inspect_run(run / "checkpoints")
     seen["checkpoints"][0]["metrics"] = {"loss": inspect_command._finite(float("nan"))}
-    assert "NaN" not in json.dumps(seen) and "loss=nan" in inspect_command.text_of(seen, 0.0)
+    assert "NaN" not in json.dumps(seen) and "loss=nan" in inspect_command.inspection_text(seen, 0.0)
 
 
 def test_looking_at_local_files_needs_no_tensorflow(run):

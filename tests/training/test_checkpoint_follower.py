@@ -28,7 +28,7 @@ class World:
             with open(f"{prefix}.index", "w") as file:
                 file.write("x")
 
-        commit.write(self.directory, Manifest(step=step, created=created), write_state)
+        commit.write_checkpoint(self.directory, Manifest(step=step, created=created), write_state)
 
     def lease(self, host="elsewhere", **changes):
         content = {

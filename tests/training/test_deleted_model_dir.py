@@ -28,7 +28,7 @@ def test_checkpoints_that_are_gone_are_no_start_at_0(tmp_path):
 
 def test_a_run_that_could_save_nothing_begins_at_0_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("ctl.checkpoints.commit.write", _full)
+        patch.setattr("ctl.checkpoints.commit.write_checkpoint", _full)
         with pytest.raises(SaveError):
             make(tmp_path / "run").train(4)
     again = make(tmp_path / "run")

@@ -178,7 +178,8 @@ def test_with_an_evaluator_in_the_cluster_workers_evaluate_only_when_asked(
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
         values = parsed("--strategy=default", f"--model_dir={tmp_path}", *arguments)
         settings, _ = config.of_command_line(values, {}, ctl.Trainer)
-        return app._parts(values, settings, {}, detection.read())["intervals"].evaluate != ctl.Every()
+        parts = app._parts(values, settings, {}, detection.read_topology())
+        return parts["intervals"].evaluate != ctl.Every()
 
     assert evaluates({"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:3"]}) == inline
     assert evaluates({"worker": ["127.0.0.1:1"]})

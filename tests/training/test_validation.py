@@ -117,7 +117,7 @@ INFINITE = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "
 )  # fmt: skip
 def test_variables_without_end_are_refused_in_words(environ):
     with pytest.raises(ctl.UsageError) as raised:
-        detection.read(environ)
+        detection.read_topology(environ)
     assert 10 < len(str(raised.value)) < 1500
 
 
@@ -142,7 +142,7 @@ def test_a_directory_of_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, 
     monkeypatch.setattr(Path, "iterdir", refused)
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     with pytest.raises(ReadError, match="cannot be read: Permission denied") as raised:
-        restoring.newest(tmp_path)
+        restoring.newest_checkpoint(tmp_path)
     assert raised.value.exit_code == 134
 
 
@@ -166,7 +166,7 @@ import contextlib, json
 import ctl
 from ctl.distribute import own_port, startup_barrier
 startup_barrier.checked = lambda *_: contextlib.nullcontext()  # the fault comes after the meeting
-own_port.check = lambda cluster: None
+own_port.check_port_is_free = lambda cluster: None
 try:
     ctl.make_strategy("multi_worker")
 except ctl.PeerLostError as e:

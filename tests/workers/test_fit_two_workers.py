@@ -1,11 +1,11 @@
 """`ctl.fit` on two workers, where `Model.fit` fails: the numbers of `Model.fit` on one device."""
 
 import json
-import subprocess
 import sys
 
 import keras
 import numpy as np
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 from fitting import assert_same, fitted
@@ -23,7 +23,7 @@ def workers(run_program):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fifty_steps_on_two_workers_are_those_of_model_fit_on_one_device(workers, name):
+def test_three_epochs_on_two_workers_are_those_of_model_fit_on_one_device(workers, name):
     first, second = (w.json[name] for w in workers)
     assert first == second
     assert_same(name, first, fitted(name))
@@ -52,10 +52,10 @@ def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
 @pytest.mark.slow
 def test_parameter_servers_train_a_compiled_model_and_count_every_example(tmp_path):
     program = str(ROOT / "tests/programs/fit_served.py")
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", "ctl", "launch", "--workers=2", "--ps=1", "--chief",
          f"--log_dir={tmp_path}", "--", sys.executable, program],
-        env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+        env=environment(), timeout=TIMEOUT_SECS,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])

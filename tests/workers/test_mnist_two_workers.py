@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 
@@ -36,12 +37,12 @@ print(json.dumps({
 def run(tmp_path_factory):
     """A finished run of 400 steps: (model_dir, console output)."""
     model_dir = tmp_path_factory.mktemp("mnist") / "run"
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-m",
          "models.mnist", f"--model_dir={model_dir}", "--train_steps=400", "--eval_every_steps=200",
          "--keep=2,best=accuracy", "--save_every_steps=100"],
-        cwd=ROOT, env=environment(), timeout=TIMEOUT_SECS, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=ROOT, env=environment(), timeout=TIMEOUT_SECS,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     return model_dir, done.stdout

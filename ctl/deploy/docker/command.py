@@ -17,7 +17,7 @@ from ctl.deploy.docker.project import SOURCE_TREE, Project
 from ctl.deploy.output import Advice
 from ctl.errors import UsageError
 
-EXAMPLE = (
+DOCKER_EXAMPLE = (
     "ctl deploy docker --image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1 "
     "-- python -m trainer.task"
 )
@@ -33,16 +33,18 @@ def write(line: CommandLine) -> None:
     if not line.command:
         flag = line.program[0].partition("=")[0]
         raise UsageError(f"the program begins with a flag, {flag}; expected e.g. `-- python train.py`")
-    found = project.look(directory, line.program, ctl=options.ctl, copy=options.copy)
-    top = manifest.header(line.as_text(*([] if options.ctl else [f"--ctl={found.ctl}"])))
-    ignored = manifest.text("dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)})
+    found = project.find_project(directory, line.program, ctl=options.ctl, copy=options.copy)
+    top = manifest.file_header(line.as_text(*([] if options.ctl else [f"--ctl={found.ctl}"])))
+    ignored = manifest.text_from(
+        "dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)}
+    )
     files = {
         directory / "Dockerfile": top + dockerfile(line, found),
         directory / ".dockerignore": top + ignored,
     }
-    output.write(files, force=options.force)
+    output.write_files(files, force=options.force)
     advice = _advice(options, found.constraints)
-    output.tell(advice, str(directory), written=list(map(str, files)), to_stdout=True)
+    output.tell_written(advice, str(directory), written=list(map(str, files)), to_stdout=True)
 
 
 def dockerfile(line: CommandLine, found: Project) -> str:
@@ -67,7 +69,7 @@ def dockerfile(line: CommandLine, found: Project) -> str:
         "entrypoint": json.dumps(line.command),
         "cmd": json.dumps(line.args) if line.args else None,
     }
-    return manifest.text("Dockerfile", values)
+    return manifest.text_from("Dockerfile", values)
 
 
 def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
@@ -105,7 +107,7 @@ def _tensorflow(word: str) -> str:
 def parser() -> args.Parser:
     """The parser of the options."""
     made = args.Parser(
-        "docker", "Writes a Dockerfile and a .dockerignore into a project directory.", EXAMPLE
+        "docker", "Writes a Dockerfile and a .dockerignore into a project directory.", DOCKER_EXAMPLE
     )
     python = validators.form("3[.][1-9][0-9]", "no version of Python for ctl; expected 3.10 or newer")
     image = validators.image

@@ -1,6 +1,6 @@
 """What of a project directory goes into an image, found by looking at it.
 
-found = project.look(Path("."), ("python", "-m", "trainer.task"), ctl=None, copy=[])
+found = project.find_project(Path("."), ("python", "-m", "trainer.task"), ctl=None, copy=[])
 found.copied                # ("trainer",)
 """
 
@@ -49,7 +49,9 @@ class Project:
         return list(dict.fromkeys([*files, *ctl, *self.copied]))
 
 
-def look(directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]) -> Project:
+def find_project(
+    directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]
+) -> Project:
     """Finds the program's own code, requirements.txt, constraints.txt and how ctl is to be installed.
 
     Raises UsageError for code that is not there, and when nothing says where ctl comes from.

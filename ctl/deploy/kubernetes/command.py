@@ -7,7 +7,7 @@ from ctl.deploy.args import CommandLine
 from ctl.deploy.kubernetes import job as kubernetes_job
 from ctl.deploy.kubernetes import objects
 from ctl.deploy.kubernetes import options as kubernetes_options
-from ctl.deploy.kubernetes.job import Job
+from ctl.deploy.kubernetes.job import KubernetesJob
 from ctl.deploy.kubernetes.objects import JOBSET, LABEL
 from ctl.deploy.manifest import Document
 from ctl.deploy.output import Advice
@@ -19,11 +19,11 @@ _JOBS = ("Job", "TFJob", "TrainJob")
 
 def write(line: CommandLine) -> None:
     """Writes the manifest."""
-    options, job = line.options, kubernetes_job.read(line)
-    made = objects.make(job)
+    options, job = line.options, kubernetes_job.read_job(line)
+    made = objects.objects_of(job)
     advice = Advice(
         fill_in=_fill_in(job),
-        warnings=kubernetes_job.warnings(job),
+        warnings=kubernetes_job.job_warnings(job),
         notes=_notes(job, made),
         commands=_commands(job),
     )
@@ -33,11 +33,11 @@ def write(line: CommandLine) -> None:
                 document["metadata"]["annotations"] = {LINE: line.as_text()}
         text = manifest.as_json({"apiVersion": "v1", "kind": "List", "items": made})
     else:
-        text = manifest.as_yaml(made, manifest.header(line.as_text(), advice.fill_in))
+        text = manifest.as_yaml(made, manifest.file_header(line.as_text(), advice.fill_in))
     output.deliver(line, text, advice, f"job.{options.format}")
 
 
-def _fill_in(job: Job) -> list[str]:
+def _fill_in(job: KubernetesJob) -> list[str]:
     options = job.options
     found = validators.blanks([options.image, *job.line.args])
     if options.claim:
@@ -49,7 +49,7 @@ def _fill_in(job: Job) -> list[str]:
     return found
 
 
-def _notes(job: Job, made: list[Document]) -> list[str]:
+def _notes(job: KubernetesJob, made: list[Document]) -> list[str]:
     options = job.options
     kinds = dict.fromkeys(d["kind"].lower() for d in made if d["kind"] != "PersistentVolumeClaim")
     delete = [
@@ -71,11 +71,11 @@ def _notes(job: Job, made: list[Document]) -> list[str]:
     return found
 
 
-def _namespace(job: Job) -> list[str]:
+def _namespace(job: KubernetesJob) -> list[str]:
     return [f"--namespace={job.options.namespace}"] if job.options.namespace else []
 
 
-def _commands(job: Job) -> list[str]:
+def _commands(job: KubernetesJob) -> list[str]:
     place, options = _namespace(job), job.options
     mine, index = f"{LABEL}instance={job.name}", "batch.kubernetes.io/job-completion-index=0"
     chief = f"{LABEL}component=training,{index}"

@@ -16,7 +16,7 @@ _SET_BY_RUNTIME = frozenset((
 
 
 @dataclass(frozen=True)
-class Job:
+class KubernetesJob:
     """What the templates need beside the options.
 
     Attributes:
@@ -56,7 +56,7 @@ class Job:
         return bool(self.has_peers or self.options.evaluator or self.logdir)
 
 
-def read(line: CommandLine) -> Job:
+def read_job(line: CommandLine) -> KubernetesJob:
     """The job of a command line; UsageError for options that do not fit together."""
     options = line.options
     _check_flavor(line)
@@ -69,12 +69,12 @@ def read(line: CommandLine) -> Job:
     last = options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     name = options.name or job_name(re.sub("[._]+", "-", last))
     env = validators.variables(options.env)
-    secrets = validators.pairs("--env_from_secret", options.env_from_secret)
+    secrets = validators.named_values("--env_from_secret", options.env_from_secret)
     for variable in secrets:
         if variable in env or variable in validators.IDENTITY_VARIABLES:
             raise UsageError(f"--env_from_secret={variable} is set elsewhere, too; expected one value")
     claim = f"{name}-shared" if options.storage else options.claim or ""
-    job = Job(line, name, env, secrets, claim, _logdir(line))
+    job = KubernetesJob(line, name, env, secrets, claim, _logdir(line))
     _check_model_dir(job)
     return job
 
@@ -106,7 +106,7 @@ def _logdir(line: CommandLine) -> str:
     return f"{model_dir.rstrip('/')}/logs"
 
 
-def _check_model_dir(job: Job) -> None:
+def _check_model_dir(job: KubernetesJob) -> None:
     options, model_dir = job.options, job.line.flag("model_dir")
     if options.evaluator and model_dir is None and job.line.program:
         raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH as its flag")
@@ -128,10 +128,10 @@ def _check_model_dir(job: Job) -> None:
         raise UsageError(f"{came} is inside one pod, and the others do not see it; expected {expected}")
 
 
-def warnings(job: Job) -> list[str]:
+def job_warnings(job: KubernetesJob) -> list[str]:
     """What looks wrong and may still be meant."""
     model_dir, options = job.line.flag("model_dir"), job.options
-    found = checks.warnings(job.line, "--ps=N and --flavor=tfjob")
+    found = checks.program_warnings(job.line, "--ps=N and --flavor=tfjob")
     gpu_labels = [pair for pair in options.node_selector if re.search("(gpu|accelerator).*=", pair)]
     if gpu_labels and not options.gpus:
         came = f"--node_selector={gpu_labels[0]} came without --gpus=N"

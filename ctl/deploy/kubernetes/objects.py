@@ -8,24 +8,24 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ctl.deploy.kubernetes.job import Job
+from ctl.deploy.kubernetes.job import KubernetesJob
 from ctl.deploy.manifest import Document, document, documents
-from ctl.deploy.validators import pairs
+from ctl.deploy.validators import named_values
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 
-PORT = 2222
+SERVICE_PORT = 2222
 TENSORBOARD_PORT = 6006
 LABEL = "app.kubernetes.io/"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
-def make(job: Job) -> list[Document]:
+def objects_of(job: KubernetesJob) -> list[Document]:
     """All objects, in the order in which they are wanted: storage, who may reach whom, the job."""
     jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
     return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
 
 
-def _values(job: Job) -> dict[str, Any]:
+def _values(job: KubernetesJob) -> dict[str, Any]:
     """What several templates have in common."""
     options = job.options
     return {
@@ -50,7 +50,7 @@ def _escaped(words: Iterable[str]) -> list[str]:
     return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
 
 
-def _environment(job: Job, own: Mapping[str, str]) -> list[Document] | None:
+def _environment(job: KubernetesJob, own: Mapping[str, str]) -> list[Document] | None:
     """Variables: what ctl sets, then those asked for, then those that Secrets hold."""
     shown = {**own, **job.env}
     env: list[Document] = [
@@ -62,13 +62,13 @@ def _environment(job: Job, own: Mapping[str, str]) -> list[Document] | None:
     return env or None
 
 
-def _pod(job: Job, component: str, own: Mapping[str, Any]) -> Document:
+def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document:
     """A pod template; `own`: values that differ from those of a training pod.
 
     Nodes with GPUs turn away pods that do not tolerate them, and `--node_selector` names such nodes when
     there are GPUs: both are for the pods with GPUs only.
     """
-    selector = pairs("--node_selector", job.options.node_selector)
+    selector = named_values("--node_selector", job.options.node_selector)
     values = {
         **_values(job),
         "component": component,
@@ -83,30 +83,30 @@ def _pod(job: Job, component: str, own: Mapping[str, Any]) -> Document:
     return document("kubernetes_pod.yaml", values)
 
 
-def _addresses(job: Job, pod: str) -> list[str]:
+def _addresses(job: KubernetesJob, pod: str) -> list[str]:
     """host:port of all training pods in order; `pod` is their name before the index."""
     domain = f".{job.options.namespace}.svc" if job.options.namespace else ""
-    return [f"{pod}-{i}.{job.name}{domain}:{PORT}" for i in range(job.options.workers)]
+    return [f"{pod}-{i}.{job.name}{domain}:{SERVICE_PORT}" for i in range(job.options.workers)]
 
 
-def _cluster_variables(job: Job, addresses: list[str]) -> dict[str, str]:
+def _cluster_variables(job: KubernetesJob, addresses: list[str]) -> dict[str, str]:
     """What ctl makes a cluster of; one worker alone needs nothing."""
     own = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
     return own | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
 
 
-def _job(job: Job) -> list[Document]:
+def _job(job: KubernetesJob) -> list[Document]:
     """A Job: indexed, with a service without an address, where several pods are to find each other."""
     addresses = _addresses(job, job.name)
     env = _environment(job, _cluster_variables(job, addresses))
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
     if job.is_indexed:
-        pod |= {"subdomain": job.name, "port_name": "training", "port": PORT}
+        pod |= {"subdomain": job.name, "port_name": "training", "port": SERVICE_PORT}
     own = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
     return [*documents("kubernetes_job.yaml", _values(job) | own), *_evaluator(job, addresses)]
 
 
-def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
+def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
     """A Job of one pod that evaluates checkpoints; it ends by itself when the training has."""
     if not job.options.evaluator:
         return []
@@ -117,10 +117,10 @@ def _evaluator(job: Job, addresses: list[str]) -> list[Document]:
     return documents("kubernetes_job.yaml", _values(job) | own)
 
 
-def _tfjob(job: Job) -> list[Document]:
+def _tfjob(job: KubernetesJob) -> list[Document]:
     """A TFJob of Kubeflow's training operator v1, which writes TF_CONFIG."""
     options = job.options
-    own = {"istio_inject": "false", "port_name": "tfjob-port", "port": PORT}
+    own = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
     count = options.workers + options.ps + options.evaluator
     values = {
         **_values(job),
@@ -133,7 +133,7 @@ def _tfjob(job: Job) -> list[Document]:
     return documents("kubeflow_tfjob.yaml", values)
 
 
-def _trainjob(job: Job) -> list[Document]:
+def _trainjob(job: KubernetesJob) -> list[Document]:
     """A TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless one is named."""
     runtime = job.options.runtime
     addresses = _addresses(job, f"{job.name}-node-0")
@@ -151,7 +151,7 @@ def _trainjob(job: Job) -> list[Document]:
     return [*documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
 
 
-def _volume(job: Job) -> list[Document]:
+def _volume(job: KubernetesJob) -> list[Document]:
     """The PersistentVolumeClaim, if one is to be made; for several nodes if there are several pods."""
     if not job.options.storage:
         return []
@@ -160,7 +160,7 @@ def _volume(job: Job) -> list[Document]:
     return documents("kubernetes_volume.yaml", values)
 
 
-def _policies(job: Job) -> list[Document]:
+def _policies(job: KubernetesJob) -> list[Document]:
     """NetworkPolicies: the training pods reach each other, nobody else reaches any pod."""
     options = job.options
     has_own_policy = job.has_peers or bool(options.runtime)
@@ -177,7 +177,7 @@ def _policies(job: Job) -> list[Document]:
     return documents("kubernetes_network_policy.yaml", values)
 
 
-def _tensorboard(job: Job) -> list[Document]:
+def _tensorboard(job: KubernetesJob) -> list[Document]:
     """A Deployment and a Service inside the cluster; never one that is reachable from outside."""
     if not job.logdir:
         return []

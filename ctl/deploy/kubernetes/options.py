@@ -2,9 +2,9 @@
 
 from ctl.deploy import args
 from ctl.deploy.args import Option
-from ctl.deploy.validators import form, whole
+from ctl.deploy.validators import form, whole_option
 
-EXAMPLE = (
+KUBERNETES_EXAMPLE = (
     "ctl deploy kubernetes --image=ghcr.io/me/flowers:1 --workers=2 --storage=10Gi "
     "-- python -m trainer.task --model_dir=/shared/flowers"
 )
@@ -38,7 +38,7 @@ _mount = form(r"(?!/dev/shm$)(/[\w.-]+)+", "no place for a volume; expected a pa
 def parser() -> args.Parser:
     """The parser of the options."""
     description = "Writes a Job, a TFJob or a TrainJob, and the objects that it needs."
-    made = args.Parser("kubernetes", description, EXAMPLE, needs_program=False)
+    made = args.Parser("kubernetes", description, KUBERNETES_EXAMPLE, needs_program=False)
     made.add("the job", *args.job_options("pod", job_name))
     made.add(
         "Kubernetes",
@@ -46,20 +46,20 @@ def parser() -> args.Parser:
         Option("--flavor", "job, or Kubeflow's tfjob (v1), trainjob (v2)", "KIND", _flavor, "job"),
         Option("--runtime", "of a trainjob: an existing ClusterTrainingRuntime", "NAME", _object),
         Option("--tensorboard", "one more pod shows the curves"),
-        Option("--max_restarts", "of all pods, after a loss", "N", whole(0, 1000), 3),
+        Option("--max_restarts", "of all pods, after a loss", "N", whole_option(0, 1000), 3),
     )
     made.add(
         "each pod",
         Option("--cpu", "CPUs, such as 2 or 500m", "N", _cpu, "2"),
         Option("--memory", "at most so much", "SIZE", _size, "4Gi"),
-        Option("--gpus", "NVIDIA GPUs (default: none)", "N", whole(0), 0),
+        Option("--gpus", "NVIDIA GPUs (default: none)", "N", whole_option(0), 0),
         Option("--shm", "/dev/shm, part of the memory", "SIZE", _size, "1Gi"),
         Option(
             "--node_selector", "a label of the nodes, of those with GPUs if any", "KEY=VALUE", _selector, []
         ),
         Option("--env_from_secret", "a variable that a Secret holds", "NAME=SECRET:KEY", _secret, []),
         Option("--service_account", "of the pods (default: the namespace's)", "NAME", _object),
-        Option("--grace_secs", "from SIGTERM to SIGKILL, to save in", "SECS", whole(1, 3600), 120),
+        Option("--grace_secs", "from SIGTERM to SIGKILL, to save in", "SECS", whole_option(1, 3600), 120),
     )
     made.add(
         "a volume that all pods see",

@@ -8,7 +8,7 @@ from ctl.errors import UsageError
 _SHARED = ("/gcs/", "gs://", "/mnt/nfs/", "/mnt/lustre/")  # what all machines of a job see
 
 
-def check(line: CommandLine, region: str) -> None:
+def check_job(line: CommandLine, region: str) -> None:
     """Raises UsageError for what Vertex AI would refuse for its structure, or what cannot train."""
     checks.check_parameter_servers(line)
     _check_reduction_server(line)
@@ -84,10 +84,10 @@ def _check_tuning(line: CommandLine) -> None:
         raise UsageError(f"--parallel_trials={parallel} is more than --trials={trials}; expected fewer")
 
 
-def warnings(line: CommandLine) -> list[str]:
+def vertex_warnings(line: CommandLine) -> list[str]:
     """What looks wrong and may still be meant."""
     options, model_dir = line.options, line.flag("model_dir")
-    found = checks.warnings(line, "--ps=N")
+    found = checks.program_warnings(line, "--ps=N")
     if line.program and not options.base_output and model_dir is None:
         found.append("nothing says where the model goes: give --base_output, or --model_dir to the program")
     if model_dir and not model_dir.startswith(_SHARED):

@@ -10,7 +10,7 @@ from ctl.deploy.output import Advice
 from ctl.deploy.vertex import checks as vertex_checks
 from ctl.deploy.vertex import job as vertex_job
 from ctl.deploy.vertex import options as vertex_options
-from ctl.deploy.vertex.job import Job
+from ctl.deploy.vertex.job import VertexJob
 from ctl.errors import UsageError
 
 parser = vertex_options.parser
@@ -21,18 +21,18 @@ def write(line: CommandLine) -> None:
     """Writes the job; with --submit also sends it."""
     options = line.options
     project, region = _place(options.image, options.project, options.region)
-    vertex_checks.check(line, region)
-    job = vertex_job.make(line, region)
+    vertex_checks.check_job(line, region)
+    job = vertex_job.job_of(line, region)
     blanks = validators.blanks([line.as_text(), project, region])
     if options.submit and blanks:
         raise UsageError(f"--submit came, but {', '.join(blanks)} must be filled in first")
     if options.format == "json":
         text = manifest.as_json(job.spec)
     else:
-        text = manifest.as_yaml([job.spec], manifest.header(line.as_text(), blanks))
+        text = manifest.as_yaml([job.spec], manifest.file_header(line.as_text(), blanks))
     advice = Advice(
         fill_in=blanks,
-        warnings=vertex_checks.warnings(line),
+        warnings=vertex_checks.vertex_warnings(line),
         notes=_notes(line, job),
         commands=[] if options.submit else _commands(line, job, project, region),
     )
@@ -40,8 +40,8 @@ def write(line: CommandLine) -> None:
         output.deliver(line, text, advice, f"job.{options.format}")
         return
     written = [options.output] if options.output else []
-    output.write({Path(path): text for path in written}, force=options.force)
-    output.tell(advice, "", written=written, to_stdout=False)
+    output.write_files({Path(path): text for path in written}, force=options.force)
+    output.tell_written(advice, "", written=written, to_stdout=False)
     _submit(job, project, region)
 
 
@@ -55,7 +55,7 @@ def _place(image: str, project: str | None, region: str | None) -> tuple[str, st
     return project, region or by_image[1]
 
 
-def _submit(job: Job, project: str, region: str) -> None:
+def _submit(job: VertexJob, project: str, region: str) -> None:
     from ctl.deploy.vertex import submit
 
     name = submit.submit(job.as_sent(), project, region)
@@ -68,7 +68,7 @@ def _submit(job: Job, project: str, region: str) -> None:
     )
 
 
-def _commands(line: CommandLine, job: Job, project: str, region: str) -> list[str]:
+def _commands(line: CommandLine, job: VertexJob, project: str, region: str) -> list[str]:
     if job.has_gap:
         return [line.as_text("--submit")]
     gcloud = ["gcloud", "ai", "hp-tuning-jobs" if job.is_tuning else "custom-jobs"]
@@ -80,7 +80,7 @@ def _commands(line: CommandLine, job: Job, project: str, region: str) -> list[st
     return [f"{shlex.join(create)} --config={{file}}", shlex.join(watch)]
 
 
-def _notes(line: CommandLine, job: Job) -> list[str]:
+def _notes(line: CommandLine, job: VertexJob) -> list[str]:
     options, found = line.options, []
     if options.format == "json" and (options.output or not options.submit):
         found.append(f"JSON has no place for the line that writes it again; keep it: {line.as_text()}")

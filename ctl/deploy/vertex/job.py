@@ -13,7 +13,7 @@ _REDUCTION_MACHINE = "n1-highcpu-16"
 
 
 @dataclass(frozen=True)
-class Job:
+class VertexJob:
     """One job, as it is written and as it is sent.
 
     Attributes:
@@ -41,11 +41,11 @@ class Job:
         return {"displayName": self.name, "jobSpec": self.spec, **labels}
 
 
-def make(line: CommandLine, region: str) -> Job:
+def job_of(line: CommandLine, region: str) -> VertexJob:
     """The job of a command line."""
     options, tuned = line.options, line.options.metric or {}
     name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    labels = validators.pairs("--label", options.label)
+    labels = validators.named_values("--label", options.label)
     args = line.args
     if tuned and line.flag("report_hypertune") is None:
         args = [*args, f"--report_hypertune={tuned['metric']}"]
@@ -62,7 +62,7 @@ def make(line: CommandLine, region: str) -> Job:
             "labels": labels or None,
         }
         spec = manifest.document("vertex_tuning_job.yaml", values)
-    return Job(name, spec, is_tuning=bool(tuned), labels=labels)
+    return VertexJob(name, spec, is_tuning=bool(tuned), labels=labels)
 
 
 def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:

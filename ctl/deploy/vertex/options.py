@@ -7,10 +7,10 @@ import argparse
 
 from ctl.deploy import args
 from ctl.deploy.args import Option
-from ctl.deploy.validators import BLANK, form, whole
+from ctl.deploy.validators import BLANK, form, whole_option
 from ctl.deploy.vertex import tuning
 
-EXAMPLE = (
+VERTEX_EXAMPLE = (
     "ctl deploy vertex --image=us-central1-docker.pkg.dev/PROJECT/flower-app/flowers:1 --workers=2 "
     "--base_output=gs://BUCKET/flowers -- python -m trainer.task --train_steps=1000"
 )
@@ -59,7 +59,7 @@ def _name(word: str) -> str:
 def parser() -> args.Parser:
     """The parser of the options."""
     description = "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob."
-    made = args.Parser("vertex", description, EXAMPLE, needs_program=False)
+    made = args.Parser("vertex", description, VERTEX_EXAMPLE, needs_program=False)
     made.add("the job", *args.job_options("machine", _name))
     made.add(
         "machines",
@@ -69,7 +69,7 @@ def parser() -> args.Parser:
         ),
         Option("--reduction_server", "machines that add gradients up", "COUNT[:TYPE]", _reduction_server),
         Option("--side_machine_type", "of evaluator, parameter servers", "TYPE", _machine, "n1-standard-4"),
-        Option("--disk_gb", "boot disk of each machine (default: the service's)", "GB", whole(1)),
+        Option("--disk_gb", "boot disk of each machine (default: the service's)", "GB", whole_option(1)),
         Option("--spot", "on cheaper machines that Google may take away"),
     )
     made.add(
@@ -89,7 +89,7 @@ def parser() -> args.Parser:
         "tuning",
         Option("--tune", f"a flag of the program to vary: {tuning.FORMS}", "RANGE", tuning.parameter, []),
         Option("--metric", "what to maximize, or :minimize", "NAME[:GOAL]", tuning.metric),
-        Option("--trials", "trainings in all (default: 10)", "N", whole(1, 1000)),
-        Option("--parallel_trials", "trainings at a time (default: 2)", "N", whole(1, 1000)),
+        Option("--trials", "trainings in all (default: 10)", "N", whole_option(1, 1000)),
+        Option("--parallel_trials", "trainings at a time (default: 2)", "N", whole_option(1, 1000)),
     )
     return made

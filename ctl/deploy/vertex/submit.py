@@ -14,7 +14,7 @@ _INSTALL = (
 )
 
 
-class RefusedError(CtlError):
+class SubmissionError(CtlError):
     """The service, or the way to it, refused a job."""
 
     exit_code = EXIT_FAILED
@@ -58,5 +58,5 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
         cure = "log in with `gcloud auth application-default login`"
         raise UsageError(f"there are no credentials for Google Cloud ({e}); {cure}") from None
     except GoogleAPIError as e:
-        raise RefusedError(f"Vertex AI refused the job. It says: {e}") from None
+        raise SubmissionError(f"Vertex AI refused the job. It says: {e}") from None
     return str(made.name)

@@ -13,9 +13,9 @@ from ctl.distribute.topology import Topology
 
 # the first that has something to say decides
 _READERS = {
-    tf_config.NAME: tf_config.read,
-    vertex.NAME: vertex.read,
-    listed.NAME: listed.read,
+    tf_config.TF_CONFIG: tf_config.read,
+    vertex.CLUSTER_SPEC: vertex.read,
+    listed.WORKERS_VARIABLE: listed.read,
     "OMPI_COMM_WORLD_RANK": mpi.read,
     "SLURM_PROCID": slurm.read,
     "SM_HOSTS": sagemaker.read,
@@ -24,7 +24,7 @@ _READERS = {
 VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Topology:
+def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     """Reads the environment; where it tells of no cluster, the job is this process alone.
 
     TF_CONFIG decides if it is set: `{}` means alone, whatever else is there. Then come Vertex AI's
@@ -49,7 +49,7 @@ def normalise(topology: Topology, environ: MutableMapping[str, str] = os.environ
         environ["TF_CONFIG"] = topology.tf_config()
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+def apply_settings(environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets what the platform left to the program, e.g. which GPUs are this task's; before TensorFlow
     looks for them."""
-    environ.update(read(environ).settings)
+    environ.update(read_topology(environ).settings)

@@ -11,7 +11,7 @@ from ctl.distribute.platforms import variables
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
-NAME = "CTL_WORKERS"
+WORKERS_VARIABLE = "CTL_WORKERS"
 EVALUATOR = "CTL_EVALUATOR"
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
 INDICES = {
@@ -32,12 +32,12 @@ _SIZES = {
 
 def read(environ: Mapping[str, str]) -> Topology | None:
     """What CTL_WORKERS says; None if it is not set. Raises UsageError."""
-    text = environ.get(NAME, "").strip()
+    text = environ.get(WORKERS_VARIABLE, "").strip()
     if not text:
         return None
     addresses = [a.strip() for a in text.split(",")]
     for i, address in enumerate(addresses):
-        variables.check_address(address, NAME, f"task {i}")
+        variables.check_address(address, WORKERS_VARIABLE, f"task {i}")
     counter = next((n for n in INDICES if environ.get(n, "").strip()), None)
     if counter is None:
         raise UsageError(
@@ -58,7 +58,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
             f"{len(addresses) - 1})."
         )
     has_evaluator = environ.get(EVALUATOR, "") not in ("", "0")
-    sources = [NAME, counter, *([EVALUATOR] if has_evaluator else [])]
+    sources = [WORKERS_VARIABLE, counter, *([EVALUATOR] if has_evaluator else [])]
     return variables.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
 
 

@@ -14,7 +14,7 @@ from ctl.distribute.platforms import variables
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
-PLATFORM = "Slurm"
+SLURM = "Slurm"
 _FIRST_PORT = 15000
 _PORTS_OF_A_JOB = 16  # so jobs with neighbouring numbers that share a host keep apart
 _JOBS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
@@ -39,7 +39,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     if number is None or listed is None:
         several = (count or 1) > 1
         return Topology(
-            platform=PLATFORM,
+            platform=SLURM,
             sources=("SLURM_JOB_ID",),
             notes=(
                 f"{counter} is {count}, but srun was not used, so this process trains alone. Start the "
@@ -66,7 +66,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     _check_blocks(environ, placed, number, names)
     settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
     listed_addresses = addresses(environ, placed)
-    return variables.workers(PLATFORM, sources, listed_addresses, number, settings=settings)
+    return variables.workers(SLURM, sources, listed_addresses, number, settings=settings)
 
 
 def host_names(text: str) -> list[str]:

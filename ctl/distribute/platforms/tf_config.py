@@ -10,7 +10,7 @@ from ctl.distribute.platforms import variables, vertex
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
-NAME = "TF_CONFIG"
+TF_CONFIG = "TF_CONFIG"
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
@@ -19,7 +19,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     CLUSTER_SPEC beside it (Vertex AI) tells whether there is an evaluator, and whether what looks
     like parameter servers is the Reduction Server.
     """
-    config = variables.parsed(environ, NAME, variables.EXAMPLE)
+    config = variables.parsed(environ, TF_CONFIG, variables.TF_CONFIG_EXAMPLE)
     if config is None:
         return None
     if "sparseCluster" in config:
@@ -33,19 +33,19 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     task = config.get("task")
     platform = _platform(environ, config)
     if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
-        return Topology(platform=platform, sources=(NAME,))
-    tasks = variables.checked_tasks(cluster, NAME)
+        return Topology(platform=platform, sources=(TF_CONFIG,))
+    tasks = variables.checked_tasks(cluster, TF_CONFIG)
     beside = vertex.beside(environ, config)
     notes = []
     if beside.has_reduction_server and tasks.pop("ps", ()):
         notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
-    kind, index = variables.checked_task(task, tasks, NAME)
+    kind, index = variables.checked_task(task, tasks, TF_CONFIG)
     return Topology(
         tasks,
         kind,
         index,
         platform=platform,
-        sources=(NAME, *beside.sources),
+        sources=(TF_CONFIG, *beside.sources),
         has_evaluator="evaluator" in tasks or beside.has_evaluator,
         ends_with_chief=config.get("environment") == "cloud",
         notes=tuple(notes),
@@ -53,8 +53,8 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 
 
 def _platform(environ: Mapping[str, str], config: dict) -> str:
-    if vertex.NAME in environ or "CLOUD_ML_JOB_ID" in environ:
-        return vertex.PLATFORM
+    if vertex.CLUSTER_SPEC in environ or "CLOUD_ML_JOB_ID" in environ:
+        return vertex.VERTEX_AI
     if "SM_HOSTS" in environ:
         return "SageMaker"
     if config.get("environment") == "cloud" and "KUBERNETES_SERVICE_HOST" in environ:

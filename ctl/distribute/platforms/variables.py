@@ -8,9 +8,11 @@ from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 
 KNOWN_TYPES = (*TRAINING_TYPES, "ps", "evaluator")
-EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+TF_CONFIG_EXAMPLE = (
+    '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
 _MOST_DIGITS = 18
-PORT = "CTL_PORT"  # for platforms that name hosts only
+PORT_VARIABLE = "CTL_PORT"  # for platforms that name hosts only
 
 
 def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
@@ -18,7 +20,7 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict):
         raise UsageError(
             f"{variable}'s cluster is {cluster!r}; expected lists of addresses by task type, "
-            f"e.g. {EXAMPLE}."
+            f"e.g. {TF_CONFIG_EXAMPLE}."
         )
     tasks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
@@ -132,11 +134,11 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
 
 def port(environ: Mapping[str, str], default: int) -> int:
     """CTL_PORT, the first port of this job on each host, or the platform's default."""
-    given = number(environ, PORT)
+    given = number(environ, PORT_VARIABLE)
     if given is None:
         return default
     if not 0 < given < 65536:
-        raise UsageError(f"{PORT} is {given}; expected a port from 1 to 65535.")
+        raise UsageError(f"{PORT_VARIABLE} is {given}; expected a port from 1 to 65535.")
     return given
 
 

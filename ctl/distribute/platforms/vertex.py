@@ -13,8 +13,8 @@ from ctl.distribute.platforms import variables
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
-NAME = "CLUSTER_SPEC"
-PLATFORM = "Vertex AI"
+CLUSTER_SPEC = "CLUSTER_SPEC"
+VERTEX_AI = "Vertex AI"
 _POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 _EXAMPLE = (
     '{"cluster": {"workerpool0": ["host1:2222"], "workerpool1": ["host2:2222"]}, '
@@ -34,7 +34,7 @@ class Beside:
 
 def read(environ: Mapping[str, str]) -> Topology | None:
     """What CLUSTER_SPEC says; None if it is not set or empty. Raises UsageError."""
-    spec = variables.parsed(environ, NAME, _EXAMPLE)
+    spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE)
     if spec is None:
         return None
     cluster = spec.get("cluster") or {}
@@ -44,19 +44,19 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     notes: tuple[str, ...] = ()
     if _has_reduction_server(spec) and named.pop("ps", ()):
         notes = ("The Reduction Server's pool is left out of the cluster: it runs no training.",)
-    tasks = variables.checked_tasks(named, NAME)
+    tasks = variables.checked_tasks(named, CLUSTER_SPEC)
     task = spec.get("task")
     if isinstance(task, dict) and "type" in task:
         task = {**task, "type": _pool(task["type"])}
     if not tasks:
-        return Topology(platform=PLATFORM, sources=(NAME,))
-    kind, index = variables.checked_task(task, tasks, NAME)
+        return Topology(platform=VERTEX_AI, sources=(CLUSTER_SPEC,))
+    kind, index = variables.checked_task(task, tasks, CLUSTER_SPEC)
     return Topology(
         tasks,
         kind,
         index,
-        platform=PLATFORM,
-        sources=(NAME,),
+        platform=VERTEX_AI,
+        sources=(CLUSTER_SPEC,),
         has_evaluator="evaluator" in named,
         ends_with_chief=True,
         notes=notes,
@@ -66,7 +66,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     """What CLUSTER_SPEC, or the job in TF_CONFIG, tells of pools that TF_CONFIG does not list."""
     try:
-        spec = variables.parsed(environ, NAME, _EXAMPLE) or {}
+        spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE) or {}
     except UsageError:
         spec = {}
     cluster = spec.get("cluster")
@@ -74,7 +74,7 @@ def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     specs = _pool_specs(spec) or _pool_specs(tf_config)
     has_evaluator = bool(pools.get("workerpool3")) or (len(specs) > 3 and bool(specs[3]))
     reduces = _has_reduction_server(spec) or _has_reduction_server(tf_config)
-    return Beside((NAME,) if spec else (), has_evaluator, reduces)
+    return Beside((CLUSTER_SPEC,) if spec else (), has_evaluator, reduces)
 
 
 def _pool(name: Any) -> str:

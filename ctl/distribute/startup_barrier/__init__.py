@@ -21,8 +21,8 @@ from ctl.distribute.startup_barrier import watchdog, worker
 from ctl.distribute.startup_barrier.chief import Chief
 from ctl.distribute.topology import Topology
 
-TIMEOUT_SECS = 600.0
-VARIABLE = "CTL_STARTUP_TIMEOUT_SECS"
+STARTUP_TIMEOUT_SECS = 600.0
+STARTUP_TIMEOUT_VARIABLE = "CTL_STARTUP_TIMEOUT_SECS"
 _met = False  # in this process
 
 
@@ -31,9 +31,9 @@ def timeout_of(asked: float | None) -> float:
     if asked is not None:
         return asked
     try:
-        return max(0.0, float(os.environ.get(VARIABLE, ""))) or TIMEOUT_SECS
+        return max(0.0, float(os.environ.get(STARTUP_TIMEOUT_VARIABLE, ""))) or STARTUP_TIMEOUT_SECS
     except ValueError:
-        return TIMEOUT_SECS
+        return STARTUP_TIMEOUT_SECS
 
 
 @contextlib.contextmanager
@@ -47,12 +47,12 @@ def checked(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) ->
         yield
         return
     _met = True
-    meet(cluster, facts, timeout_secs)
+    meet_workers(cluster, facts, timeout_secs)
     with watchdog.limited(cluster, timeout_secs):
         yield
 
 
-def meet(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
+def meet_workers(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
     """The meeting alone; see `checked`."""
     mine = {k: str(shown(k, v)) for k, v in facts.items()}
     mine["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})

@@ -20,7 +20,7 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, Listener, RefusedError
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
 
 _BACKLOG = 4096
 _log = logging.getLogger("ctl")
@@ -111,7 +111,7 @@ class Chief:
         )
 
     def _listen_once(self) -> None:
-        for key, _ in self._selector.select(messages.RETRY_SECS):
+        for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
             if isinstance(key.data, _Guest):
                 self._hear(key.data)
         for connection, claim in self._listener.accepted():
@@ -121,7 +121,7 @@ class Chief:
             if guest.facts is None and now - guest.since_secs > PROOF_SECS:
                 self._forget(guest)
 
-    def _refusal(self, claim: dict[str, Any]) -> RefusedError | None:
+    def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
         """Why a worker is not wanted. Only one that knows a secret can end the job by that."""
         rank, process, size = claim.get("rank"), claim.get("process"), self._cluster.num_workers
         is_known = type(rank) is int and 0 < rank < size
@@ -136,7 +136,7 @@ class Chief:
             self._fault = self._fault or text
         else:
             _log.warning("Refused: %s", text)
-        return RefusedError(text)
+        return ChannelRefusedError(text)
 
     def _welcome(self, guest: _Guest) -> None:
         if guest.rank in self._guests:  # the same process, once more
@@ -189,7 +189,7 @@ class Chief:
         """Lets them close first: the port is free again at once, for TensorFlow's own server."""
         until_secs = time.monotonic() + messages.LEAVE_SECS
         while self._guests and time.monotonic() < until_secs:
-            for key, _ in self._selector.select(messages.RETRY_SECS):
+            for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
                 if isinstance(key.data, _Guest) and _received(key.data.connection) == b"":
                     self._forget(key.data)
             for connection, _ in self._listener.accepted():

@@ -6,7 +6,7 @@ from ctl.distribute.topology import Topology
 
 PURPOSE, IDENTITY = "startup", "chief"
 NAME_SECS = 3.0  # before those that are missing are named; then ever more rarely
-RETRY_SECS = 0.2
+CALL_AGAIN_SECS = 0.2
 LEAVE_SECS = 5.0  # for the chief's last word to arrive
 MOST_LINE_BYTES = 1 << 20
 

@@ -10,7 +10,7 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, Endpoint, RefusedError
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint
 
 _log = logging.getLogger("ctl")
 
@@ -22,7 +22,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
     endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
     remind_secs, every_secs = start + messages.NAME_SECS, messages.NAME_SECS
     while True:
-        left_secs = max(messages.RETRY_SECS, start + timeout_secs - time.monotonic())
+        left_secs = max(messages.CALL_AGAIN_SECS, start + timeout_secs - time.monotonic())
         try:
             with authenticated_channel.connect(
                 messages.address_of(cluster, 0), endpoint, claim, min(PROOF_SECS, left_secs)
@@ -32,7 +32,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
                 why = _hear(connection, start + timeout_secs + messages.LEAVE_SECS)
             if why is None:
                 return
-        except RefusedError as e:
+        except ChannelRefusedError as e:
             raise UsageError(str(e)) from None
         except OSError as e:
             why = e.strerror or str(e)
@@ -43,7 +43,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
             _log.warning("%.0f s: still waiting for %s: %s.", now - start, chief, why)
             every_secs *= 2
             remind_secs = now + every_secs
-        time.sleep(messages.RETRY_SECS)
+        time.sleep(messages.CALL_AGAIN_SECS)
 
 
 def _hear(connection: socket.socket, until_secs: float) -> str | None:

@@ -61,7 +61,7 @@ def PartialDistributedOptimizer(
 
     Their gradients stay here, divided by the number of ranks unless `scale_local_gradients` is off.
     """
-    local = every.variables_of(local_layers)
+    local = every.optimizer_variables(local_layers)
     made = DistributedOptimizer(
         optimizer,
         name=name,

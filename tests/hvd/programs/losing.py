@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
 
-how, size = sys.argv[1], int(sys.argv[2])
+how, size, directory, late_secs = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
 hvd.init()
 last = hvd.rank() == hvd.size() - 1
 step = tf.function(hvd.allreduce)
@@ -33,7 +34,7 @@ if last:
         hvd.shutdown()
         time.sleep(15)
     elif how == "late":
-        time.sleep(8)
+        time.sleep(late_secs)
         hvd.allreduce(x)
         sys.exit(0)
 said = []
@@ -47,6 +48,10 @@ for call in (
     except hvd.HorovodInternalError as e:
         said.append([type(e).__name__, str(e), time.monotonic() - start])
 print(json.dumps({"said": said}), flush=True)
-if hvd.rank() == 0:
-    time.sleep(5)  # it answers the others, who may be slower
+(directory / f"said_{hvd.rank()}").touch()
+deadline = time.monotonic() + 60
+while hvd.rank() == 0 and len(list(directory.glob("said_*"))) < hvd.size() - 1:  # it answers the others
+    if time.monotonic() > deadline:
+        sys.exit("the others said nothing")
+    time.sleep(0.02)
 os._exit(0)

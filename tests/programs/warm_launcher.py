@@ -1,0 +1,104 @@
+"""The launcher in a process that has TensorFlow imported: its workers are forked, and import nothing.
+
+They are children of the launcher as those that `subprocess` starts: own session, signals, exit codes, and
+they die with it. What is no Python program of ours, or differs in what imports read, `subprocess` starts.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+
+import warm_server
+
+_MAX_DESCRIPTORS = 4096
+
+
+def install(started_with: Mapping[str, str], installed: list[str]) -> None:
+    """From now on `ctl.launch.process` forks; for a process whose variables were once these."""
+    import ctl.launch.process as module
+
+    _Worker.started_with, _Worker.installed = warm_server.read_by_imports(started_with), installed
+    module.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": _Worker})
+
+
+class _Worker(subprocess.Popen):
+    started_with: Mapping[str, str]
+    installed: list[str]
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
+        request = self._request(args, env)
+        if request is None:
+            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+            return
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = more
+        self.pid = os.fork()
+        if self.pid == 0:
+            assert options[5], "it has a session of its own"
+            _run(request, self.installed, (p2cread, c2pwrite, errwrite), preexec_fn)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _request(self, args, env) -> dict | None:
+        first, second, *_ = [*map(os.fspath, args[1:]), "", ""]
+        is_module = first == "-m" and second.partition(".")[0] != "ctl"
+        if args[0] != sys.executable or not (is_module or first == "-c" or first.endswith(".py")):
+            return None
+        theirs = {k: v for k, v in warm_server.read_by_imports(env).items() if k != warm_server.LEVEL}
+        if theirs != self.started_with or env.get(warm_server.LEVEL) != os.environ.get(warm_server.LEVEL):
+            return None
+        is_file = first.endswith(".py")
+        return {
+            "kind": "file" if is_file else first, "program": first if is_file else second,
+            "arguments": [*map(os.fspath, args[2 if is_file else 3 :])], "env": dict(env),
+            "cwd": os.getcwd(),
+        }  # fmt: skip
+
+
+def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
+    """The life of a worker; does not return."""
+    code = 1
+    try:
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.closerange(3, _MAX_DESCRIPTORS)
+        if preexec_fn is not None:
+            preexec_fn()
+        _forget_the_launcher()
+        names = warm_server.become(request, installed)
+        program = warm_server.compiled(request)
+        exec(program, {"__name__": "__main__"} if request["kind"] == "-m" else names)
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if code and not isinstance(e.code, int):
+            print(e.code, file=sys.stderr)
+    except BaseException as e:
+        with contextlib.suppress(SystemExit):
+            sys.excepthook(type(e), e.with_traceback(e.__traceback__.tb_next), e.__traceback__)
+    finally:
+        ctypes.pythonapi.Py_Exit(code)  # as the interpreter ends, below frames that are the launcher's
+
+
+def _forget_the_launcher() -> None:
+    """Signals and streams as of a new process; the launcher's own may be in use by its threads."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        how = {"closefd": False, "errors": "backslashreplace"} if number == 2 else {"closefd": False}
+        stream = open(number, "w" if number else "r", **how)  # noqa: SIM115
+        if number:
+            stream.reconfigure(write_through=True, line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
