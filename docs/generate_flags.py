@@ -5,6 +5,7 @@
 tests/test_config_docs.py compares the file with what this makes.
 """
 
+import textwrap
 from pathlib import Path
 
 from absl import flags
@@ -17,8 +18,8 @@ _INTRO = """\
 
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
-Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of the
-trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
+Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of
+the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
 [first_model.md](first_model.md#as-a-command).
 
 ```sh
@@ -49,9 +50,10 @@ except ctl.UsageError as error:
     assert "Write global_batch_size=..." in str(error)
 ```
 
-Precedence: flag › keyword of the constructor or of `ctl.run` › value given in the `Config` › attribute of the
-class or default of its constructor › default below. `--nojit_compile` turns off what a class turns on.
-`model_dir/config.json` has all values under `"settings"`. Names do not change.
+Precedence: the flag, then the keyword of the constructor or of `ctl.run`, then the value given in the
+`Config`, then the attribute of the class or default of its constructor, then the default below.
+`--nojit_compile` turns off what a class turns on. `config.json` in model_dir has all values under
+`"settings"`. Names do not change. The list shows the defaults.
 """
 
 
@@ -61,15 +63,15 @@ def page() -> str:
     define_flags(values)
     parts = [_INTRO]
     for title, group in GROUPS.items():
-        rows = "".join(_row(values[name]) for name in group)
-        parts.append(f"\n## {title}\n\n| flag | default | meaning |\n|---|---|---|\n{rows}")
+        parts.append(f"\n## {title}\n\n{''.join(_entry(values[name]) for name in group)}")
     return "".join(parts)
 
 
-def _row(flag: flags.Flag) -> str:
+def _entry(flag: flags.Flag) -> str:
     default = describe_default(flag)
-    shown = f"`{default}`" if default else "empty"
-    return f"| `--{flag.name}` | {shown} | {description(flag).replace('|', chr(92) + '|')} |\n"
+    shown = f"`--{flag.name}={default}`" if default else f"`--{flag.name}`"
+    text = f"- {shown}: {description(flag)}"
+    return textwrap.fill(text, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -127,11 +127,12 @@ def _any_keyword(module, name):
 
 
 def table():
-    """The rows as Markdown: names that need no note in a sentence, the others in a table."""
+    """The rows as Markdown: names that need no note in a sentence, the others in a list."""
     notes = {}
     for module, name, _, status, note in ROWS:
         text = note if status == WORKS else f"{status}: {note}"
         notes.setdefault(text, []).append(f"`{module.removeprefix('ctl.')}.{name}`")
-    plain = "Work as in Horovod: " + ", ".join(notes.pop("")) + "."
-    lines = [textwrap.fill(plain, 118, break_on_hyphens=False), "", "| name | note |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {', '.join(names)} | {text} |" for text, names in notes.items())])
+    plain = "Same as in Horovod: " + ", ".join(notes.pop("")) + "."
+    items = [f"- {', '.join(names)}: {text}" for text, names in notes.items()]
+    wrapped = [textwrap.fill(t, 118, subsequent_indent="  ", break_on_hyphens=False) for t in items]
+    return "\n".join([textwrap.fill(plain, 118, break_on_hyphens=False), "", *wrapped])
