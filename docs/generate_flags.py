@@ -30,7 +30,7 @@ python -m models.mnist --help
 import ctl
 
 
-class Mnist(ctl.Trainer):
+class Mine(ctl.Trainer):
     seed = 7  # a default of the class
 
     def __init__(self, *args, dropout=0.0, **options):
@@ -39,13 +39,13 @@ class Mnist(ctl.Trainer):
 
 
 config = ctl.Config(model_dir="runs/m", global_batch_size=256, save_every_steps=100)
-one = Mnist(config, dropout=0.1)
-two = Mnist(model_dir="runs/m", global_batch_size=256, save_every_steps=100, dropout=0.1)
+one = Mine(config, dropout=0.1)
+two = Mine(model_dir="runs/m", global_batch_size=256, save_every_steps=100, dropout=0.1)
 assert one.config == two.config
-assert (one.seed, Mnist(config, seed=8).seed) == (7, 8)
+assert (one.seed, Mine(config, seed=8).seed) == (7, 8)
 
 try:
-    Mnist(global_batchsize=256)
+    Mine(global_batchsize=256)
 except ctl.UsageError as error:
     assert "Write global_batch_size=..." in str(error)
 ```
