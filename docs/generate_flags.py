@@ -33,8 +33,8 @@ import ctl
 class Mine(ctl.Trainer):
     seed = 7  # a default of the class
 
-    def __init__(self, *args, dropout=0.0, **options):
-        super().__init__(*args, **options)
+    def __init__(self, config=None, *, dropout=0.0, **options):
+        super().__init__(config, **options)
         self.dropout = dropout
 
 

@@ -40,8 +40,10 @@ def stands(state):
 class CartPole(ctl.Trainer):
     """A policy; a step plays one game per example, whose number is its seed."""
 
-    def __init__(self, learning_rate=1e-2, game_steps=200, discount=0.99, **options):
-        super().__init__(**options)
+    def __init__(
+        self, config=None, *, learning_rate=1e-2, game_steps=200, discount=0.99, **options
+    ):
+        super().__init__(config, **options)
         self.learning_rate, self.game_steps, self.discount = learning_rate, game_steps, discount
 
     def build(self):

@@ -40,10 +40,10 @@ class Gan(ctl.Trainer):
     """A generator of images and a discriminator of made-up ones, trained against each other."""
 
     def __init__(
-        self, data="shipped", generator_rate=2e-4, discriminator_rate=2e-4,
+        self, config=None, *, data="shipped", generator_rate=2e-4, discriminator_rate=2e-4,
         discriminator_every_steps=2, show_every_steps=200, **options,
     ):  # fmt: skip
-        super().__init__(**options)
+        super().__init__(config, **options)
         self.arrays, self.show_every_steps = digits.load(data), show_every_steps
         self.rates, self.every = (generator_rate, discriminator_rate), discriminator_every_steps
 

@@ -23,9 +23,10 @@ class Mnist(ctl.Trainer):
     """A small classifier. Images are uint8 `[b, 28, 28]`, labels int64 `[b]`."""
 
     def __init__(
-        self, data="shipped", learning_rate=1e-3, lr_scaling="none", dropout=0.0, **options
-    ):
-        super().__init__(**options)
+        self, config=None, *, data="shipped", learning_rate=1e-3, lr_scaling="none", dropout=0.0,
+        **options,
+    ):  # fmt: skip
+        super().__init__(config, **options)
         self.arrays, self.dropout = digits.load(data), dropout
         replicas = self.topology.num_replicas
         self.learning_rate = ctl.scale_learning_rate(learning_rate, replicas, lr_scaling)

@@ -36,7 +36,7 @@ def folder(shipped, tmp_path):
 def made(folder, *, strategy="default", reading=Reading(), **options):  # noqa: B008  frozen
     options = {"global_batch_size": 8, "image_size": SIZE, "intervals": every_step(), **options}
     options.setdefault("writers", [])
-    return Flowers(str(folder), strategy=strategy, reading=reading, **options)
+    return Flowers(data_dir=str(folder), strategy=strategy, reading=reading, **options)
 
 
 def batches(trainer, count=6, replicas=range(1), num_replicas=1):

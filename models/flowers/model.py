@@ -19,10 +19,10 @@ class Flowers(ctl.Trainer):
     """
 
     def __init__(
-        self, data_dir="", *, image_size=None, batch_size_per_replica=None, images="",
+        self, config=None, *, data_dir="", image_size=None, batch_size_per_replica=None, images="",
         learning_rate=1e-3, reading=None, **options,
     ):  # fmt: skip
-        super().__init__(**options)
+        super().__init__(config, **options)
         if batch_size_per_replica:
             self.global_batch_size = batch_size_per_replica * self.topology.num_replicas
         self.photos = photos.find(data_dir) if data_dir else None
