@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from ctl.errors import EXIT_DONE, EXIT_USAGE
+from ctl.io.console import reader_may_leave
 from ctl.version import __version__
 
 # name -> (module, what it does in one line)
@@ -22,7 +23,13 @@ _SUBCOMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `ctl <subcommand> …` and returns its exit code; by default the words of the line."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    code = EXIT_DONE
+    with reader_may_leave():
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    return code
+
+
+def _run(words: list[str]) -> int:
     name = words[0] if words else ""
     if name in ("-h", "--help"):
         print(_help())

@@ -33,6 +33,7 @@ def imported(name):
 cartpole = imported("cartpole")
 CartPole, moved, stands = cartpole.CartPole, cartpole.moved, cartpole.stands
 Gan = imported("gan").Gan
+Mnist = imported("mnist").Mnist
 
 SILENT = {"writers": [], "intervals": every_step(log=ctl.Every())}
 
@@ -107,3 +108,11 @@ def test_cartpole_learns_to_balance():
     first, *_, last = [values["game_length"] for _, _, values in writer.rows]
     assert first < 80
     assert last > 150
+
+
+def test_a_model_takes_a_config_or_the_same_as_keywords():
+    settings = {"strategy": "default", "global_batch_size": 32, "seed": 5}
+    one = Mnist(ctl.Config(**settings), dropout=0.1)
+    two = Mnist(**settings, dropout=0.1)
+    assert one.config == two.config and one.dropout == two.dropout == 0.1
+    assert (one.global_batch_size, one.seed) == (32, 5)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ctl.errors import EXIT_DONE, UsageError
-from ctl.io.console import quoted
+from ctl.io.console import quoted, reader_may_leave
 from ctl.launch.config_file import NO_MPI, add_config_file
 from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
 from ctl.launch.elastic import ElasticJob
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, command = parse_ctlrun(list(sys.argv[1:] if argv is None else argv))
         text = _information(options)
         if text:
-            print(text)
+            with reader_may_leave():
+                print(text)
             return EXIT_DONE
         if options["config_file"]:
             add_config_file(options, options["config_file"])
