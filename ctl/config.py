@@ -281,8 +281,19 @@ def settled(
         found[name] = value
     for name in NAMES:
         if name not in found and (own := _own_default(trainer, name)) is not None:
-            found[name] = own
+            found[name] = _checked_default(trainer, name, own)
     return Config(**found)
+
+
+def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
+    """The default of a class, which may have been meant as something else."""
+    try:
+        return _checked(FIELDS[name], value)
+    except UsageError as e:
+        raise UsageError(
+            f"{getattr(trainer, '__name__', 'the trainer')}.{e} {name} is a setting of ctl: give it such a "
+            "value, or another name to the attribute."
+        ) from None
 
 
 def _own_default(trainer: Callable[..., Any], name: str) -> Any:

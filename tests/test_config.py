@@ -221,3 +221,11 @@ def test_what_is_given_for_infinite_gradients_wins_over_what_build_has_made(give
     trainer = Clips(strategy="default", **given)
     trainer.prepare()
     assert (trainer.gradients.on_nonfinite, trainer.gradients.clip_norm) == (expected, 1.0)
+
+
+def test_an_attribute_of_a_class_with_the_name_of_a_setting_is_refused_unless_it_is_one():
+    class Own(Small):
+        keep = 0.9
+
+    with pytest.raises(ctl.UsageError, match=r"Own.keep is 0.9; expected a text. keep is a setting of ctl"):
+        Own(strategy="default")

@@ -16,7 +16,7 @@ def say(text: str, by: str = "ctl launch") -> None:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Within the block, a reader of stdout that has seen enough, as in `ctl --help | head -1`, is no error."""
+    """Within the block, a reader of stdout who has seen enough (`ctl --help | head -1`) is no error."""
     try:
         yield
         sys.stdout.flush()
