@@ -249,7 +249,7 @@ def of_command_line(
 ) -> tuple[Config, dict[str, Any]]:
     """The settings that flags or the keywords of `ctl.run` give, and the keywords that are no settings.
 
-    A keyword that the constructor of the person's own names is theirs, but for `OF_CONSTRUCTOR`.
+    A keyword that the constructor of the user's own names is theirs, but for `OF_CONSTRUCTOR`.
     """
     rest = dict(keywords)
     own = _own_arguments(trainer)
@@ -313,7 +313,7 @@ def as_keywords(config: Config, trainer: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _own_arguments(trainer: Callable[..., Any]) -> set[str]:
-    """Names of settings that are the person's own, as the constructor names them."""
+    """Names of settings that are the user's own, as the constructor names them."""
     return set(_parameters(trainer)) - set(OF_CONSTRUCTOR)
 
 

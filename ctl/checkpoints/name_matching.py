@@ -1,7 +1,7 @@
 """Which variable of a model is which of a saved one, by their paths.
 
 A path is like "model/encoder_2/dense~1/kernel": "~" stands before a number that Keras gave, "_" before one
-that a person chose. Layers that a person has named are the same only with the same name. Keras counts the
+that a user chose. Layers that a user has named are the same only with the same name. Keras counts the
 layers of a process, so the numbers that it gave may be shifted as a whole; where it is not clear by how
 much, the two are ambiguous.
 """

@@ -25,7 +25,7 @@ class TrackedState:
         does not track.
       variables: name -> `tf.Variable`; names do not depend on Keras's counters for automatic names.
       paths: name -> its full path, such as "model/encoder_2/dense~1/kernel", where "~" is before a number
-        that Keras gave, and "_" before one that a person chose.
+        that Keras gave, and "_" before one that a user chose.
       step: completed steps, a `tf.Variable` of int64.
       topology: which of the workers this process is.
     """

@@ -128,7 +128,7 @@ def _pairs(path: AnyPath, state: TrackedState, manifest: Manifest, wanted: Itera
 
 
 def _refuse_numbered(path: AnyPath, state: TrackedState, here: Iterable[str]) -> None:
-    """An older checkpoint does not say which of the layers that a person numbered is which."""
+    """An older checkpoint does not say which of the layers that a user numbered is which."""
     numbered = [state.paths[name] for name in here if re.search(r"_\d+(?=[/_]|$)", state.paths[name])]
     if numbered:
         raise CheckpointError(

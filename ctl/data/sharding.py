@@ -1,7 +1,7 @@
 """How several workers share data, and whether what they were given can be shared that way.
 
 By default every worker reads everything and keeps its rows of each global batch, which needs the
-same order on all of them. "file" and "off" leave the sharing to TensorFlow and to the person.
+same order on all of them. "file" and "off" leave the sharing to TensorFlow and to the user.
 """
 
 import hashlib

@@ -72,7 +72,7 @@ class Option(NamedTuple):
 
     Attributes:
       name: such as "--workers".
-      help: for a person; the default is added to it.
+      help: for a user; the default is added to it.
       metavar: "" for a switch, which takes no value.
       type: makes a value of the word.
       default: a list for what may come several times, `...` for what must come.

@@ -52,7 +52,7 @@ def document(template: str, values: Values) -> Document:
 
 
 def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
-    """Comment lines: the command line that writes the file again, and what a person has to fill in."""
+    """Comment lines: the command line that writes the file again, and what a user has to fill in."""
     lines = [f"# {line}"]
     if fill_in:
         lines += ["#", "# fill in or create first:", *(f"#   {what}" for what in fill_in)]

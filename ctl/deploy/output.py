@@ -12,7 +12,7 @@ from ctl.io.console import quoted
 
 @dataclass(frozen=True)
 class Advice:
-    """What a person should know beside the manifest.
+    """What a user should know beside the manifest.
 
     Attributes:
       fill_in: what the manifest names and somebody has to put there or create.

@@ -181,7 +181,7 @@ def _described(what: dict) -> str:
 
 
 def _line() -> str:
-    """The innermost line of a person's own code, as file:line, or the function being traced."""
+    """The innermost line of a user's own code, as file:line, or the function being traced."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def is_keras3(thing: Any) -> bool:
-    """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a person's own classes)."""
+    """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a user's own classes)."""
     return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 

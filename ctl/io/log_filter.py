@@ -23,7 +23,7 @@ _NOISE = re.compile(
 
 
 def wanted() -> bool:
-    """False if a person asked for all of TensorFlow's log."""
+    """False if a user asked for all of TensorFlow's log."""
     return os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
 
 

@@ -1,4 +1,4 @@
-"""What a person sees: a live bar on a terminal, plain lines everywhere else."""
+"""What a user sees: a live bar on a terminal, plain lines everywhere else."""
 
 import os
 import sys

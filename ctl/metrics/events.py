@@ -1,4 +1,4 @@
-"""What a person logs by name becomes a number to write, or an event for writers that can show it."""
+"""What a user logs by name becomes a number to write, or an event for writers that can show it."""
 
 import math
 from typing import Any

@@ -31,7 +31,7 @@ class RunInfo:
     parameters: tuple[tuple[str, tuple[int, ...], str, bool], ...] = ()
     # ^ (name, shape, dtype, trainable) of every weight
     config: Mapping[str, Any] = field(default_factory=dict)  # everything, JSON-able
-    hparams: Mapping[str, Any] = field(default_factory=dict)  # what a person tunes: bool, number, str
+    hparams: Mapping[str, Any] = field(default_factory=dict)  # what a user tunes: bool, number, str
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 By itself a loss object gives the mean over one replica's examples, divided by the number of
 replicas, and says nothing of it: wrong for short batches and masks, and half of the loss on two.
-In a person's step such a call is refused (`refuse_division`). For compiled models, whose losses are
+In a user's step such a call is refused (`refuse_division`). For compiled models, whose losses are
 called by Keras, `GlobalMeans` makes of it the replica's share of the mean over the global batch.
 """
 

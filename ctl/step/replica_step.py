@@ -1,4 +1,4 @@
-"""What one replica does with its share of a batch: a person's step, traced.
+"""What one replica does with its share of a batch: a user's step, traced.
 
 `ReplicaStep` calls it, keeps what it writers, and sees to batches that are split, compiled or empty;
 `Recorder` is how `minimize` and `average` know of that.
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 
 
 class ReplicaStep:
-    """A person's step for one replica, as a function from a batch to a packed vector `[m, 2]`.
+    """A user's step for one replica, as a function from a batch to a packed vector `[m, 2]`.
 
     With `accumulate_steps`, parts of the batch run one after the other, their gradients are added
     up, and the updates come after the last part. With `jit_compile`, forward and backward run as one
@@ -97,7 +97,7 @@ class ReplicaStep:
     def function(self, share_of: Callable[[Any], Share] = Share) -> Callable[[Any], tf.Tensor]:
         """For `strategy.run` within a trace: an element of the data -> `[m, 2]`.
 
-        Three ways, each of them straight to the person's step: what a person finds in a traceback is
+        Three ways, each of them straight to the user's step: what a user finds in a traceback is
         theirs.
         """
         self._share_of, self._parts = share_of, self._how().accumulate_steps
@@ -146,7 +146,7 @@ class ReplicaStep:
 
     @tf.autograph.experimental.do_not_convert
     def _begin(self, share: Share, parts: int = 1) -> _Part:
-        """What the person's step gets; one of `parts` parts keeps its updates for the end."""
+        """What the user's step gets; one of `parts` parts keeps its updates for the end."""
         batch, empty = self._never_empty(share, parts)
         self._recorder.begin(parts, waits=parts > 1, empty=empty)
         return _Part(batch, empty, self._counted(empty))

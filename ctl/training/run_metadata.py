@@ -153,7 +153,7 @@ def learning_rate_of(optimizer: Any) -> float | None:
 
 
 def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, exported: list[str]) -> dict:
-    """Label -> value for the last lines a person sees."""
+    """Label -> value for the last lines a user sees."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
     rate = run.steps_per_sec()
     if rate:
@@ -177,7 +177,7 @@ def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, ex
 
 
 def _tensorboard() -> str:
-    """The command as a person would type it here: by name, or by path where it is not on PATH."""
+    """The command as a user would type it here: by name, or by path where it is not on PATH."""
     if shutil.which("tensorboard"):
         return "tensorboard"
     beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
@@ -185,7 +185,7 @@ def _tensorboard() -> str:
 
 
 def end_of(end: End, start: int, step: int, steps: int | None) -> str:
-    """ "done", or what a person who asked for `steps` should know."""
+    """ "done", or what a user who asked for `steps` should know."""
     if end is End.SIGNAL:
         return "stopped by a signal"
     if end is End.DONE and steps is not None and step < steps:
