@@ -305,8 +305,8 @@ def connect(
     Args:
       claim: who calls, as small JSON; timeout_secs: to connect, and again for the proof.
 
-    Raises OSError if nobody listens, UnprovenError if who does is not of this job, ChannelRefusedError if this
-    caller is not wanted.
+    Raises OSError if nobody listens, UnprovenError if who does is not of this job, ChannelRefusedError
+    if this caller is not wanted.
     """
     text = json.dumps(dict(claim)).encode()
     if len(text) > MOST_CLAIM_BYTES:
