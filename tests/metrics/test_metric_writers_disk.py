@@ -8,7 +8,7 @@ import small_disks
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunInfo, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
-from test_tensorboard_thread import scalar_steps
+from tensorboard_runs import scalar_steps
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 

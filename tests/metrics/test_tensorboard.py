@@ -1,15 +1,14 @@
 import pytest
+import tensorboard_runs
 from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-from tensorboard.compat.proto import graph_pb2
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+from tensorboard_runs import accumulated, graph, raw_events
 
 HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
 
@@ -32,44 +31,8 @@ def info(**changes):
     return RunInfo(**{**facts, **changes})
 
 
-def graph(name):
-    return graph_pb2.GraphDef(node=[{"name": name, "op": "NoOp"}])
-
-
-def attempt(logs, start, steps, *, evals=(), reason="done", facts=None, name="node"):
-    """One life of a training process."""
-    writer = TensorBoardWriter(logs)
-    writer.note(Started(start, None, facts or info()))
-    writer.note(Traced(graph(name)))
-    for step in steps:
-        writer.write(step, {"loss": float(step), "accuracy": 0.5})
-        if step in evals:
-            writer.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
-    writer.note(Ended(max([start, *steps]), reason))
-
-
-def files(folder):
-    return sorted(folder.glob("events.out.tfevents.*"))
-
-
-def raw_events(folder):
-    """All events in the order TensorBoard reads them, by TensorBoard's own loader."""
-    return [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
-
-
-def scalar_steps(folder, tag="loss"):
-    return [
-        event.step
-        for event in raw_events(folder)
-        for value in event.summary.value
-        if value.tag == tag
-    ]
-
-
-def accumulated(folder):
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
-    events.Reload()
-    return events
+def attempt(logs, start, steps, *, facts=None, **how):
+    tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **how)
 
 
 def sessions(logdir):

@@ -6,67 +6,12 @@ import sys
 
 import pytest
 from ctl.metrics.event_files import EventFolder, read_records
-from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
+from ctl.metrics.protocol import Ended, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto import event_pb2, graph_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
-
-INFO = RunInfo(
-    "Mnist",
-    "mirrored",
-    1,
-    2,
-    64,
-    "1,000 examples",
-    "float32",
-    7,
-    None,
-    config={"steps": 20},
-    hparams={"width": 8},
-)
-
-
-def graph(name):
-    return graph_pb2.GraphDef(node=[{"name": name, "op": "NoOp"}])
-
-
-def attempt(logs, start, steps, *, evals=(), reason="done", name="node"):
-    """One life of a training process."""
-    writer = TensorBoardWriter(logs)
-    writer.note(Started(start, None, INFO))
-    writer.note(Traced(graph(name)))
-    for step in steps:
-        writer.write(step, {"loss": float(step), "accuracy": 0.5})
-        if step in evals:
-            writer.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
-    writer.note(Ended(max([start, *steps]), reason))
-
-
-def files(folder):
-    return sorted(folder.glob("events.out.tfevents.*"))
-
-
-def raw_events(folder):
-    """All events in the order TensorBoard reads them, by TensorBoard's own loader."""
-    return [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
-
-
-def scalar_steps(folder, tag="loss"):
-    return [
-        event.step
-        for event in raw_events(folder)
-        for value in event.summary.value
-        if value.tag == tag
-    ]
-
-
-def accumulated(folder):
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
-    events.Reload()
-    return events
+from tensorboard_runs import INFO, accumulated, attempt, files, graph, raw_events, scalar_steps
 
 
 @pytest.fixture

@@ -10,20 +10,10 @@ from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard_runs import scalar_steps
 
 INFO = RunInfo("Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, None)
-
-
-def scalar_steps(folder, tag="loss"):
-    return [
-        event.step
-        for path in sorted(folder.glob("events.out.tfevents.*"))
-        for event in LegacyEventFileLoader(str(path)).Load()
-        for value in event.summary.value
-        if value.tag == tag
-    ]
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_the_default_reports_are_a_file_of_its_own_the_console_and_tensorboard(
     assert numbers == {"eval_loss": rows[-1]["loss"]}
     assert (tmp_path / "metrics.jsonl").read_bytes() == chief
     assert [w for w in capsys.readouterr().out.splitlines() if w.startswith("eval step 4  loss")]
-    from test_tensorboard_resume import scalar_steps
+    from tensorboard_runs import scalar_steps
 
     assert scalar_steps(tmp_path / "logs" / "eval") == [2, 4, 2, 4]  # on the spot, then ours
     assert scalar_steps(tmp_path / "logs" / "train") == [1, 2, 3, 4]
