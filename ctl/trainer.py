@@ -213,8 +213,7 @@ class Trainer:
                 "predict() needs data: arrays, or a tf.data.Dataset of batches. For --mode=predict write "
                 "predict(self), which yields a dictionary per example."
             )
-        self.prepare()
-        return prediction.predict(self, data)
+        return prediction.predict(self, preparation.prepared(self), data)
 
     def save(self) -> str | None:
         """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.

@@ -52,7 +52,7 @@ def graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
 
 def operations(graph: tf.Tensor) -> set[str]:
     """The types of all operations of a serialized graph, those within its functions included."""
-    nodes, functions = _parsed(tf.compat.v1.GraphDef.FromString(graph.numpy()))
+    nodes, functions = nodes_of(tf.compat.v1.GraphDef.FromString(graph.numpy()))
     return {node.op for node in (*nodes, *(n for body in functions.values() for n in body))}
 
 
@@ -118,7 +118,7 @@ def _nodes(dataset: tf.data.Dataset) -> tuple[list[Any], dict[str, list[Any]]]:
     """All nodes of the pipeline, and those of its functions by name."""
     with contextlib.suppress(tf.errors.OpError, ValueError):
         if _bytes_in_memory(dataset) <= _MOST_BYTES:
-            return _parsed(tf.compat.v1.GraphDef.FromString(graph_of(dataset).numpy()))
+            return nodes_of(tf.compat.v1.GraphDef.FromString(graph_of(dataset).numpy()))
     with contextlib.suppress(tf.errors.OpError, ValueError):
         return _from_objects(dataset)
     return [], {}
@@ -138,13 +138,14 @@ def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
         for i, wrapper in enumerate(part._functions()):
             called = node.attr[f"function_{i}"].func
             called.name = wrapper.function.name
-            body, inner = _parsed(wrapper.function.graph.as_graph_def())
+            body, inner = nodes_of(wrapper.function.graph.as_graph_def())
             functions |= {**inner, called.name: body}
         nodes.append(node)
     return nodes, functions
 
 
-def _parsed(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+def nodes_of(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The nodes of a GraphDef, and those of each of its functions by name."""
     return list(graph.node), {f.signature.name: list(f.node_def) for f in graph.library.function}
 
 

@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
+from ctl.data import dataset_traits
 from ctl.data.batches import Batches
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
@@ -96,10 +97,9 @@ class StepLoop:
     def communicates(self, batches: Batches) -> bool:
         """Whether workers wait for each other within a call of `run`, from the trace."""
         self.trace(batches)
-        graph = self._bound[1].graph.as_graph_def()
-        functions = (f.node_def for f in graph.library.function)
-        nodes = itertools.chain(graph.node, *functions)
-        return any(node.op.startswith("Collective") for node in nodes)
+        nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
+        everywhere = itertools.chain(nodes, *functions.values())
+        return any(node.op.startswith("Collective") for node in everywhere)
 
     def release(self) -> None:
         """Forgets the batches of the last call, so that their pipeline can end."""

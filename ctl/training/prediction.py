@@ -9,10 +9,11 @@ from ctl.data.arrays import ArrayData
 from ctl.distribute import strategies
 from ctl.distribute.row_partition import share
 from ctl.errors import UsageError
+from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def predict(trainer: TrainerProtocol, data: Any) -> Any:
+def predict(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
     """What `Trainer.predict` returns; the trainer is prepared."""
     if not callable(trainer.model):
         raise UsageError(
@@ -29,8 +30,10 @@ def predict(trainer: TrainerProtocol, data: Any) -> Any:
             raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
     else:
         raise UsageError("predict() got example numbers; expected arrays, or a tf.data.Dataset of batches.")
-    call = tf.function(_call_of(trainer.model), reduce_retracing=True)
-    outputs = [_outputs(trainer, call, batch) for batch in source]
+    if session.predicts is not trainer.model:  # else it is traced already
+        session.predicts = trainer.model
+        session.predict_call = tf.function(_call_of(trainer.model), reduce_retracing=True)
+    outputs = [_outputs(trainer, session.predict_call, batch) for batch in source]
     if not outputs:
         raise UsageError("predict's data ended before its first batch; expected at least one.")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)

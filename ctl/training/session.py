@@ -45,6 +45,8 @@ class Session:
     saved: int = 0  # the step of the newest checkpoint that was restored or saved
     train_loop: "GraphLoop | None" = None
     eval_loop: "StepLoop | None" = None
+    predicts: Any = None  # the model that `predict_call` was traced for
+    predict_call: Any = None
     running: WriterGroup | None = None
     info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read

@@ -6,30 +6,9 @@ import re
 import pytest
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from terminals import ESCAPES, Clock, Terminal
 
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")
-
-
-class Clock:
-    def __init__(self):
-        self.now, self.calls = 1000.0, 0
-
-    def __call__(self):
-        self.calls += 1
-        return self.now
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-    writes = 0
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        self.writes += 1
-        return super().write(text)
 
 
 def info(num_parameters=2, **changes):

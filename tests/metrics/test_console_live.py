@@ -7,30 +7,9 @@ import sys
 import pytest
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from terminals import ESCAPES, Clock, Terminal
 
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 INFO = RunInfo("Mnist", "multi_worker", 2, 4, 128, "60,000 examples", "float32", 7, "runs/1")
-
-
-class Clock:
-    def __init__(self):
-        self.now, self.calls = 1000.0, 0
-
-    def __call__(self):
-        self.calls += 1
-        return self.now
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-    writes = 0
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        self.writes += 1
-        return super().write(text)
 
 
 @pytest.fixture
