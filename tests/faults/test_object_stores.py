@@ -68,6 +68,8 @@ def events(model_dir, last, which="train"):
     def listed():
         found = []
         for path in sorted((model_dir / "logs" / which).glob("events*")):
+            if not path.exists():  # deleted, and still in the listing
+                continue
             for event in EventFileLoader(str(path)).Load():
                 found += [event.step for value in event.summary.value if value.tag == "loss"]
         return found if last in found else None
