@@ -191,6 +191,17 @@ def test_the_index_names_every_page(folder):
             assert f"({page.relative_to(ROOT / 'docs')})" in index, f"{label(page)} is missing"
 
 
+def test_every_fault_in_reliability_has_test_files_that_exist():
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    lines = re.split(r"\n(?=- |\n)", page.partition("## Processes")[2].partition("## NaN")[0])
+    faults = [line for line in lines if line.startswith("- **")]
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(faults) > 50
+    for fault in faults:
+        named = re.findall(r"`(test_\w+)`", fault)
+        assert named and set(named) <= files, fault
+
+
 def test_the_class_in_the_readme_is_the_one_in_the_model():
     [(_, shown)] = blocks(ROOT / "README.md", "python", "no-run")
     model = (ROOT / "models/mnist.py").read_text(encoding="utf-8")
