@@ -1,5 +1,6 @@
 """Two logical CPUs in every test process, and real worker processes on loopback."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -37,6 +38,21 @@ def pytest_collection_modifyitems(items):
         fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
         if any(starts_processes(used, known) for used in (item.function, *fixtures)):
             item.add_marker("workers")
+    items[:] = computing_between_waiting(items)
+
+
+def computing_between_waiting(items: list) -> list:
+    """Files with processes, which wait for each other, between files that need the cores all the time.
+
+    Folders come from the last, tests/workers, to the first: what takes longest is not left for the end.
+    """
+    files: dict[object, list] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [f for f in files.values() if any(i.get_closest_marker("workers") for i in f)]
+    computing = sorted((f for f in files.values() if f not in waiting), key=len, reverse=True)
+    pairs = itertools.zip_longest(reversed(waiting), computing, fillvalue=[])
+    return [item for pair in pairs for file in pair for item in file]
 
 
 def starts_processes(thing, known: dict[object, bool]) -> bool:
