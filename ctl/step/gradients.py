@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
+from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
 
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
 _LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
@@ -68,6 +69,7 @@ class Update:
     when: Any = None
     good: Any = None
     found: Any = None  # by whom, see finiteness.suspects
+    may_be_empty: bool = False  # sparse gradients may have rows of index NO_ROW
 
 
 def compute(
@@ -75,7 +77,8 @@ def compute(
 ) -> Update:
     """This replica's gradients, scaled as the optimizer wants them; variables without one are left out.
 
-    `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros.
+    `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros, and the
+    rows of its sparse ones have the index NO_ROW.
 
     Raises UsageError if no variable has a gradient, or the loss is not a scalar.
     """
@@ -98,12 +101,13 @@ def compute(
     kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
-    return Update(kept, [v for _, v in pairs], optimizer)
+    return Update(kept, [v for _, v in pairs], optimizer, may_be_empty=empty is not None)
 
 
 def _zeros(gradient: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.zeros_like(gradient.values), gradient.indices, gradient.dense_shape)
+        none = tf.fill(tf.shape(gradient.indices), tf.cast(NO_ROW, gradient.indices.dtype))
+        return tf.IndexedSlices(tf.zeros_like(gradient.values), none, gradient.dense_shape)
     return tf.zeros_like(gradient)
 
 
@@ -120,10 +124,12 @@ def apply(update: Update, how: Gradients) -> Any:
     context = tf.distribute.get_replica_context()
     found = None
     if context.num_replicas_in_sync > 1:
-        gradients, found = _summed(context, gradients, loss_flag, how.wire_dtype)
-    merged = [_added_up(g) for g in gradients]
-    gradients = merged if how.merge_rows else gradients
-    norm, scale = _global_norm(merged), optimizers.scale_of(update.optimizer)
+        gradients, found = _summed(context, gradients, loss_flag, update.variables, how)
+    elif update.may_be_empty:
+        gradients = [without_no_row(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    rows_once = [merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    gradients = rows_once if how.merge_rows else gradients
+    norm, scale = _global_norm(rows_once), optimizers.scale_of(update.optimizer)
     found = finiteness.alone(loss_flag, norm) if found is None else found
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
@@ -150,13 +156,41 @@ def apply(update: Update, how: Gradients) -> Any:
 
 
 def _summed(
-    context: Any, gradients: list, loss_flag: Any, wire_dtype: str | None
+    context: Any, gradients: list, loss_flag: Any, variables: Sequence, how: Gradients
 ) -> tuple[list, tf.Tensor]:
-    """The gradients summed over replicas, and with them who had what is not finite."""
+    """The gradients summed over replicas, and with them who had what is not finite.
+
+    One collective for the dense gradients of a dtype; one for all tables whose rows are alike.
+    """
     replicas = context.num_replicas_in_sync
     mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
-    *gradients, found = _all_reduce(context, [*map(_of_one_size, gradients), mine], wire_dtype)
-    return gradients, found
+    sparse: dict[tuple, list[int]] = {}
+    for i, (g, v) in enumerate(zip(gradients, variables, strict=True)):
+        if can_sum(g, v):
+            sparse.setdefault((g.dtype, tuple(g.values.shape[1:])), []).append(i)
+    tables = [
+        SparseSum(
+            [gradients[i] for i in places],
+            [variables[i].shape[0] for i in places],
+            replicas,
+            how.merge_rows,
+        )
+        for places in sparse.values()
+    ]
+    taken = {i for places in sparse.values() for i in places}
+    dense = [i for i in range(len(gradients)) if i not in taken]
+    wanted = [t.wanted() for t in tables if t.must_agree]
+    *totals, found = _all_reduce(
+        context, [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), mine], how.wire_dtype
+    )
+    agreed, summed = iter(totals[: len(wanted)]), list(gradients)
+    for i, total in zip(dense, totals[len(wanted) :], strict=True):
+        summed[i] = total
+    for places, table in zip(sparse.values(), tables, strict=True):
+        rows = table.summed(next(agreed) if table.must_agree else None)
+        for i, total in zip(places, rows, strict=True):
+            summed[i] = total
+    return summed, found
 
 
 def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any) -> list:
@@ -202,14 +236,11 @@ def _conditions_within_replicas() -> bool:
 
 
 def _all_reduce(context: Any, gradients: list, wire_dtype: str | None) -> list:
-    """Sum over replicas in one collective per dtype; sparse gradients stay sparse."""
+    """Sum over replicas of dense gradients, in one collective per dtype."""
     reduced: list = [None] * len(gradients)
     dense: dict[tf.DType, list[int]] = {}
     for i, g in enumerate(gradients):
-        if isinstance(g, tf.IndexedSlices):
-            reduced[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, g)
-        else:
-            dense.setdefault(g.dtype, []).append(i)
+        dense.setdefault(g.dtype, []).append(i)
     for dtype, places in dense.items():
         parts = [gradients[i] for i in places]
         flat = tf.concat([tf.reshape(g, [-1]) for g in parts], axis=0)
@@ -225,25 +256,6 @@ def _scaled(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
-
-
-def _of_one_size(gradient: Any) -> Any:
-    """A dense gradient for a sparse one whose number of rows is not static.
-
-    Within one graph call TensorFlow's collectives must keep their shape from step to step.
-    """
-    if isinstance(gradient, tf.IndexedSlices) and gradient.values.shape[0] is None:
-        return tf.convert_to_tensor(gradient)
-    return gradient
-
-
-def _added_up(gradient: Any) -> Any:
-    """A sparse gradient with every index once, so that its norm is that of the dense one."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def _size(tensor: tf.Tensor) -> Any:

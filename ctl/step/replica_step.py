@@ -129,14 +129,15 @@ class ReplicaStep:
         first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
         packed = self._packed(self._step(first.batch), first)
         updates = self._recorder.updates
-        sums = _dense(updates)
+        sums = _summable(updates)
         for i in tf.range(1, parts):
+            tf.autograph.experimental.set_loop_options(shape_invariants=[(sums, _shapes(sums))])
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
             packed += self._packed(self._step(part.batch), part)
-            sums = _added(sums, _dense(self._recorder.updates))
+            sums = _added(sums, _summable(self._recorder.updates))
         self._recorder.begin()
-        return self._ended(self._updated(packed, updates, sums), saved)
+        return self._ended(self._updated(packed, updates, _gradients(sums, updates)), saved)
 
     @tf.autograph.experimental.do_not_convert
     def _start(self, element: Any) -> tuple[Share, list]:
@@ -162,14 +163,14 @@ class ReplicaStep:
 
     @tf.autograph.experimental.do_not_convert
     def _rows_to_split(self, share: Share) -> Any:
-        return num_rows(share.rows) if share.real_rows is None else share.real_rows
+        return num_rows(share.rows) if share.real_rows is None else tf.cast(share.real_rows, tf.int32)
 
     @tf.autograph.experimental.do_not_convert
     def _gradients_of(self, scores: Any, part: _Part, waiting: list) -> Any:
         """What XLA returns: totals, gradients, and whether each update is to be applied."""
         packed = self._pack(scores, part.batch)
         waiting.extend(self._recorder.updates)
-        return packed, _dense(waiting), [True if u.when is None else u.when for u in waiting]
+        return packed, [u.gradients for u in waiting], [True if u.when is None else u.when for u in waiting]
 
     @tf.autograph.experimental.do_not_convert
     def _updated_outside(self, done: Any, part: _Part, waiting: list) -> Any:
@@ -183,7 +184,7 @@ class ReplicaStep:
     @tf.autograph.experimental.do_not_convert
     def _updated(self, packed: Any, updates: Any, sums: Any) -> Any:
         for update, gradients in zip(updates, sums, strict=True):
-            update.gradients = gradients
+            update.gradients, update.may_be_empty = gradients, True
             self._recorder.minimize(update, self._how())
         return self.totals.append(packed, self._recorder.norms)
 
@@ -237,12 +238,48 @@ class ReplicaStep:
 
 
 @tf.autograph.experimental.do_not_convert
-def _dense(updates: list) -> list:
-    return [[tf.convert_to_tensor(g) for g in u.gradients] for u in updates]
+def _summable(updates: list) -> list:
+    """The gradients of each update: a tensor, or the indices and values of a sparse one."""
+    return [
+        [[g.indices, g.values] if isinstance(g, tf.IndexedSlices) else g for g in u.gradients]
+        for u in updates
+    ]
+
+
+@tf.autograph.experimental.do_not_convert
+def _shapes(sums: list) -> list:
+    """What stays the same in the loop: all but the number of rows."""
+    return [
+        [
+            [tf.TensorShape([None, *t.shape[1:]]) for t in g] if isinstance(g, list) else g.shape
+            for g in total
+        ]
+        for total in sums
+    ]
 
 
 @tf.autograph.experimental.do_not_convert
 def _added(sums: list, more: list) -> list:
+    """Dense gradients are added up, rows are put in a row."""
+
+    def sum_of(a: Any, b: Any) -> Any:
+        return (
+            [tf.concat(pair, axis=0) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b
+        )
+
     return [
-        [a + b for a, b in zip(total, part, strict=True)] for total, part in zip(sums, more, strict=True)
+        [sum_of(a, b) for a, b in zip(total, part, strict=True)]
+        for total, part in zip(sums, more, strict=True)
+    ]
+
+
+@tf.autograph.experimental.do_not_convert
+def _gradients(sums: list, updates: list) -> list:
+    """What `_summable` made, as gradients of the same kinds as in `updates`."""
+    return [
+        [
+            tf.IndexedSlices(s[1], s[0], g.dense_shape) if isinstance(s, list) else s
+            for s, g in zip(total, update.gradients, strict=True)
+        ]
+        for total, update in zip(sums, updates, strict=True)
     ]

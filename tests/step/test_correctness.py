@@ -9,6 +9,7 @@ import tensorflow as tf
 from correctness import BATCH, Linear, Short, Tokens, outcome
 from small_models import every_step
 
+NO_FILES = dict(writers=[], model_dir=None)
 NO_REPORTS = dict(global_batch_size=BATCH, writers=[], intervals=every_step(log=ctl.Every()))
 
 
@@ -237,3 +238,28 @@ def test_a_step_that_xla_cannot_compile_says_so():
     trainer.jit_compile = True
     with pytest.raises(ctl.UsageError, match="jit_compile"):
         trainer.train(1)
+
+
+@pytest.mark.parametrize("name", correctness.ROWS)
+def test_sparse_gradients_of_any_number_of_rows_train_as_a_loop_by_hand_does(one, two, name):
+    trainer = correctness.ROWS[name](strategy="default", global_batch_size=BATCH, **NO_FILES)
+    trainer.build()
+    tables = trainer.model.trainable_variables
+    start, expected = [t.numpy() for t in tables], []
+    for ids in trainer.train_data(BATCH).take(9):
+        with tf.GradientTape() as tape:
+            loss = trainer.loss_of(ids)
+            mean = tf.reduce_sum(loss) / BATCH
+        found = [tf.convert_to_tensor(g) for g in tape.gradient(mean, tables)]
+        norm = tf.linalg.global_norm(found)
+        scale = min(1.0, (trainer.gradients.clip_norm or float("inf")) / norm)
+        words = [np.unique(ids[ids > 0]), np.unique(ids[ids > 0]) - 1]
+        rows = [tf.IndexedSlices(tf.gather(g, w) * scale, w, g.shape)
+                for g, w in zip(found, words, strict=True)]  # fmt: skip
+        trainer.optimizer.apply(rows, tables)
+        expected.append(tf.reduce_mean(loss))
+    assert np.abs(tables[0].numpy() - start[0]).max() > 0.05
+    for found in (one[name], two[name]):
+        np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
+        for weights, table in zip(found["weights"], tables, strict=True):
+            np.testing.assert_allclose(weights, table.numpy(), atol=1e-5)

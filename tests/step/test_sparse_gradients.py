@@ -96,3 +96,55 @@ def test_variables_of_two_precisions_are_updated_and_clipped_together():
             return {"loss": scores}
 
     Mixed(strategy="default", global_batch_size=8, **NO_SAVE).train(1)
+
+
+@pytest.mark.parametrize("wide", [tf.float16, tf.float64])
+def test_rows_travel_in_the_dtype_of_their_table(two_replicas, wide):
+    """And numbers of rows beyond 2^20, which no float16 can hold."""
+
+    class Far(Words):
+        def build(self):
+            self.model = tf.Module()
+            self.model.table = tf.Variable(tf.zeros([(1 << 20) + 50, 2], wide))
+            self.optimizer = keras.optimizers.SGD(1.0)
+            self.optimizer.build([self.model.table])
+
+        def train_step(self, ids):
+            with tf.GradientTape() as tape:
+                rows = tf.nn.embedding_lookup(self.model.table, ids + (1 << 20))
+                scores = tf.reduce_sum(rows * tf.cast([1, 3], wide), axis=[1, 2])
+                loss = self.average(scores)
+            self.minimize(loss, tape)
+            return {"loss": scores}
+
+    ids = np.random.default_rng(1).integers(0, 4, [64, 5])[:8]
+    counts = np.bincount(ids.ravel(), minlength=4)
+    for strategy in ("default", two_replicas):
+        trainer = Far(strategy=strategy, global_batch_size=8, **NO_SAVE)
+        trainer.train_data = lambda batch_size: tf.data.Dataset.from_tensor_slices(ids).batch(8)
+        trainer.train(1)
+        table = trainer.model.table.numpy()
+        np.testing.assert_allclose(table[1 << 20 :][:4], -counts[:, None] / 8 * [1, 3], atol=1e-2)
+        assert not table[: 1 << 20].any()
+
+
+@pytest.mark.parametrize("where", ["default", "two"])
+def test_a_compiled_step_has_sparse_gradients_too(two_replicas, where):
+    kinds = []
+
+    class Seen(keras.optimizers.SGD):
+        def apply(self, gradients, variables=None):
+            kinds.extend(type(g) for g in gradients)
+            return super().apply(gradients, variables)
+
+    class Lazy(Words):
+        def build(self):
+            super().build()
+            self.optimizer = Seen(0.01)
+            self.optimizer.build([self.model.table])
+
+    strategy = two_replicas if where == "two" else "default"
+    plain = trained(Lazy(strategy=strategy, global_batch_size=8))
+    compiled = trained(Lazy(strategy=strategy, global_batch_size=8, jit_compile=True))
+    assert set(kinds) == {tf.IndexedSlices}
+    assert_equal(plain, compiled, atol=1e-5)

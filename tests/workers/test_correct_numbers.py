@@ -1,10 +1,10 @@
 """Masks, loss scaling, lent rows and metrics: two workers give the numbers of one device."""
 
+import correctness
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.workers
-CASES = ("tokens", "scaled", "scaled_tf_keras", "short", "short_by_hand", "short_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def found(run_program):
     return {"one": one.json, 0: first.json, 1: second.json}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", correctness.CASES)
 def test_two_workers_train_as_one_device_does(found, case):
     one, first, second = (found[where][case] for where in ("one", 0, 1))
     assert first["digest"] == second["digest"]
@@ -24,6 +24,8 @@ def test_two_workers_train_as_one_device_does(found, case):
     for key in ("losses", "mse", "total", "norms", "eval", "scale", "iterations"):
         if key in one:
             np.testing.assert_allclose(first[key], one[key], atol=1e-5, err_msg=key)
+    for a, b in zip(first["weights"], one["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(found):
