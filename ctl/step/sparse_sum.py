@@ -17,6 +17,7 @@ import tensorflow as tf
 NO_ROW = -1  # index of a row that does not count
 _SMALLEST = 64  # rows
 _GROWTH = 4  # from one size to the next: at most so many times the rows are sent
+_UNMERGED = 16
 _DIGIT = 1 << 20  # numbers of rows travel as floats, in two digits
 
 
@@ -71,7 +72,8 @@ class SparseSum:
     Args:
       gradients: this replica's tf.IndexedSlices; rows of index NO_ROW are left out.
       lengths: rows of each one's table.
-      merge: add up equal rows before they are sent, not only afterwards.
+      merge: equal rows may be added up. Else they are not, unless there are _UNMERGED times more of them
+        than a table is worth.
     """
 
     def __init__(
@@ -82,7 +84,11 @@ class SparseSum:
         self._rows = self._joined(gradients)
         known = [g.values.shape[0] for g in gradients]
         self._ways = _ways(
-            None if None in known else sum(known), sum(lengths), self._rows.values.shape[1], replicas
+            None if None in known else sum(known),
+            sum(lengths),
+            self._rows.values.shape[1],
+            replicas,
+            worth=1 if merge else _UNMERGED,
         )
         if merge and len(self._ways) > 1:
             self._rows = _merged(self._rows)
@@ -193,11 +199,12 @@ def _merged(rows: _Rows) -> _Rows:
     return _Rows(indices, tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices)))
 
 
-def _ways(known: int | None, length: int, width: int, replicas: int) -> list[Any]:
-    """How rows may be sent, from the smallest number of rows to any; one, if their number is `known`."""
-    largest = (
-        length * (width + 1) / (replicas * (width + 2))
-    )  # rows; what has more is larger than the table
+def _ways(known: int | None, length: int, width: int, replicas: int, worth: int) -> list[Any]:
+    """How rows may be sent, from the smallest number of rows to any; one, if their number is `known`.
+
+    Slots may be `worth` times as large as the table.
+    """
+    largest = worth * length * (width + 1) / (replicas * (width + 2))  # rows
     if known is not None:
         return [_Slots(known, replicas) if known < largest else _Table(length)]
     slots, size = [], _SMALLEST

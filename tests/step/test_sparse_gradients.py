@@ -148,3 +148,25 @@ def test_a_compiled_step_has_sparse_gradients_too(two_replicas, where):
     compiled = trained(Lazy(strategy=strategy, global_batch_size=8, jit_compile=True))
     assert set(kinds) == {tf.IndexedSlices}
     assert_equal(plain, compiled, atol=1e-5)
+
+
+def test_fit_with_an_embedding_and_short_batches_is_that_of_keras(two_replicas):
+    words = np.random.default_rng(0).integers(0, 50, (44, 6))
+    words[:20] %= 5
+    tags = words[:, 0] % 4
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential([
+            keras.Input((6,)), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(4),
+        ])  # fmt: skip
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(keras.optimizers.Adam(0.05), loss)
+        return made
+
+    expected = model().fit(words, tags, batch_size=8, epochs=4, shuffle=False, verbose=0)
+    with two_replicas.scope():
+        mine = model()
+    data = tf.data.Dataset.from_tensor_slices((words, tags)).batch(8)
+    found = ctl.fit(mine, data, epochs=4, verbose=0)
+    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], atol=1e-5)
