@@ -207,9 +207,12 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
-    for row in predict():
-        if trainer.topology.is_chief:
-            print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
+    from ctl.training import evaluation
+
+    with evaluation.averaged(trainer):
+        for row in predict():
+            if trainer.topology.is_chief:
+                print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
 
 
 def _nothing_saved(config: Config) -> str:

@@ -90,6 +90,9 @@ class Config:
     save_every_steps: int = _of("number", 500,
         "Steps between checkpoints; one is also saved before each evaluation and at the end. 0: only "
         "there.")
+    evaluate_ema: bool = _of("bool", True,
+        "Evaluate, predict and export with the moving averages of the weights, if the optimizer has "
+        "them (use_ema=True). Training continues with the weights themselves.")
     jit_compile: bool = _of("bool", False,
         "Compile forward and backward of the step with XLA.")
     check_collectives: bool = _of("bool", False,

@@ -28,7 +28,7 @@ from ctl.io import exit_hook
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
 from ctl.metrics.protocol import MetricWriter
-from ctl.step import averaging, gradients
+from ctl.step import averaging, gradients, moving_averages
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
 from ctl.training import (
@@ -102,6 +102,7 @@ class Trainer:
         self.model_dir = config.model_dir or None
         self.init_from = config.init_from or None
         self.jit_compile, self.check_collectives = config.jit_compile, config.check_collectives
+        self.evaluate_ema = config.evaluate_ema
         self.step_timeout_secs = config.step_timeout_secs
         self.allow_config_change = config.allow_config_change
         self.data_position = config.data_position
@@ -130,6 +131,15 @@ class Trainer:
         batches of one replica.
         """
         raise NotImplementedError
+
+    def moving_averages(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs (variable, its moving average): with the averages `evaluate`, `predict` and `export` work.
+
+        By default those of optimizers with `use_ema=True`, from their first step on. Yours, for averages
+        that the step keeps itself: `[(v, self.ema.average(v)) for v in self.model.trainable_variables]`.
+        `evaluate_ema=False` turns it off.
+        """
+        return moving_averages.found_in(vars(self))
 
     def eval_data(self, batch_size: int) -> Any:
         """Yours, optional: one pass over the examples to evaluate, in batches of any size."""
@@ -213,7 +223,9 @@ class Trainer:
                 "predict() needs data: arrays, or a tf.data.Dataset of batches. For --mode=predict write "
                 "predict(self), which yields a dictionary per example."
             )
-        return prediction.predict(self, preparation.prepared(self), data)
+        session = preparation.prepared(self)
+        with evaluation.averaged(self):
+            return prediction.predict(self, session, data)
 
     def save(self) -> str | None:
         """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.
@@ -277,7 +289,8 @@ class Trainer:
             validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
-        paths = export_lib.export(self.model, directory, formats, self.topology, served)
+        with evaluation.averaged(self):
+            paths = export_lib.export(self.model, directory, formats, self.topology, served)
         HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

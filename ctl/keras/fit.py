@@ -126,6 +126,7 @@ def fit(
         writers=[*_writers(writers, verbose, model_dir), history],
         callbacks=_checked_callbacks(callbacks),
     )
+    trainer.evaluate_ema = False  # as Model.fit, which puts the averages in place at the end
     trainer.train(steps * max(0, epochs - initial_epoch))
     return _finished(trainer, history)
 

@@ -158,6 +158,44 @@ class ShortTokens(Tokens):
         return tf.data.Dataset.from_tensor_slices((words[:17], tags[:17])).batch(batch_size)
 
 
+class Averaged(Linear):
+    """Evaluated with the moving averages of the weights, which are far from the weights."""
+
+    optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8))
+
+    def eval_data(self, batch_size):
+        return tuple(array[:13] for array in self.arrays())
+
+    def eval_step(self, batch):
+        return {"loss": self.errors(batch, training=False)}
+
+
+class AveragedTfKeras(Averaged):
+    framework = tf_keras
+    optimizer_of = staticmethod(lambda: tf_keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8))
+
+
+class AveragedByHand(Averaged):
+    """Keeps its averages itself."""
+
+    optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05))
+
+    def build(self):
+        super().build()
+        mean = tf.VariableAggregation.MEAN
+        self.slow = [tf.Variable(w, aggregation=mean) for w in self.model.get_weights()]
+
+    def train_step(self, batch):
+        scores = super().train_step(batch)
+        for slow, variable in self.moving_averages(slow=True):
+            slow.assign(0.8 * slow + 0.2 * variable)
+        return scores
+
+    def moving_averages(self, slow=False):
+        pairs = zip(self.model.trainable_variables, self.slow, strict=True)
+        return [(s, v) if slow else (v, s) for v, s in pairs]
+
+
 class Lazy(keras.optimizers.Optimizer):
     """Momentum that only rows with a gradient have; what is dense or doubled trains another model."""
 
@@ -232,7 +270,9 @@ ROWS = {
 }
 
 CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "short": Short,
-         "short_by_hand": ShortByHand, "short_tokens": ShortTokens, **ROWS}  # fmt: skip
+         "short_by_hand": ShortByHand, "short_tokens": ShortTokens,
+         "ema": Averaged, "ema_tf_keras": AveragedTfKeras, "ema_by_hand": AveragedByHand,
+         **ROWS}  # fmt: skip
 
 
 def outcome(name: str, strategy, steps: int = 9) -> dict:
@@ -255,7 +295,7 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
         found["mse"] = [row["mse"] for row in rows]
         found["total"] = [row["total"] for row in rows]
         found["naive"] = [row["naive"] for row in rows]
-    if name == "tokens":
+    if name == "tokens" or name.startswith("ema"):
         found["eval"] = trainer.evaluate()["loss"]
     return found
 

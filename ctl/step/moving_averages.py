@@ -1,0 +1,72 @@
+"""Exponential moving averages of weights: in their place while a model is evaluated or exported.
+
+Training goes on with the raw weights, to the last bit. The averages are the optimizer's (`use_ema=True`),
+so they are in its checkpoints.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3, plain
+from ctl.errors import UsageError
+
+
+def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """(variable, its moving average) of an optimizer of Keras 3 or tf_keras; none before its first step.
+
+    `variables` may be more than those that it updates.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+    averages = getattr(optimizer, "_model_variables_moving_average", None)
+    if not getattr(optimizer, "use_ema", False) or not averages:
+        return []
+    if int(plain(optimizer.iterations).numpy()) == 0:
+        return []
+    if is_keras3(optimizer):
+        pairs = zip(optimizer._trainable_variables, averages, strict=True)
+        return [(variable, average) for variable, average in pairs if average is not None]
+    places = optimizer._index_dict
+    keys = [(v, optimizer._var_key(v)) for v in variables if hasattr(v, "_unique_id")]
+    return [(v, averages[places[key]]) for v, key in keys if key in places]
+
+
+def found_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Those of every optimizer among a trainer's attributes."""
+    models = [m for m in attributes.values() if isinstance(m, tf.Module)]
+    variables = list({id(v): v for m in models for v in m.variables}.values())
+    return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
+
+
+@contextlib.contextmanager
+def in_place(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Within the block each variable has the value of its average; afterwards its own, bit for bit.
+
+    Raises UsageError for what is not a pair of variables of one shape.
+    """
+    found = [_checked(pair) for pair in pairs]
+    raw = [tf.identity(variable) for variable, _ in found]
+    try:
+        for variable, average in found:
+            variable.assign(tf.cast(average, variable.dtype))
+        yield
+    finally:
+        for (variable, _), value in zip(found, raw, strict=True):
+            variable.assign(value)
+
+
+def _checked(pair: Any) -> tuple[Any, Any]:
+    good = isinstance(pair, tuple | list) and len(pair) == 2 and all(hasattr(v, "shape") for v in pair)
+    if not good or not tf.TensorShape(pair[0].shape).is_compatible_with(pair[1].shape):
+        raise UsageError(
+            f"moving_averages() has {_named(pair)}; expected pairs (variable, its average) of one shape, e.g. "
+            "[(v, self.ema.average(v)) for v in self.model.trainable_variables]."
+        )
+    return plain(pair[0]), plain(pair[1])
+
+
+def _named(thing: Any) -> str:
+    if isinstance(thing, tuple | list):
+        return f"({', '.join(map(_named, thing))})"
+    return f"{type(thing).__name__} {getattr(thing, 'shape', '')}".rstrip()

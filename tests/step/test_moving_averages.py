@@ -1,0 +1,125 @@
+"""Moving averages of weights: evaluated, exported and predicted with, and never trained with."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from correctness import BATCH, Averaged, AveragedByHand, AveragedTfKeras, Linear
+from small_models import every_step, weights
+
+KINDS = {"keras3": Averaged, "tf_keras": AveragedTfKeras, "own": AveragedByHand}
+STEPS = 6
+
+
+@pytest.fixture(params=["default", "two"])
+def strategy(request, two_replicas):
+    return two_replicas if request.param == "two" else "default"
+
+
+def made(kind, strategy, **settings):
+    return KINDS[kind](
+        strategy=strategy, global_batch_size=BATCH, writers=[], intervals=every_step(), **settings
+    )
+
+
+def by_hand(kind, steps=STEPS):
+    """(weights, their averages, the loss with those) of a loop in NumPy."""
+    x, y = Linear.arrays(None)
+    w, b = np.full([3], 0.3), 0.0
+    slow = None if kind == "keras3" else np.array([*w, b])
+    if kind == "keras3":
+        slow = np.zeros(4)
+    for step in range(steps):
+        rows = slice(step * BATCH % 48, step * BATCH % 48 + BATCH)
+        error = x[rows] @ w + b - y[rows]
+        w, b = w - 0.05 * 2 * error @ x[rows] / BATCH, b - 0.05 * 2 * error.mean()
+        momentum = 0.0 if kind == "keras3" and step == 0 else 0.8  # Keras 3 starts at the first weights
+        slow = momentum * slow + (1 - momentum) * np.array([*w, b])
+    loss = np.mean((x[:13] @ slow[:3] + slow[3] - y[:13]) ** 2)
+    return np.array([*w, b]), slow, loss
+
+
+def flat(arrays):
+    return np.concatenate([np.ravel(a) for a in arrays])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(kind, strategy, tmp_path):
+    raw, slow, loss = by_hand(kind)
+    assert np.abs(raw - slow).max() > 0.05
+    trainer = made(kind, strategy)
+    trainer.train(STEPS)
+    assert trainer.evaluate()["loss"] == pytest.approx(loss, abs=1e-5)
+    trainer.export("saved_model", directory=str(tmp_path))
+    x = Linear.arrays(None)[0]
+    expected = (x @ slow[:3] + slow[3])[:, None]
+    np.testing.assert_allclose(trainer.predict(x), expected, atol=1e-5)
+    served = tf.saved_model.load(str(tmp_path / "saved_model"))
+    call = served.serve if hasattr(served, "serve") else served
+    np.testing.assert_allclose(call(x), expected, atol=1e-5)
+    np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluations_change_no_bit_of_the_training_and_of_its_resume(kind, strategy, tmp_path):
+    unbroken = made(kind, strategy)
+    unbroken.train(STEPS)
+    for steps in (3, STEPS):
+        resumed = made(kind, strategy, model_dir=str(tmp_path))
+        resumed.train(steps)
+        resumed.evaluate()
+    for a, b in zip(weights(unbroken), weights(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert unbroken.evaluate() == resumed.evaluate()
+
+
+def test_the_weights_themselves_are_evaluated_where_that_is_wanted(strategy):
+    raw, _, _ = by_hand("keras3")
+    x, y = Linear.arrays(None)
+    trainer = made("keras3", strategy, evaluate_ema=False)
+    trainer.train(STEPS)
+    expected = np.mean((x[:13] @ raw[:3] + raw[3] - y[:13]) ** 2)
+    assert trainer.evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_before_the_first_step_there_are_no_averages(strategy):
+    x, y = Linear.arrays(None)
+    expected = np.mean((x[:13] @ np.full([3], 0.3) - y[:13]) ** 2)
+    assert made("keras3", strategy).evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_averages_of_an_optimizer_that_scales_the_loss_are_found():
+    class Scaled(Averaged):
+        optimizer_of = staticmethod(
+            lambda: keras.optimizers.LossScaleOptimizer(Averaged.optimizer_of(), initial_scale=8.0)
+        )
+
+    trainer = Scaled(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
+    trainer.train(STEPS)
+    assert trainer.evaluate()["loss"] == pytest.approx(by_hand("keras3")[2], abs=1e-5)
+
+
+def test_an_error_in_an_evaluation_leaves_the_weights_as_they_were():
+    class Fails(Averaged):
+        def eval_step(self, batch):
+            tf.debugging.assert_less(batch[0], -1e9)
+            return super().eval_step(batch)
+
+    trainer = Fails(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
+    trainer.train(STEPS)
+    before = weights(trainer)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        trainer.evaluate()
+    for a, b in zip(before, weights(trainer), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_no_pair_of_variables_is_refused_with_what_to_write():
+    class Wrong(Averaged):
+        def moving_averages(self):
+            return [self.model.trainable_variables]
+
+    trainer = Wrong(strategy="default", global_batch_size=BATCH, writers=[])
+    with pytest.raises(ctl.UsageError, match=r"pairs \(variable, its average\).*self.ema.average"):
+        trainer.evaluate()
