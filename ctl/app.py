@@ -207,9 +207,9 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
-    from ctl.training import evaluation
+    from ctl.step import moving_averages
 
-    with evaluation.averaged(trainer):
+    with moving_averages.in_place(trainer):
         for row in predict():
             if trainer.topology.is_chief:
                 print(json.dumps(row, default=lambda value: value.tolist()), flush=True)

@@ -139,7 +139,7 @@ class Trainer:
         that the step keeps itself: `[(v, self.ema.average(v)) for v in self.model.trainable_variables]`.
         `evaluate_ema=False` turns it off.
         """
-        return moving_averages.found_in(vars(self))
+        return moving_averages.averages_among(vars(self))
 
     def eval_data(self, batch_size: int) -> Any:
         """Yours, optional: one pass over the examples to evaluate, in batches of any size."""
@@ -224,7 +224,7 @@ class Trainer:
                 "predict(self), which yields a dictionary per example."
             )
         session = preparation.prepared(self)
-        with evaluation.averaged(self):
+        with moving_averages.in_place(self):
             return prediction.predict(self, session, data)
 
     def save(self) -> str | None:
@@ -289,7 +289,7 @@ class Trainer:
             validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
-        with evaluation.averaged(self):
+        with moving_averages.in_place(self):
             paths = export_lib.export(self.model, directory, formats, self.topology, served)
         HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths

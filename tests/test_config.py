@@ -14,6 +14,7 @@ CASES = {
     "global_batch_size": ("8", 8, 12, 24),
     "seed": ("3", 3, 4, 5),
     "init_from": ("a", "a", "b", "c"),
+    "evaluate_ema": ("true", True, False, False),
     "jit_compile": ("false", False, True, True),
     "check_collectives": ("false", False, True, True),
     "step_timeout_secs": ("30", 30.0, 40.0, 50.0),
@@ -21,8 +22,8 @@ CASES = {
     "data_position": ("skip", "skip", "indexed", "iterator"),
 }
 DEFAULTS = {"model_dir": None, "global_batch_size": BATCH, "seed": 0, "init_from": None,
-            "jit_compile": False, "check_collectives": False, "step_timeout_secs": 0.0,
-            "allow_config_change": False, "data_position": "auto"}  # fmt: skip
+            "evaluate_ema": True, "jit_compile": False, "check_collectives": False,
+            "step_timeout_secs": 0.0, "allow_config_change": False, "data_position": "auto"}  # fmt: skip
 
 
 def ran(monkeypatch, kind, arguments, keywords):

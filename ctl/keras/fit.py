@@ -72,7 +72,6 @@ def fit(
     model: Any,
     x: Any = None,
     y: Any = None,
-    *,
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: Any = "auto",
@@ -86,23 +85,23 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_freq: int = 1,
+    *,
     model_dir: str | None = None,
     checkpoints: CheckpointManager | None = None,
     writers: Sequence[MetricWriter] | None = None,
     seed: int = 0,
     save_every_steps: int | None = None,
 ) -> History:
-    """Trains a compiled Keras 3 model; every worker calls it with the same arguments.
+    """Trains a compiled Keras 3 model, made in the scope of its strategy; every worker calls it alike.
 
     The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches, and
     `batch_size` (32 for arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
 
     Args:
-      model: compiled, and made inside the scope of the strategy it is to train under.
       callbacks: of `ctl`, such as `ctl.EarlyStopping`; those of Keras are refused, with what to write.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
-      checkpoints: where states go; by default `model_dir/checkpoints`, saved once an epoch.
-      writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+      checkpoints: where states go; by default `model_dir/checkpoints`.
+      writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       save_every_steps: steps between checkpoints; None: once an epoch.
 
     Returns the `History`. Raises UsageError before any work.
@@ -121,12 +120,12 @@ def fit(
         class_weight=class_weight,
         model_dir=model_dir,
         global_batch_size=batch_size,
+        evaluate_ema=False,  # as Model.fit, see _finished
         checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, save_every_steps),
         writers=[*_writers(writers, verbose, model_dir), history],
         callbacks=_checked_callbacks(callbacks),
     )
-    trainer.evaluate_ema = False  # as Model.fit, which puts the averages in place at the end
     trainer.train(steps * max(0, epochs - initial_epoch))
     return _finished(trainer, history)
 

@@ -6,7 +6,7 @@ so they are in its checkpoints.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, plain
@@ -32,20 +32,28 @@ def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any
     return [(v, averages[places[key]]) for v, key in keys if key in places]
 
 
-def found_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Those of every optimizer among a trainer's attributes."""
     models = [m for m in attributes.values() if isinstance(m, tf.Module)]
     variables = list({id(v): v for m in models for v in m.variables}.values())
     return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
 
 
-@contextlib.contextmanager
-def in_place(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Within the block each variable has the value of its average; afterwards its own, bit for bit.
+class HasAverages(Protocol):
+    """A trainer."""
 
-    Raises UsageError for what is not a pair of variables of one shape.
+    evaluate_ema: bool
+
+    def moving_averages(self) -> Sequence[tuple[Any, Any]]: ...
+
+
+@contextlib.contextmanager
+def in_place(trainer: HasAverages) -> Iterator[None]:
+    """Within the block variables have the values of their averages; afterwards their own, bit for bit.
+
+    Raises UsageError where moving_averages() has what is not a pair of variables of one shape.
     """
-    found = [_checked(pair) for pair in pairs]
+    found = [_checked(pair) for pair in trainer.moving_averages()] if trainer.evaluate_ema else []
     raw = [tf.identity(variable) for variable, _ in found]
     try:
         for variable, average in found:
@@ -60,7 +68,7 @@ def _checked(pair: Any) -> tuple[Any, Any]:
     good = isinstance(pair, tuple | list) and len(pair) == 2 and all(hasattr(v, "shape") for v in pair)
     if not good or not tf.TensorShape(pair[0].shape).is_compatible_with(pair[1].shape):
         raise UsageError(
-            f"moving_averages() has {_named(pair)}; expected pairs (variable, its average) of one shape, e.g. "
+            f"moving_averages() has {_named(pair)}; expected pairs (variable, its average) of one shape: "
             "[(v, self.ema.average(v)) for v in self.model.trainable_variables]."
         )
     return plain(pair[0]), plain(pair[1])

@@ -17,7 +17,8 @@ from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.training import evaluation, validation
+from ctl.step import moving_averages
+from ctl.training import validation
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -146,7 +147,7 @@ class CallbackRunner:
         export_lib.check_formats(trainer.model, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
-        with evaluation.averaged(trainer):
+        with moving_averages.in_place(trainer):
             export_lib.export(trainer.model, directory, decision.export, trainer.topology, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 

@@ -35,7 +35,7 @@ def evaluate_session(trainer: TrainerProtocol, session: Session) -> dict[str, fl
     loop = eval_loop(trainer, session)
     with _together(session.agreement):
         batches = input_pipeline.open_eval_batches(trainer)
-    with averaged(trainer), keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
+    with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
         is_chief = trainer.topology.is_chief
         packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
         if not done:
@@ -50,12 +50,6 @@ def evaluate_session(trainer: TrainerProtocol, session: Session) -> dict[str, fl
     else:
         leave_together(session)
     return means
-
-
-def averaged(trainer: TrainerProtocol) -> contextlib.AbstractContextManager[None]:
-    """Within the block the model has the moving averages of its weights, if there are any."""
-    pairs = trainer.moving_averages() if trainer.evaluate_ema else ()
-    return moving_averages.in_place(list(pairs))
 
 
 def is_due(trainer: TrainerProtocol) -> bool:
