@@ -318,6 +318,7 @@ class Trainer:
             sample_weight=sample_weight,
             mask=mask,
             empty=self._recorder.empty,
+            counts=self._recorder.counts,
         )
         if regularization is None:
             return loss

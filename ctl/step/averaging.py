@@ -15,6 +15,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
+from ctl.step.mask_counts import MaskCounts
 
 
 def average(
@@ -24,6 +25,7 @@ def average(
     sample_weight: Any = None,
     mask: Any = None,
     empty: Any = None,
+    counts: MaskCounts | None = None,
 ) -> Any:
     """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
@@ -32,6 +34,7 @@ def average(
     With a `mask`, values and mask are `[b, ...]` alike, and the mean is over the entries of the whole
     global batch where the mask is true: a sum of one number over replicas finds their count.
     `empty` is true where this replica has no example, and its one row only stands in.
+    `counts` has the entries of all parts, where this batch is one part of the replica's.
     As `tf.nn.compute_average_loss`. Raises UsageError for other shapes.
     """
     values = tf.convert_to_tensor(per_example)
@@ -42,7 +45,7 @@ def average(
             "tf_keras.losses.Reduction.NONE), or call the loss function instead."
         )
     if mask is not None:
-        return _average_of_unmasked(values, mask, sample_weight, empty)
+        return _average_of_unmasked(values, mask, sample_weight, empty, counts)
     if (values.shape.rank or 1) > 1:
         raise UsageError(
             f"average() got a loss of shape {values.shape}; expected one number per example, shape "
@@ -56,13 +59,16 @@ def average(
     )
 
 
-def _average_of_unmasked(values: Any, mask: Any, sample_weight: Any, empty: Any) -> Any:
+def _average_of_unmasked(
+    values: Any, mask: Any, sample_weight: Any, empty: Any, counts: MaskCounts | None
+) -> Any:
     mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
     if not mask.shape.is_compatible_with(values.shape):
         raise UsageError(
             f"average() got values of shape {values.shape} and a mask of shape {mask.shape}; expected "
             "the same shape, one truth value per value."
         )
+    number = None if counts is None else counts.count(mask, empty, everywhere)
     if empty is not None:
         mask &= tf.logical_not(empty)
     if sample_weight is not None:
@@ -70,12 +76,13 @@ def _average_of_unmasked(values: Any, mask: Any, sample_weight: Any, empty: Any)
         missing = values.shape.rank - weight.shape.rank
         values *= tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
     total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
-    return tf.math.divide_no_nan(total, tf.cast(count_everywhere(mask), values.dtype))
+    if number is None:
+        number = everywhere(tf.math.count_nonzero(mask, dtype=tf.float32))
+    return tf.math.divide_no_nan(total, tf.cast(number, values.dtype))
 
 
-def count_everywhere(mask: Any) -> Any:
-    """How many entries of a mask are true over all replicas, `[]` float32; in replica context."""
-    count = tf.math.count_nonzero(mask, dtype=tf.float32)
+def everywhere(count: Any) -> Any:
+    """The sum of a count, `[]`, over all replicas; in replica context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return count

@@ -15,6 +15,7 @@ from ctl.errors import UsageError
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.keras_losses import allow_division, refuse_division
+from ctl.step.mask_counts import MaskCounts
 from ctl.step.skip_nonfinite import Skipping
 
 
@@ -30,6 +31,7 @@ class Recorder(threading.local):
         self.compiled = False  # inside XLA, where no collective may be
         self.goods: list = []  # of the updates: whether the step counts
         self.empty = None  # true where this replica has no example; None: never
+        self.counts: MaskCounts | None = None  # of masks, if the batch is one part of several
 
     def begin(
         self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
@@ -37,7 +39,7 @@ class Recorder(threading.local):
         """A step begins, on one of `parts` parts of the batch."""
         self.updates, self.norms, self.parts, self.averaged = [], [], parts, False
         self.goods = []
-        self.waits, self.compiled, self.empty = waits, compiled, empty
+        self.waits, self.compiled, self.empty, self.counts = waits, compiled, empty, None
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
@@ -127,6 +129,7 @@ class ReplicaStep:
         share, saved = self._start(element)
         rows, parts = self._rows_to_split(share), self._parts
         first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
+        counts = self._recorder.counts = self._mask_counts(share, first.batch, rows)
         packed = self._packed(self._step(first.batch), first)
         updates = self._recorder.updates
         sums = _summable(updates)
@@ -134,6 +137,7 @@ class ReplicaStep:
             tf.autograph.experimental.set_loop_options(shape_invariants=[(sums, _shapes(sums))])
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
+            self._goes_on(counts)
             packed += self._packed(self._step(part.batch), part)
             sums = _added(sums, _summable(self._recorder.updates))
         self._recorder.begin()
@@ -151,6 +155,20 @@ class ReplicaStep:
         batch, empty = self._never_empty(share, parts)
         self._recorder.begin(parts, waits=parts > 1, empty=empty)
         return _Part(batch, empty, self._counted(empty))
+
+    @tf.autograph.experimental.do_not_convert
+    def _mask_counts(self, share: Share, batch: Any, rows: Any) -> MaskCounts:
+        def part(i: Any) -> tuple[Any, Any]:
+            low, high = rows * i // self._parts, rows * (i + 1) // self._parts
+            return self._never_empty(Share(take_rows(share.rows, low, high)), self._parts)
+
+        return MaskCounts(batch, part, self._parts)
+
+    @tf.autograph.experimental.do_not_convert
+    def _goes_on(self, counts: MaskCounts) -> None:
+        """Another part begins, whose masks were counted in the first one."""
+        self._recorder.counts = counts
+        counts.begin_next_part()
 
     @tf.autograph.experimental.do_not_convert
     def _packed(self, scores: Any, part: _Part, norms: Any = ()) -> Any:

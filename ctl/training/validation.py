@@ -120,11 +120,6 @@ def reported_is_known(writers: Sequence[Any], means: Mapping[str, float]) -> Non
 
 def mask(trainer: TrainerProtocol, recorder: Any) -> None:
     """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
-    if recorder.parts > 1:
-        raise UsageError(
-            "average(mask=...) needs the whole batch to count its entries, and accumulate_steps is "
-            f"{recorder.parts}. Leave accumulate_steps out, or average per example without a mask."
-        )
     if recorder.compiled and trainer.topology.num_replicas > 1:
         raise UsageError(
             "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "

@@ -95,7 +95,7 @@ def test_a_finite_dataset_is_begun_anew_and_validation_has_its_own_rhythm():
 
 def test_short_batches_are_nothing_to_warn_of(caplog):
     x, y, _ = numbers()
-    ctl.fit(classifier(), x, y, batch_size=BATCH, epochs=2, verbose=0)
+    ctl.fit(classifier(), x, y, BATCH, 2, verbose=0)
     assert "average() divides" not in caplog.text
 
 

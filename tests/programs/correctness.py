@@ -158,6 +158,30 @@ class ShortTokens(Tokens):
         return tf.data.Dataset.from_tensor_slices((words[:17], tags[:17])).batch(batch_size)
 
 
+def with_gradients(base, optimizer=None, **how):
+    class Changed(base):
+        def build(self):
+            super().build()
+            self.gradients = ctl.Gradients(**how)
+            if optimizer:
+                self.optimizer = optimizer()
+
+    return Changed
+
+
+class TwoMasks(Tokens):
+    """A mean over words, one over long sentences' words with a weight, and one over examples."""
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss, mask, scores = self.score(batch)
+            long = mask & (tf.reduce_sum(tf.cast(mask, tf.int32), axis=1, keepdims=True) > 3)
+            total = self.average(loss, mask=mask) + 0.5 * self.average(loss, mask=long)
+            total += 0.1 * self.average(tf.reduce_sum(loss, axis=1))
+        self.minimize(total, tape)
+        return scores
+
+
 class Averaged(Linear):
     """Evaluated with the moving averages of the weights, which are far from the weights."""
 
@@ -269,10 +293,23 @@ ROWS = {
     "rows_lazy_clipped": rows_with(lambda: Lazy(0.05), how={"clip_norm": 0.5}),
 }
 
+def loss_scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=64.0)
+
+
+# a model with masks, and what it is trained with; it trains alike with accumulate_steps and without
+MASKED = {
+    "masks": (Tokens, {}), "masks_short": (ShortTokens, {"clip_norm": 0.05}),
+    "masks_two": (TwoMasks, {"merge_rows": False}), "masks_scaled": (Tokens, {"optimizer": loss_scaled}),
+}  # fmt: skip
+ACCUMULATED = {
+    name: with_gradients(model, accumulate_steps=3, **how) for name, (model, how) in MASKED.items()
+}
+
 CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "short": Short,
          "short_by_hand": ShortByHand, "short_tokens": ShortTokens,
          "ema": Averaged, "ema_tf_keras": AveragedTfKeras, "ema_by_hand": AveragedByHand,
-         **ROWS}  # fmt: skip
+         **ACCUMULATED, **ROWS}  # fmt: skip
 
 
 def outcome(name: str, strategy, steps: int = 9) -> dict:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from correctness import BATCH, Linear, Short, Tokens, outcome
+from correctness import BATCH, LENGTH, Linear, Short, Tokens, outcome
 from small_models import every_step
 
 NO_FILES = dict(writers=[], model_dir=None)
@@ -201,10 +201,37 @@ def test_a_loss_per_token_without_a_mask_is_refused():
         NoMask(strategy="default", **NO_REPORTS).train(1)
 
 
-def test_a_mask_and_parts_of_a_batch_are_refused():
-    trainer = Tokens(strategy="default", **NO_REPORTS)
-    trainer.gradients = ctl.Gradients(accumulate_steps=2)
-    with pytest.raises(ctl.UsageError, match="accumulate_steps"):
+@pytest.mark.parametrize(("masked", "why"), [
+    (lambda self, words, loss: loss > 1.0, "ReadVariableOp"),
+    (lambda self, words, loss: tf.random.uniform([LENGTH]) > 0.5, "RandomUniform"),
+    (lambda self, words, loss: tf.cond(words[0, 0] > 0, lambda: (words > 1) & (self.step_variable > 0),
+                                       lambda: words > 0), "If"),
+], ids=["the model", "chance", "a condition"])  # fmt: skip
+def test_a_mask_that_is_not_of_the_batch_alone_is_refused_with_parts(masked, why):
+    class Masked(Tokens):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss, _, scores = self.score(batch)
+                loss = self.average(loss, mask=tf.broadcast_to(masked(self, batch[0], loss), loss.shape))
+            self.minimize(loss, tape)
+            return scores
+
+    trainer = correctness.with_gradients(Masked, accumulate_steps=2)(strategy="default", **NO_REPORTS)
+    with pytest.raises(ctl.UsageError, match=f"{why}.*from the batch alone"):
+        trainer.train(1)
+
+
+def test_a_mask_averaged_within_a_condition_is_refused_with_parts():
+    class Masked(Tokens):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss, mask, scores = self.score(batch)
+                loss = tf.cond(mask[0, 0], lambda: self.average(loss, mask=mask & True), lambda: 0.0)
+            self.minimize(loss, tape)
+            return scores
+
+    trainer = correctness.with_gradients(Masked, accumulate_steps=2)(strategy="default", **NO_REPORTS)
+    with pytest.raises(ctl.UsageError, match="within a condition"):
         trainer.train(1)
 
 
@@ -238,6 +265,35 @@ def test_a_step_that_xla_cannot_compile_says_so():
     trainer.jit_compile = True
     with pytest.raises(ctl.UsageError, match="jit_compile"):
         trainer.train(1)
+
+
+@pytest.mark.parametrize("name", correctness.MASKED)
+def test_masks_of_parts_give_the_mean_over_the_whole_batch(monkeypatch, one, two, name):
+    model, how = correctness.MASKED[name]
+    monkeypatch.setitem(correctness.CASES, "whole", correctness.with_gradients(model, **how))
+    whole = outcome("whole", "default")
+    assert np.ptp(whole["losses"]) > 0.01
+    for found in (one[name], two[name]):
+        np.testing.assert_allclose(found["losses"], whole["losses"], atol=1e-5)
+        for a, b in zip(found["weights"], whole["weights"], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_masks_of_parts_train_as_a_loop_by_hand_does(one, two):
+    trainer = Tokens(strategy="default", **NO_REPORTS)
+    trainer.build()
+    words, tags = trainer.train_data(BATCH)._arrays
+    variables, expected = trainer.model.trainable_variables, []
+    for step in range(9):
+        rows = slice(step * BATCH % 40, step * BATCH % 40 + BATCH)
+        with tf.GradientTape() as tape:
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags[rows], trainer.model(words[rows]))
+            mask = tf.cast(words[rows] > 0, tf.float32)
+            mean = tf.reduce_sum(loss * mask) / tf.reduce_sum(mask)
+        trainer.optimizer.apply(tape.gradient(mean, variables), variables)
+        expected.append(float(mean))
+    for found in (one["masks"], two["masks"]):
+        np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", correctness.ROWS)
