@@ -31,8 +31,6 @@ from ctl.supervision import heartbeat, signals
 if TYPE_CHECKING:
     from ctl.trainer import Trainer
 
-_AT_THE_END = 2**62  # a mark that no run reaches: evaluated at the end only
-
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))  # what is compared between workers as it is
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
@@ -212,7 +210,22 @@ def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     with moving_averages.in_place(trainer):
         for row in predict():
             if trainer.topology.is_chief:
-                print(json.dumps(row, default=lambda value: value.tolist()), flush=True)
+                print(json.dumps(row, default=_as_json), flush=True)
+
+
+def _as_json(value: Any) -> Any:
+    """Arrays, tensors and bytes of a row of `predict`."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if hasattr(value, "numpy"):  # a tensor or a variable
+        value = value.numpy()
+        return value if isinstance(value, bytes) else value.tolist()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise UsageError(
+        f"predict() yielded a {type(value).__name__}; expected a dictionary of numbers, texts, arrays or "
+        "tensors for each example."
+    )
 
 
 def _nothing_saved(config: Config) -> str:
@@ -234,7 +247,7 @@ def _parts(
     values: flags.FlagValues, config: Config, keywords: Mapping[str, Any], me: Topology
 ) -> dict[str, Any]:
     """The objects of the constructor: those of the settings, or those that `ctl.run` was given."""
-    from ctl.callbacks.schedule import Every
+    from ctl.callbacks.schedule import AT_THE_END, Every
     from ctl.checkpoints.retention import Keep
     from ctl.training import construction
 
@@ -242,7 +255,7 @@ def _parts(
     has_evaluator = me.has_evaluator and not config.eval_every_steps
     evaluates = Keep.parse(config.keep).best is not None or config.report_hypertune or not has_evaluator
     if config.mode == "train_and_eval" and evaluates:
-        evaluate = Every(steps=config.eval_every_steps or _AT_THE_END)
+        evaluate = Every(steps=config.eval_every_steps) if config.eval_every_steps else AT_THE_END
     given = keywords.get("intervals")
     intervals = construction.intervals_of(config, given)
     if given is None or "eval_every_steps" in config.given:

@@ -10,7 +10,6 @@ Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -334,6 +333,8 @@ class Trainer:
         variables: Any = None,
         optimizer: Any = None,
         when: Any = None,
+        *,
+        scaled: bool = False,
     ) -> None:
         """Sums the gradient over replicas once, checks that it is finite, clips, and applies it once.
 
@@ -345,6 +346,7 @@ class Trainer:
             summed gradients.
           when: a truth value, equal on all replicas, such as `self.step_variable % 2 == 0`; where it is
             false, the step leaves these variables and this optimizer as they are. None: always.
+          scaled: the loss is this replica's share of the global one although `average` was not called.
 
         May be called several times in a step. The norm is reported as "gradient_norm".
         """
@@ -352,12 +354,12 @@ class Trainer:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
-        if self.topology.num_replicas > 1 and not self._recorder.averaged and not self._warned:
-            self._warned = True
-            logging.getLogger("ctl").warning(
-                "minimize() got a loss that average() did not make. Gradients are added up over %d "
-                "replicas: unless the loss is this replica's share of the mean, they are too large.",
-                self.topology.num_replicas,
+        if self.topology.num_replicas > 1 and not self._recorder.averaged and not scaled:
+            raise UsageError(
+                "minimize() got a loss that average() did not make. Gradients are added up over "
+                f"{self.topology.num_replicas} replicas: those of a mean would be so many times too large. "
+                "Write loss = self.average(per_example). If the loss is this replica's share of the global "
+                "mean, write self.minimize(loss, tape, scaled=True)."
             )
         update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
         update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)

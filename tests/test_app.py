@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 from conftest import ROOT, environment
-from ctl import app, config
+from ctl import app, config, errors
 from ctl.distribute.topology import Topology
 
 MNIST = [sys.executable, "-m", "models.mnist"]
@@ -144,7 +145,7 @@ def refused(monkeypatch, capsys, *arguments):
 
 def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path):
     class Predicts:
-        hparams, model_dir, step = {}, None, 3
+        hparams, model_dir, step, evaluate_ema = {}, None, 3, False
         topology = Topology()
         model = SimpleNamespace(save=None)
 
@@ -155,6 +156,8 @@ def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path
             pass
 
         def predict(self):
+            yield {"name": tf.constant("a"), "row": [tf.constant([1, 2]), {"deep": tf.Variable(0.5)}]}
+            yield {"names": tf.constant(["a", "ä"]), "bytes": b"c", "flag": np.bool_(True)}
             yield {"path": "a", "probability": np.float32(0.5)}
             yield {"path": "b", "probabilities": np.array([1.0, 0.0])}
 
@@ -164,9 +167,15 @@ def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path
     app._main(Predicts, {})
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == [
+        {"name": "a", "row": [[1, 2], {"deep": 0.5}]}, {"names": ["a", "ä"], "bytes": "c", "flag": True},
         {"path": "a", "probability": 0.5}, {"path": "b", "probabilities": [1.0, 0.0]}]  # fmt: skip
     words = refused(monkeypatch, capsys, "--mode=predict", f"--model_dir={tmp_path}")
     assert "Fake has no method predict(self)" in words
+
+
+def test_predict_says_what_it_cannot_print():
+    with pytest.raises(errors.UsageError, match="yielded a set; expected a dictionary"):
+        json.dumps({"words": {1, 2}}, default=app._as_json)
 
 
 def test_steps_or_epochs_say_how_long(monkeypatch, capsys):

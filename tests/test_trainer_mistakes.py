@@ -3,6 +3,7 @@
 import ctl
 import pytest
 import tensorflow as tf
+from ctl.callbacks.schedule import AT_THE_END
 from small_models import BATCH, Small, every_step, examples
 
 
@@ -11,7 +12,24 @@ def two_replicas():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
-def test_half_an_evaluation_is_warned_of_if_one_was_asked_for(caplog):
+@pytest.mark.parametrize("missing", ["eval_data and eval_step", "eval_step", "eval_data"])
+@pytest.mark.parametrize("how", [
+    {"eval_every_steps": 5}, {"intervals": ctl.Intervals(evaluate=ctl.Every(secs=9))},
+], ids=["a setting", "intervals"])  # fmt: skip
+def test_evaluations_of_nothing_are_refused(how, missing):
+    class Half(ctl.Trainer):
+        build, train_data, train_step = Small.build, Small.train_data, Small.train_step
+
+    for name in {"eval_data", "eval_step"} - set(missing.split(" and ")):
+        setattr(Half, name, getattr(Small, name))
+    Half.framework, Half.word, Half.dropout, Half.tf_data = "keras3", "sgd", 0.0, False
+    trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], **how)
+    with pytest.raises(ctl.UsageError, match=f"Half has no {missing}\\. Write"):
+        trainer.train(1)
+    assert not trainer.step
+
+
+def test_half_an_evaluation_is_warned_of_at_the_end_of_a_program(caplog):
     class Half(ctl.Trainer):
         build, train_data, train_step = Small.build, Small.train_data, Small.train_step
         eval_data = Small.eval_data
@@ -20,7 +38,7 @@ def test_half_an_evaluation_is_warned_of_if_one_was_asked_for(caplog):
         Small.score, "keras3", "sgd", 0.0, False)  # fmt: skip
     for asked in (False, True):
         caplog.clear()
-        intervals = every_step(evaluate=ctl.Every(steps=1) if asked else ctl.Every())
+        intervals = every_step(evaluate=AT_THE_END if asked else ctl.Every())
         trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], intervals=intervals)
         trainer.train(1)
         assert ("has eval_data but no eval_step" in caplog.text) == asked
@@ -76,19 +94,23 @@ def test_parts_of_another_kind_are_refused(how):
         Small(strategy="default", **how)
 
 
-def test_a_loss_that_average_did_not_make_is_warned_of_on_two_replicas(two_replicas, caplog):
+def test_a_loss_that_average_did_not_make_is_refused_on_two_replicas(two_replicas):
     class Mean(Small):
+        scaled = False
+
         def train_step(self, batch):
             with tf.GradientTape() as tape:
                 scores = self.score(batch, training=True)
                 loss = tf.reduce_mean(scores["loss"])
-            self.minimize(loss, tape)
+            self.minimize(loss, tape, scaled=self.scaled)
             return scores
 
-    for strategy, warned in (("default", False), (two_replicas, True)):
-        caplog.clear()
-        Mean(strategy=strategy, writers=[], intervals=every_step()).train(1)
-        assert ("that average() did not make" in caplog.text) == warned
+    options = dict(writers=[], intervals=every_step())
+    Mean(strategy="default", **options).train(1)
+    with pytest.raises(ctl.UsageError, match=r"average\(\) did not make.*scaled=True"):
+        Mean(strategy=two_replicas, **options).train(1)
+    meant = type("Mean", (Mean,), {"scaled": True})
+    meant(strategy=two_replicas, **options).train(1)
 
 
 def test_batches_that_are_always_too_small_are_warned_of(caplog):

@@ -62,6 +62,9 @@ class Every:
         return step > 0 and self.next_mark(step - 1, steps_per_epoch) == step
 
 
+AT_THE_END = Every(steps=2**62)  # a mark that no run reaches
+
+
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
     """When the loop does what, and how many steps it runs in one graph call.

@@ -9,7 +9,7 @@ from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
 from ctl.callbacks.save_best import SaveBest
-from ctl.callbacks.schedule import Every
+from ctl.callbacks.schedule import AT_THE_END, Every
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
@@ -56,9 +56,19 @@ def data(trainer: TrainerProtocol) -> None:
 
 
 def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
-    """Warns of half an evaluation; raises UsageError for a best checkpoint that nothing decides."""
+    """Warns of half an evaluation at the end of a program.
+
+    Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
+    """
     written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
     asked = trainer.intervals.evaluate != Every()
+    if asked and len(written) < 2 and trainer.intervals.evaluate != AT_THE_END:
+        missing = " and ".join(m for m in ("eval_data", "eval_step") if m not in written)
+        raise UsageError(
+            f"evaluations are asked for by {trainer.intervals.evaluate} (eval_every_steps, or "
+            f"Intervals(evaluate=...)), but {type(trainer).__name__} has no {missing}. Write eval_data and "
+            "eval_step, or ask for none."
+        )
     if len(written) == 1 and asked and trainer.topology.is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(

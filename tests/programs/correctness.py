@@ -146,7 +146,7 @@ class ShortByHand(Short):
         with tf.GradientTape() as tape:
             error = tf.square(self.model(batch[0], training=True)[:, 0] - batch[1])
             loss = tf.reduce_sum(error) / BATCH
-        self.minimize(loss, tape)
+        self.minimize(loss, tape, scaled=True)
         return {"loss": error}
 
 
