@@ -27,7 +27,7 @@ from ctl.io import exit_hook
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
 from ctl.metrics.protocol import MetricWriter
-from ctl.step import averaging, gradients, moving_averages
+from ctl.step import averaging, gather, gradients, moving_averages
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
 from ctl.training import (
@@ -47,8 +47,9 @@ class Trainer:
     """Trains, evaluates and exports one model, the same way on every strategy.
 
     You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
-    you need them; `predict(self)` (yields a dictionary per example, for --mode=predict) and `signatures`
-    (name -> `tf.function` that an exported SavedModel serves) if you want them. Attributes that own
+    you need them; `predict(self)` (yields a dictionary per example, for --mode=predict), `signatures`
+    (name -> `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable and
+    its average, for averages that your step keeps) if you want them. Attributes that own
     variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
@@ -130,15 +131,6 @@ class Trainer:
         batches of one replica.
         """
         raise NotImplementedError
-
-    def moving_averages(self) -> Sequence[tuple[Any, Any]]:
-        """Pairs (variable, its moving average): with the averages `evaluate`, `predict` and `export` work.
-
-        By default those of optimizers with `use_ema=True`, from their first step on. Yours, for averages
-        that the step keeps itself: `[(v, self.ema.average(v)) for v in self.model.trainable_variables]`.
-        `evaluate_ema=False` turns it off.
-        """
-        return moving_averages.averages_among(vars(self))
 
     def eval_data(self, batch_size: int) -> Any:
         """Yours, optional: one pass over the examples to evaluate, in batches of any size."""
@@ -324,6 +316,22 @@ class Trainer:
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
         shares = self.topology.num_replicas * self._recorder.parts
         return loss + tf.add_n(terms) / shares if terms else loss
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, rows: Any) -> tuple[Any, Any]:
+        """`[b, ...]` -> `[B, ...]`: the rows of all replicas, in a step; and where this replica's begin.
+
+        For losses between examples of the global batch, such as contrastive ones. Gradients flow back to
+        the replica that each row comes from. Of one replica these are its own rows, from 0.
+
+        >>> others, first = self.gather(embeddings)
+        >>> labels = first + tf.range(tf.shape(embeddings)[0])  # its own row for each example
+
+        Raises UsageError with accumulate_steps, whose parts have no common batch, and in a compiled step.
+        """
+        validation.gathering(self, self._recorder)
+        largest = -(-self.global_batch_size // self.topology.num_replicas)
+        return gather.gather(rows, largest, self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
     def minimize(

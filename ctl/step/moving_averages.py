@@ -6,7 +6,7 @@ so they are in its checkpoints.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, plain
@@ -39,21 +39,19 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
 
 
-class HasAverages(Protocol):
-    """A trainer."""
-
-    evaluate_ema: bool
-
-    def moving_averages(self) -> Sequence[tuple[Any, Any]]: ...
-
-
 @contextlib.contextmanager
-def in_place(trainer: HasAverages) -> Iterator[None]:
+def in_place(trainer: Any) -> Iterator[None]:
     """Within the block variables have the values of their averages; afterwards their own, bit for bit.
+
+    The averages are those of the trainer's optimizers, or what its optional moving_averages() returns.
 
     Raises UsageError where moving_averages() has what is not a pair of variables of one shape.
     """
-    found = [_checked(pair) for pair in trainer.moving_averages()] if trainer.evaluate_ema else []
+    pairs: Sequence[tuple[Any, Any]] = ()
+    if trainer.evaluate_ema:
+        own = getattr(trainer, "moving_averages", None)
+        pairs = own() if own is not None else averages_among(vars(trainer))
+    found = [_checked(pair) for pair in pairs]
     raw = [tf.identity(variable) for variable, _ in found]
     try:
         for variable, average in found:

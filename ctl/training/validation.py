@@ -137,6 +137,20 @@ def mask(trainer: TrainerProtocol, recorder: Any) -> None:
         )
 
 
+def gathering(trainer: TrainerProtocol, recorder: Any) -> None:
+    """Raises UsageError where the rows of all replicas cannot be had at once."""
+    if recorder.parts > 1:
+        raise UsageError(
+            f"gather() with accumulate_steps={recorder.parts}: the parts of a batch run one after the "
+            "other, so none sees the rows of the others. Leave accumulate_steps out."
+        )
+    if recorder.compiled and trainer.topology.num_replicas > 1:
+        raise UsageError(
+            "gather() exchanges rows between replicas, which XLA cannot do inside a compiled step. Leave "
+            "jit_compile out."
+        )
+
+
 def callbacks(trainer: TrainerProtocol, given: Any) -> None:
     """Raises UsageError for callbacks that would never be called, or could not act."""
     if not isinstance(given, (list, tuple)):

@@ -293,6 +293,33 @@ ROWS = {
     "rows_lazy_clipped": rows_with(lambda: Lazy(0.05), how={"clip_norm": 0.5}),
 }
 
+class Contrast(Linear):
+    """Each example is compared with all others of the global batch; 17 of them in batches of 8."""
+
+    def build(self):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
+        self.model.set_weights([np.linspace(-0.5, 0.5, 6).reshape(3, 2)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_data(self, batch_size):
+        x, y = self.arrays()
+        return tf.data.Dataset.from_tensor_slices((x[:17], y[:17] > 0)).batch(batch_size).repeat()
+
+    def compared(self, batch, gather):
+        embedded = self.model(batch[0])
+        others, first = gather(embedded)
+        same = tf.cast(batch[1][:, None] == gather(batch[1])[0][None], tf.float32)
+        own = tf.one_hot(first + tf.range(tf.shape(embedded)[0]), tf.shape(others)[0])
+        return tf.reduce_sum((1 - own) * (embedded @ tf.transpose(others) - same) ** 2, axis=1)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            losses = self.compared(batch, self.gather)
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+
 def loss_scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=64.0)
 
@@ -309,7 +336,7 @@ ACCUMULATED = {
 CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "short": Short,
          "short_by_hand": ShortByHand, "short_tokens": ShortTokens,
          "ema": Averaged, "ema_tf_keras": AveragedTfKeras, "ema_by_hand": AveragedByHand,
-         **ACCUMULATED, **ROWS}  # fmt: skip
+         "contrast": Contrast, **ACCUMULATED, **ROWS}  # fmt: skip
 
 
 def outcome(name: str, strategy, steps: int = 9) -> dict:
