@@ -48,9 +48,9 @@ class Trainer:
 
     You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
     you need them; `predict(self)` (yields a dictionary per example, for --mode=predict), `signatures`
-    (name -> `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable and
-    its average, for averages that your step keeps) if you want them. Attributes that own
-    variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
+    (name -> `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable
+    and its average, for averages that your step keeps) if you want them. Attributes that own variables
+    (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
