@@ -5,6 +5,8 @@ fetched and nothing is reduced over workers here: that happens when somebody ask
 """
 
 import itertools
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +19,8 @@ from ctl.step.averaging import ROWS
 from ctl.step.replica_step import ReplicaStep
 from ctl.training.error_translation import ours
 
+_log = logging.getLogger("ctl")
+
 
 class StepLoop:
     """Runs a `ReplicaStep` over batches; one trace whatever the number of steps.
@@ -24,6 +28,7 @@ class StepLoop:
     Args:
       counter: a variable of int64 that counts completed steps, or None.
       single: steps always come one at a time; saves the loop around them.
+      trained: () -> what a trace depends on: which variables are trained, as a tuple.
     """
 
     def __init__(
@@ -34,11 +39,13 @@ class StepLoop:
         *,
         counter: tf.Variable | None = None,
         single: bool = False,
+        trained: Callable[[], tuple] = tuple,
     ):
         self._strategy = strategy
         self._step = step
         self._counter = counter
         self._single = single
+        self._trained = trained
         self._workers = topology.num_workers
         self._functions: dict = {}
         self.has_run = False  # the first call also compiles
@@ -70,8 +77,11 @@ class StepLoop:
     def trace(self, batches: Batches) -> None:
         """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
         spec = tf.type_spec_from_value(batches.iterator)
-        key = batches.ends_unknown, batches.share_of, spec
+        of_data = batches.ends_unknown, batches.share_of, spec
+        key = *of_data, self._trained()
         if key not in self._functions:
+            if any(known[:3] == of_data for known in self._functions):
+                _log.info("The trainable variables have changed: the step is traced again.")
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
             several = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown
@@ -100,6 +110,10 @@ class StepLoop:
         nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
         everywhere = itertools.chain(nodes, *functions.values())
         return any(node.op.startswith("Collective") for node in everywhere)
+
+    def refresh(self) -> None:
+        """The user's code has run, and may have changed which variables are trained."""
+        self._bound = None, None
 
     def release(self) -> None:
         """Forgets the batches of the last call, so that their pipeline can end."""

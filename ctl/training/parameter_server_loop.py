@@ -161,6 +161,9 @@ class ScheduledLoop:
         self._coordinator.join()
         return cut_at is not None
 
+    def refresh(self) -> None:
+        """Workers keep what they have traced."""
+
     def release(self) -> None:
         """Nothing is kept of the batches."""
 

@@ -11,6 +11,7 @@ from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, stati
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import collective_debug, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute.keras_objects import plain
 from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
@@ -83,7 +84,12 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
         else:
             single = trainer.intervals.steps_per_loop == 1
             session.train_loop = StepLoop(
-                trainer.strategy, step, trainer.topology, counter=counter, single=single
+                trainer.strategy,
+                step,
+                trainer.topology,
+                counter=counter,
+                single=single,
+                trained=lambda: _trainable(trainer),
             )
     return session.train_loop
 
@@ -94,6 +100,12 @@ def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
         step = _replica_step(trainer, trainer.eval_step, gradients.Gradients, Skipping())
         session.eval_loop = StepLoop(strategies.local(trainer.strategy), step, trainer.topology)
     return session.eval_loop
+
+
+def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:
+    """Which variables of the models are trained; a layer may be frozen between two loops."""
+    models = tf.nest.flatten([thing for thing in vars(trainer).values() if is_model(thing)])
+    return tuple(id(plain(v)) for m in models for v in getattr(m, "trainable_variables", ()))
 
 
 def _replica_step(

@@ -20,6 +20,9 @@ class Steps:
     def run(self, batches, steps, packed):
         return packed, steps
 
+    def refresh(self):
+        pass
+
 
 class Agreement:
     """With another worker, which has wishes of its own; `then` comes after they were added up."""

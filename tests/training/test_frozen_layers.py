@@ -1,0 +1,105 @@
+"""Layers that a hook freezes between two loops: the step is traced again."""
+
+import logging
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import every_step
+
+BATCH, STEPS = 8, 6
+
+
+class Freezes(ctl.Trainer):
+    """After 3 steps the first layer is frozen."""
+
+    def build(self):
+        keras.utils.set_random_seed(2)
+        self.model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+        )
+        self.optimizer = keras.optimizers.Adam(0.1)
+
+    def arrays(self):
+        x = np.random.default_rng(1).normal(size=(48, 3)).astype(np.float32)
+        return x, x.sum(axis=1)
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays(self.arrays(), batch_size, shuffle=False)
+
+    def losses(self, batch):
+        return tf.square(self.model(batch[0])[:, 0] - batch[1])
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            losses = self.losses(batch)
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+    def after_loop(self, step, means):
+        self.freeze(step)
+
+    def freeze(self, step):
+        self.model.layers[0].trainable = step < 3
+
+
+def weights(trainer):
+    """By layer: the order of `get_weights` changes with what is frozen."""
+    return [w for layer in trainer.model.layers for w in layer.get_weights()]
+
+
+def by_hand():
+    trainer = Freezes(strategy="default", global_batch_size=BATCH, writers=[])
+    trainer.build()
+    trainer.optimizer.build(trainer.model.trainable_variables)
+    x, y = trainer.arrays()
+    for step in range(STEPS):
+        rows = slice(step * BATCH, step * BATCH + BATCH)
+        variables = trainer.model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(trainer.losses((x[rows], y[rows])))
+        trainer.optimizer.apply(tape.gradient(loss, variables), variables)
+        trainer.freeze(step + 1)
+    return weights(trainer)
+
+
+@pytest.mark.parametrize("steps_per_loop", [1, 3])
+@pytest.mark.parametrize("where", ["default", "two"])
+def test_what_a_hook_freezes_is_trained_no_more(two_replicas, where, steps_per_loop, caplog):
+    trainer = Freezes(
+        strategy=two_replicas if where == "two" else "default", global_batch_size=BATCH, writers=[],
+        intervals=every_step(steps_per_loop=steps_per_loop, log=ctl.Every()),
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO, "ctl"):
+        trainer.train(STEPS)
+    for a, b in zip(weights(trainer), by_hand(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert caplog.text.count("the step is traced again") == 1
+
+
+def test_what_is_frozen_between_two_runs_is_trained_no_more():
+    trainer = type("Free", (Freezes,), {"freeze": lambda self, step: None})(
+        strategy="default", global_batch_size=BATCH, writers=[]
+    )
+    trainer.train(2)
+    trainer.model.layers[0].trainable = False
+    before = weights(trainer)
+    trainer.train(4)
+    after = weights(trainer)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert (before[2] != after[2]).any()
+
+
+def test_a_checkpoint_of_a_frozen_layer_is_restored_into_the_same_layer(tmp_path):
+    options = dict(strategy="default", global_batch_size=BATCH, writers=[], model_dir=str(tmp_path),
+                   intervals=every_step(save=ctl.Every(steps=2)))  # fmt: skip
+    first = Freezes(**options)
+    first.train(STEPS)
+    second = Freezes(**options)
+    second.prepare()
+    assert second.step == STEPS
+    for a, b in zip(weights(first), weights(second), strict=True):
+        np.testing.assert_array_equal(a, b)
