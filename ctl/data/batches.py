@@ -47,6 +47,7 @@ class Batches:
       share_of: (an element, in replica context) -> the replica's Share. Elements are rows, or rows with
         the number of real ones, as a share may be without any; or they are global batches, as a saved
         iterator does not depend on the number of replicas.
+      even: the shares of all replicas have the same static shape, where it is static.
     """
 
     iterator: Any
@@ -59,6 +60,7 @@ class Batches:
     certain: bool = True
     per_worker: bool = False
     share_of: Callable[[Any], Share] = Share
+    even: bool = False
 
     def __post_init__(self) -> None:
         key = next(_keys)

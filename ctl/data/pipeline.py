@@ -101,6 +101,7 @@ def _open_dataset(
         mode="skip" if position is None else "iterator",
         description=describe_dataset(source, count, global_batch_size),
         share_of=_share_of(source, topology) if position is None else _cut(source, topology),
+        even=_even(source, topology),
         per_worker=sharding.is_per_worker(source),
     )
 
@@ -194,6 +195,7 @@ def open_eval_data(
         mode="skip",
         description=describe_dataset(source, count, global_batch_size),
         share_of=_share_of(source, topology),
+        even=_even(source, topology),
     )
 
 
@@ -235,6 +237,7 @@ def _open_arrays(
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
         share_of=counted if data.counts_shares(start, total, topology.num_replicas) else Share,
+        even=data.batch_size % topology.num_replicas == 0,
     )
 
 
@@ -377,6 +380,16 @@ def cardinality(dataset: tf.data.Dataset) -> int | None:
 def _counted(dataset: Any, topology: Topology) -> bool:
     rows = num_rows(dataset.element_spec)
     return not sharding.by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
+
+
+def _even(dataset: Any, topology: Topology) -> bool:
+    """Whether global batches of static size fall into equal shares."""
+    rows = num_rows(dataset.element_spec)
+    return (
+        rows is not None
+        and rows % topology.num_replicas == 0
+        and not sharding.by_tensorflow(dataset, topology)
+    )
 
 
 def describe_dataset(dataset: Any, count: int | None, batch_size: int) -> str:

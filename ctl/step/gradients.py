@@ -70,6 +70,7 @@ class Update:
     good: Any = None
     found: Any = None  # by whom, see finiteness.suspects
     may_be_empty: bool = False  # sparse gradients may have rows of index NO_ROW
+    even: bool = False  # static shapes are the same on all replicas
 
 
 def compute(
@@ -124,7 +125,7 @@ def apply(update: Update, how: Gradients) -> Any:
     context = tf.distribute.get_replica_context()
     found = None
     if context.num_replicas_in_sync > 1:
-        gradients, found = _summed(context, gradients, loss_flag, update.variables, how)
+        gradients, found = _summed(context, gradients, loss_flag, update, how)
     elif update.may_be_empty:
         gradients = [without_no_row(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     rows_once = [merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -156,13 +157,13 @@ def apply(update: Update, how: Gradients) -> Any:
 
 
 def _summed(
-    context: Any, gradients: list, loss_flag: Any, variables: Sequence, how: Gradients
+    context: Any, gradients: list, loss_flag: Any, update: Update, how: Gradients
 ) -> tuple[list, tf.Tensor]:
     """The gradients summed over replicas, and with them who had what is not finite.
 
     One collective for the dense gradients of a dtype; one for all tables whose rows are alike.
     """
-    replicas = context.num_replicas_in_sync
+    replicas, variables = context.num_replicas_in_sync, update.variables
     mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
     sparse: dict[tuple, list[int]] = {}
     for i, (g, v) in enumerate(zip(gradients, variables, strict=True)):
@@ -173,7 +174,8 @@ def _summed(
             [gradients[i] for i in places],
             [variables[i].shape[0] for i in places],
             replicas,
-            how.merge_rows,
+            merge=how.merge_rows,
+            even=update.even,
         )
         for places in sparse.values()
     ]

@@ -32,6 +32,7 @@ class Recorder(threading.local):
         self.goods: list = []  # of the updates: whether the step counts
         self.empty = None  # true where this replica has no example; None: never
         self.counts: MaskCounts | None = None  # of masks, if the batch is one part of several
+        self.even = False  # static shapes are the same on all replicas
 
     def begin(
         self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
@@ -43,6 +44,7 @@ class Recorder(threading.local):
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
+        update.even = self.even
         if self.waits:
             self.updates.append(update)
         else:
@@ -93,16 +95,21 @@ class ReplicaStep:
         self._metrics = list(metrics)
         self._skipping = skipping
         self._share_of: Callable[[Any], Share] = Share
+        self._even = False
         self._parts = 1
         self.totals = Totals()
 
-    def function(self, share_of: Callable[[Any], Share] = Share) -> Callable[[Any], tf.Tensor]:
+    def function(
+        self, share_of: Callable[[Any], Share] = Share, even: bool = False
+    ) -> Callable[[Any], tf.Tensor]:
         """For `strategy.run` within a trace: an element of the data -> `[m, 2]`.
+
+        `even`: static shapes are the same on all replicas.
 
         Three ways, each of them straight to the user's step: what a user finds in a traceback is
         theirs.
         """
-        self._share_of, self._parts = share_of, self._how().accumulate_steps
+        self._share_of, self._even, self._parts = share_of, even, self._how().accumulate_steps
         if self._parts > 1:
             return self._accumulated
         return self._compiled if self._jit_compile() else self._plain
@@ -147,6 +154,7 @@ class ReplicaStep:
     def _start(self, element: Any) -> tuple[Share, list]:
         """The replica's share, and what may have to be put back."""
         refuse_division(self._num_replicas)
+        self._recorder.even = self._even
         return self._share_of(element), self._skipping.before()
 
     @tf.autograph.experimental.do_not_convert

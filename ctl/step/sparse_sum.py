@@ -74,17 +74,24 @@ class SparseSum:
       lengths: rows of each one's table.
       merge: equal rows may be added up. Else they are not, unless there are _UNMERGED times more of them
         than a table is worth.
+      even: a static number of rows is the same on all replicas.
     """
 
     def __init__(
-        self, gradients: Sequence[tf.IndexedSlices], lengths: Sequence[int], replicas: int, merge: bool
+        self,
+        gradients: Sequence[tf.IndexedSlices],
+        lengths: Sequence[int],
+        replicas: int,
+        *,
+        merge: bool,
+        even: bool,
     ):
         self._lengths = list(lengths)
         self._row_shape, self._dtype = gradients[0].values.shape[1:], gradients[0].values.dtype
         self._rows = self._joined(gradients)
         known = [g.values.shape[0] for g in gradients]
         self._ways = _ways(
-            None if None in known else sum(known),
+            sum(known) if even and None not in known else None,
             sum(lengths),
             self._rows.values.shape[1],
             replicas,

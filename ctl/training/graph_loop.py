@@ -77,15 +77,15 @@ class StepLoop:
     def trace(self, batches: Batches) -> None:
         """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
         spec = tf.type_spec_from_value(batches.iterator)
-        of_data = batches.ends_unknown, batches.share_of, spec
+        of_data = batches.ends_unknown, batches.share_of, batches.even, spec
         key = *of_data, self._trained()
         if key not in self._functions:
-            if any(known[:3] == of_data for known in self._functions):
+            if any(known[:4] == of_data for known in self._functions):
                 _log.info("The trainable variables have changed: the step is traced again.")
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
             several = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown
-            self._replica = self._step.function(batches.share_of)
+            self._replica = self._step.function(batches.share_of, batches.even)
             function = tf.function(self._one if single else several)
             try:
                 self._functions[key] = function.get_concrete_function(spec, *[steps][single:], packed)

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import unequal_shares
 from small_models import Small, weights
 from test_gradients import NO_SAVE, assert_equal, trained, with_gradients
 
@@ -96,6 +97,17 @@ def test_variables_of_two_precisions_are_updated_and_clipped_together():
             return {"loss": scores}
 
     Mixed(strategy="default", global_batch_size=8, **NO_SAVE).train(1)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_run_resumed_on_replicas_with_unequal_shares_goes_on_as_on_one_device(
+    two_replicas, in_memory, tmp_path
+):
+    one = unequal_shares.outcome("default", 6, in_memory)
+    unequal_shares.outcome("default", 3, in_memory, str(tmp_path))
+    two = unequal_shares.outcome(two_replicas, 6, in_memory, str(tmp_path))
+    np.testing.assert_allclose(two["losses"], one["losses"][3:], atol=1e-4)
+    np.testing.assert_allclose(two["weights"], one["weights"], atol=1e-5)
 
 
 @pytest.mark.parametrize("wide", [tf.float16, tf.float64])

@@ -32,3 +32,13 @@ def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(found):
     for where in ("one", 0, 1):
         case = found[where]["scaled"]
         assert (case["step"], case["iterations"], case["scale"]) == (9, 6, 512.0)
+
+
+def test_a_run_resumed_on_workers_with_unequal_shares_goes_on_as_on_one_device(run_program, tmp_path):
+    program = "tests/programs/unequal_shares.py"
+    [one] = run_program(1, [program, "default", "6", str(tmp_path / "one")])
+    run_program(1, [program, "default", "3", str(tmp_path / "two")])
+    workers = run_program(2, [program, "multi_worker", "6", str(tmp_path / "two")])
+    np.testing.assert_allclose(workers[0].json["losses"], one.json["losses"][3:], atol=1e-4)
+    for worker in workers:
+        np.testing.assert_allclose(worker.json["weights"], one.json["weights"], atol=1e-5)
