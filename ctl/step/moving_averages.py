@@ -39,19 +39,25 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
 
 
+def pairs_of(trainer: Any) -> list[tuple[Any, Any]]:
+    """(variable, its average) of all that a trainer evaluates with, as TensorFlow's variables.
+
+    They are those of its optimizers, or what its optional method moving_averages() returns. Raises
+    UsageError for what is not a pair of variables of one shape.
+    """
+    if not trainer.evaluate_ema:
+        return []
+    own = getattr(trainer, "moving_averages", None)
+    return [_checked(pair) for pair in (averages_among(vars(trainer)) if own is None else own())]
+
+
 @contextlib.contextmanager
 def in_place(trainer: Any) -> Iterator[None]:
     """Within the block variables have the values of their averages; afterwards their own, bit for bit.
 
-    The averages are those of the trainer's optimizers, or what its optional moving_averages() returns.
-
-    Raises UsageError where moving_averages() has what is not a pair of variables of one shape.
+    Raises UsageError as `pairs_of`.
     """
-    pairs: Sequence[tuple[Any, Any]] = ()
-    if trainer.evaluate_ema:
-        own = getattr(trainer, "moving_averages", None)
-        pairs = own() if own is not None else averages_among(vars(trainer))
-    found = [_checked(pair) for pair in pairs]
+    found = pairs_of(trainer)
     raw = [tf.identity(variable) for variable, _ in found]
     try:
         for variable, average in found:

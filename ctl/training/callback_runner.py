@@ -101,12 +101,14 @@ class CallbackRunner:
         """The run is over: gives the model its best weights, if that was asked for."""
         if self._best_weights is None:
             return
-        for variable, value in zip(self._variables(), self._best_weights, strict=True):
+        # those of a run without averages may be shorter
+        for variable, value in zip(self._variables(), self._best_weights, strict=False):
             kind = variable.dtype.as_numpy_dtype
             variable.assign(value.view(kind) if value.dtype.kind == "V" else value)  # bfloat16 in .npz
 
     def _variables(self) -> list[tf.Variable]:
-        return [plain(v) for v in variables_of(self._trainer.model)]
+        averages = [average for _, average in moving_averages.pairs_of(self._trainer)]
+        return [*(plain(v) for v in variables_of(self._trainer.model)), *averages]
 
     def _remember(self) -> None:
         self._best_weights = [v.numpy() for v in self._variables()]

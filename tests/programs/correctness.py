@@ -158,6 +158,14 @@ class ShortTokens(Tokens):
         return tf.data.Dataset.from_tensor_slices((words[:17], tags[:17])).batch(batch_size)
 
 
+class AllWords(ShortTokens):
+    """A mask that is true for rows of zeros too, which stand in where a part has no example."""
+
+    def score(self, batch):
+        loss, _, scores = super().score(batch)
+        return loss, batch[0] >= 0, scores
+
+
 def with_gradients(base, optimizer=None, **how):
     class Changed(base):
         def build(self):
@@ -326,7 +334,8 @@ def loss_scaled():
 
 # a model with masks, and what it is trained with; it trains alike with accumulate_steps and without
 MASKED = {
-    "masks": (Tokens, {}), "masks_short": (ShortTokens, {"clip_norm": 0.05}),
+    "masks": (Tokens, {}), "masks_of_all": (AllWords, {}),
+    "masks_short": (ShortTokens, {"clip_norm": 0.05}),
     "masks_two": (TwoMasks, {"merge_rows": False}), "masks_scaled": (Tokens, {"optimizer": loss_scaled}),
 }  # fmt: skip
 ACCUMULATED = {

@@ -1,11 +1,14 @@
 """Moving averages of weights: evaluated, exported and predicted with, and never trained with."""
 
+import json
+
 import ctl
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from correctness import BATCH, Averaged, AveragedByHand, AveragedTfKeras, Linear
+from ctl import app
 from small_models import every_step, weights
 
 KINDS = {"keras3": Averaged, "tf_keras": AveragedTfKeras, "own": AveragedByHand}
@@ -123,3 +126,48 @@ def test_what_is_no_pair_of_variables_is_refused_with_what_to_write():
     trainer = Wrong(strategy="default", global_batch_size=BATCH, writers=[])
     with pytest.raises(ctl.UsageError, match=r"pairs \(variable, its average\).*self.ema.average"):
         trainer.evaluate()
+
+
+def test_fit_validates_with_the_weights_and_ends_with_the_averages_as_model_fit_does():
+    x, y = Linear.arrays(None)
+
+    def model():
+        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        made.set_weights([np.full([3, 1], 0.3), np.zeros([1])])
+        made.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8), "mse")
+        return made
+
+    theirs, mine = model(), model()
+    how = dict(batch_size=BATCH, epochs=3, shuffle=False, verbose=0, validation_data=(x[:13], y[:13, None]))
+    expected = theirs.fit(x, y[:, None], **how)
+    found = ctl.fit(mine, x, y[:, None], **how)
+    np.testing.assert_allclose(found.history["val_loss"], expected.history["val_loss"], atol=1e-5)
+    for a, b in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_callback_exports_and_keeps_the_averages_of_its_step(tmp_path):
+    class Third:
+        def on_metrics(self, step, values, run):
+            wanted = ctl.Decision(export=["weights"], directory=str(tmp_path), keep_weights=True)
+            return wanted if step == 3 else None
+
+    trainer = made("keras3", "default", callbacks=[Third()])
+    trainer.train(STEPS)
+    raw, slow, loss = by_hand("keras3", 3)
+    np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
+    assert trainer.evaluate()["loss"] == pytest.approx(loss, abs=1e-5)
+    trainer.model.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(flat(weights(trainer)), slow, atol=1e-5)
+
+
+def test_mode_predict_uses_the_averages(capsys):
+    class Says(Averaged):
+        def predict(self):
+            yield {"weights": flat(self.model.get_weights())}
+
+    trainer = Says(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
+    trainer.train(STEPS)
+    app._predict(trainer, trainer.predict)
+    printed = json.loads(capsys.readouterr().out)["weights"]
+    np.testing.assert_allclose(printed, by_hand("keras3")[1], atol=1e-5)
