@@ -142,6 +142,9 @@ def _intervals(model: Any, steps: int, evaluate_every: int, save_every_steps: in
 
 def _finished(trainer: KerasTrainer, history: History) -> History:
     model = history.model = trainer.model
+    assert trainer._session is not None
+    if trainer._session.callbacks.has_best_weights:  # as Keras: they are restored after the averages
+        return history
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)
     return history

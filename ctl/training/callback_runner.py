@@ -97,6 +97,11 @@ class CallbackRunner:
         if any(getattr(c, "restore_best", False) for c in given) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_beside(path))
 
+    @property
+    def has_best_weights(self) -> bool:
+        """Whether the model gets remembered weights when the run ends."""
+        return self._best_weights is not None
+
     def end(self) -> None:
         """The run is over: gives the model its best weights, if that was asked for."""
         if self._best_weights is None:

@@ -128,16 +128,29 @@ def test_what_is_no_pair_of_variables_is_refused_with_what_to_write():
         trainer.evaluate()
 
 
+def compiled(rate=0.05):
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made.set_weights([np.full([3, 1], 0.3), np.zeros([1])])
+    made.compile(keras.optimizers.SGD(rate, use_ema=True, ema_momentum=0.8), "mse")
+    return made
+
+
+def test_fit_that_restores_the_best_weights_leaves_them_as_model_fit_does():
+    x, y = Linear.arrays(None)
+    how = dict(batch_size=BATCH, epochs=4, shuffle=False, verbose=0, validation_data=(x, y[:, None]))
+    theirs, mine = compiled(0.6), compiled(0.6)  # which diverges: the first epoch is the best
+    theirs.fit(x, y[:, None], callbacks=[keras.callbacks.EarlyStopping(
+        "val_loss", patience=2, restore_best_weights=True)], **how)  # fmt: skip
+    stopping = ctl.EarlyStopping("loss", patience=2, restore_best=True)
+    ctl.fit(mine, x, y[:, None], callbacks=[stopping], **how)
+    assert np.abs(theirs.get_weights()[0]).max() < 1e6
+    for a, b in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
 def test_fit_validates_with_the_weights_and_ends_with_the_averages_as_model_fit_does():
     x, y = Linear.arrays(None)
-
-    def model():
-        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        made.set_weights([np.full([3, 1], 0.3), np.zeros([1])])
-        made.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8), "mse")
-        return made
-
-    theirs, mine = model(), model()
+    theirs, mine = compiled(), compiled()
     how = dict(batch_size=BATCH, epochs=3, shuffle=False, verbose=0, validation_data=(x[:13], y[:13, None]))
     expected = theirs.fit(x, y[:, None], **how)
     found = ctl.fit(mine, x, y[:, None], **how)
