@@ -293,7 +293,7 @@ def rows_with(optimizer, **changes):
 LARGE = 20_000  # rows of a table that is never worth sending whole
 ROWS = {
     "rows_sgd": Rows,
-    "rows_adam": rows_with(lambda: keras.optimizers.Adam(0.1), words=LARGE),
+    "rows_adam": rows_with(lambda: keras.optimizers.Adam(0.1)),
     "rows_lazy": rows_with(lambda: Lazy(0.05), words=LARGE),
     "rows_lazy_small_table": rows_with(lambda: Lazy(0.05), words=40),
     "rows_adagrad": rows_with(lambda: keras.optimizers.Adagrad(0.5)),
@@ -373,6 +373,11 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
     return found
 
 
+# on two workers not every case again that shows the same of them
+WITH_WORKERS = [name for name in CASES if name not in (
+    "ema_by_hand", "masks", "masks_of_all", "rows_sgd", "rows_lazy_clipped")]  # fmt: skip
+
+
 if __name__ == "__main__":
     made = ctl.make_strategy(sys.argv[1])
-    print(json.dumps({name: outcome(name, made) for name in CASES}))
+    print(json.dumps({name: outcome(name, made) for name in WITH_WORKERS}))

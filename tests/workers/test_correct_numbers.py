@@ -16,7 +16,7 @@ def found(run_program):
     return {"one": one.json, 0: first.json, 1: second.json}
 
 
-@pytest.mark.parametrize("case", correctness.CASES)
+@pytest.mark.parametrize("case", correctness.WITH_WORKERS)
 def test_two_workers_train_as_one_device_does(found, case):
     one, first, second = (found[where][case] for where in ("one", 0, 1))
     assert first["digest"] == second["digest"]
