@@ -6,7 +6,7 @@ so they are in its checkpoints.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, plain
@@ -39,7 +39,13 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
 
 
-def pairs_of(trainer: Any) -> list[tuple[Any, Any]]:
+class HasWeights(Protocol):
+    """A trainer; those that keep averages themselves also have moving_averages()."""
+
+    evaluate_ema: bool
+
+
+def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
     """(variable, its average) of all that a trainer evaluates with, as TensorFlow's variables.
 
     They are those of its optimizers, or what its optional method moving_averages() returns. Raises
@@ -52,7 +58,7 @@ def pairs_of(trainer: Any) -> list[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def in_place(trainer: Any) -> Iterator[None]:
+def in_place(trainer: HasWeights) -> Iterator[None]:
     """Within the block variables have the values of their averages; afterwards their own, bit for bit.
 
     Raises UsageError as `pairs_of`.
