@@ -26,12 +26,14 @@ def gather(rows: Any, largest: int, empty: Any = None) -> tuple[Any, Any]:
     number = tf.shape(rows)[0]
     if empty is not None:
         number = tf.where(empty, 0, number)
-    tf.debugging.assert_less_equal(
+    fits = tf.debugging.assert_less_equal(
         number,
         largest,
         f"gather() has room for {largest} rows of a replica, global_batch_size / {replicas}, and got more. "
         "Use batches of at most global_batch_size.",
     )
+    with tf.control_dependencies([fits] if fits is not None else []):
+        number = tf.identity(number)  # else the operations below may fail first, in other words
     counts = tf.one_hot(replica, replicas, on_value=number, off_value=0, dtype=tf.int32)
     counts = context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
     sent = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
