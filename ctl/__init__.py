@@ -16,6 +16,7 @@ _NAMES = {
     "NullCallback": "ctl.callbacks.protocol",
     "CheckpointError": "ctl.errors",
     "CheckpointManager": "ctl.checkpoints.protocol",
+    "Audio": "ctl.metrics.figures",
     "BackupCheckpoints": "ctl.checkpoints.backup",
     "ChiefOnlyCheckpoints": "ctl.checkpoints.chief_only",
     "Config": "ctl.config",
@@ -38,7 +39,9 @@ _NAMES = {
     "NullCheckpoints": "ctl.checkpoints.protocol",
     "NullWriter": "ctl.metrics.protocol",
     "PeerLostError": "ctl.errors",
+    "PrCurve": "ctl.metrics.figures",
     "ReduceOnPlateau": "ctl.callbacks.reduce_on_plateau",
+    "Matrix": "ctl.metrics.figures",
     "MetricWriter": "ctl.metrics.protocol",
     "SaveBest": "ctl.callbacks.save_best",
     "OutOfMemory": "ctl.errors",
@@ -103,6 +106,7 @@ if TYPE_CHECKING:
     from ctl.keras.fit import History, evaluate, fit
     from ctl.keras.trainer import KerasTrainer
     from ctl.metrics.console import ConsoleWriter
+    from ctl.metrics.figures import Audio, Matrix, PrCurve
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.memory import MemoryWriter
     from ctl.metrics.protocol import MetricWriter, NullWriter

@@ -38,6 +38,7 @@ from ctl.training import (
     preparation,
     resume,
     run,
+    run_metadata,
     validation,
 )
 from ctl.training.session import Session
@@ -60,7 +61,8 @@ class Trainer:
         attributes, which `build` may change.
       strategy, topology: the `tf.distribute.Strategy`; which of its processes this is, and of how many.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
-      callbacks: those of the constructor; `build` may add others.
+      callbacks: those of the constructor; `build` may add others, with the methods `before_training`,
+        `after_epoch` and `after_evaluation`, which a subclass may also write itself; see ctl.Callback.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.
       extra_writers: writers that are told beside those of the constructor, or the default ones.
     """
@@ -194,9 +196,10 @@ class Trainer:
         ) as prepared.lease:
             return run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
 
-    def evaluate(self) -> dict[str, float]:
-        """Means of `eval_step` over all of `eval_data`, the same on every worker."""
-        return evaluation.evaluate_session(self, preparation.prepared(self))
+    def evaluate(self) -> dict[str, Any]:
+        """Means of `eval_step` over all of `eval_data`, the same on every worker; and matrix metrics."""
+        session = preparation.prepared(self)
+        return {**evaluation.evaluate_session(self, session), **session.arrays}
 
     def predict(self, data: Any = None) -> Any:
         """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
@@ -239,15 +242,22 @@ class Trainer:
         """
         return resume.restore_from(self, preparation.prepared(self), path)
 
-    def log(self, name: str, value: Any) -> None:
-        """Hands the metric writers something of your own, at this step.
+    @tf.autograph.experimental.do_not_convert
+    def log(self, name: str, value: Any, *, reduce: str = "mean") -> None:
+        """Hands the metric writers something of your own.
 
-        For `after_loop`, or a callback that has the trainer; every worker may call it, the chief writes.
+        In a step: a number, `[]` or `[b]`, that is reported like those which the step returns. In a hook:
+        what holds at this step; every worker may call it, the chief writes.
 
         Args:
-          value: a number, which goes where the training's means go; a text, in Markdown; or an array of
-            numbers, whose histogram TensorBoard shows. Raises UsageError for anything else.
+          value: in a hook: a number, which goes where the training's means go; a text, in Markdown; an
+            array of numbers, whose histogram TensorBoard shows; `ctl.Matrix`, `ctl.Audio` or
+            `ctl.PrCurve`. Raises UsageError for anything else.
+          reduce: in a step: "mean" over examples, or replicas; "sum" over replicas, the mean over steps.
         """
+        if tf.inside_function():
+            self._recorder.log(name, value, reduce, self.topology.num_replicas)
+            return
         if self._session is None or not self._session.running:
             return
         step = self._session.step
@@ -356,7 +366,8 @@ class Trainer:
             false, the step leaves these variables and this optimizer as they are. None: always.
           scaled: the loss is this replica's share of the global one although `average` was not called.
 
-        May be called several times in a step. The norm is reported as "gradient_norm".
+        May be called several times in a step. The norm is reported as "gradient_norm"; that of an
+        optimizer in another attribute as "gradient_norm/its_name".
         """
         if optimizer is None and self.optimizer is None:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
@@ -370,5 +381,6 @@ class Trainer:
                 "mean, write self.minimize(loss, tape, scaled=True)."
             )
         update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
+        update.label = run_metadata.label_of(self, optimizer)
         update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)
         self._recorder.minimize(update, self.gradients)

@@ -190,10 +190,10 @@ def test_models_use_only_the_public_names():
 
 def test_the_public_names_are_a_promise():
     assert sorted(ctl.__all__) == sorted([
-        "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
+        "Audio", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
         "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
         "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
-        "LossSpike",
+        "LossSpike", "Matrix", "PrCurve",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",

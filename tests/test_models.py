@@ -46,7 +46,7 @@ def test_the_gan_updates_its_two_networks_at_their_own_rates(two_replicas):
         trainer.train(4)
         assert int(trainer.optimizer.iterations.numpy()) == 4
         assert int(trainer.discriminator_optimizer.iterations.numpy()) == 2  # at steps 1 and 4
-        norms = [values["gradient_norm_2"] for _, _, values in writer.rows]
+        norms = [values["gradient_norm/discriminator_optimizer"] for _, _, values in writer.rows]
         assert [n == 0 or np.isnan(n) for n in norms] == [i % 3 != 0 for i in range(4)]
 
 

@@ -202,7 +202,7 @@ def test_a_schedule_s_learning_rate_is_reported():
     writer = ctl.MemoryWriter()
     intervals = every_step(log=ctl.Every(steps=2))
     make(building(build), intervals=intervals, writers=[writer]).train(8)
-    assert [v["learning_rate"] for *_, v in writer.rows] == [0.5, 0.25, 0.25, 0.125]
+    assert [v["learning_rate"] for *_, v in writer.rows] == [0.5, 0.5, 0.25, 0.125]  # as the step used it
 
 
 def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_replicas):

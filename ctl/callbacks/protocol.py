@@ -7,8 +7,16 @@
 
     Mnist(callbacks=[ctl.EarlyStopping("loss"), StopAtAccuracy()]).train(1000)
 
-Every worker calls every callback with the same values; the chief's decisions are carried out on all of
-them. A callback with a JSON-able attribute `state` that can be assigned has it saved in checkpoints.
+Besides, or instead, a callback may have these methods; a subclass of `ctl.Trainer` may have them too,
+without the argument `trainer`:
+
+    def before_training(self, trainer, step): ...                       # before the first step of a run
+    def after_epoch(self, trainer, epoch, step, means): ...             # an epoch is complete
+    def after_evaluation(self, trainer, step, means, metrics): ...      # metrics: the Keras metrics by name
+
+Every worker calls every method with the same values; the chief's decisions are carried out on all of
+them. What a method raises ends the run on all workers after a last save. A callback with a JSON-able
+attribute `state` that can be assigned has it saved in checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ctl.errors import UsageError
+
+EVENTS = ("on_metrics", "before_training", "after_epoch", "after_evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,16 @@ class Every:
         if self.epochs:
             if not steps_per_epoch:
                 raise UsageError(
-                    "Every(epochs=...) needs training data of known length, and train_data has none. "
-                    "Write Every(steps=...), or return a finite dataset or ctl.from_arrays(...)."
+                    "Every(epochs=...), or after_epoch, needs a train_data that ends: no endless one, no "
+                    "train_data_fn. Write Every(steps=...), or return a finite dataset or "
+                    "ctl.from_arrays(...)."
+                )
+            if math.isinf(steps_per_epoch):  # not known before the first epoch has ended
+                if float(self.epochs).is_integer():
+                    return None
+                raise UsageError(
+                    f"Every(epochs={self.epochs}) needs training data of known length. Write whole epochs, "
+                    "or return dataset.apply(tf.data.experimental.assert_cardinality(n)) with n batches."
                 )
             period = self.epochs * steps_per_epoch
             count = math.floor(step / period + 1e-9) + 1

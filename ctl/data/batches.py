@@ -31,6 +31,22 @@ _dropper: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
+class Passes:
+    """Of data whose length is not known before their first pass has ended.
+
+    Attributes:
+      ended: (steps of the pass that is open, when it has ended) -> the batches that follow it, or of the
+        last pass the same batches; their length is known.
+      steps: from here to the end of the last pass, if an earlier run has found out; None: unknown.
+      last: nothing follows.
+    """
+
+    ended: Callable[[int], "Batches"]
+    steps: int | None
+    last: bool
+
+
+@dataclass(frozen=True)
 class Batches:
     """An open source of replica batches.
 
@@ -39,7 +55,8 @@ class Batches:
       steps: global batches from here to the end of the data; None: endless or unknown.
       examples: from the start of the data to its end, where that is not a matter of whole batches.
       ends_unknown: the data ends, nobody knows when: the loop asks before every step.
-      steps_per_epoch: None if unknown; not always whole.
+      steps_per_epoch: None if there is none, infinite before it is known; not always whole.
+      passes: the first pass over data of unknown length is open; None: what is open is all there is.
       mode: "indexed", "skip", "iterator": how a position is found again, see resume_position.py.
       description: one line for people.
       certain: every example is in the totals of the loop; not where workers may be lost.
@@ -61,6 +78,7 @@ class Batches:
     per_worker: bool = False
     share_of: Callable[[Any], Share] = Share
     even: bool = False
+    passes: Passes | None = None
 
     def __post_init__(self) -> None:
         key = next(_keys)

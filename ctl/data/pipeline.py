@@ -9,6 +9,7 @@ The position is the number of examples consumed: `arrays.ArrayData` jumps there,
 is rebuilt from its seed and skipped.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import resume_position, sharding
+from ctl.data import passes, resume_position, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
-from ctl.data.batches import Batches, Cut, counted, from_replica_batches, on_cpu, prefetched
+from ctl.data.batches import Batches, Cut, counted, from_replica_batches, prefetched
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
@@ -38,14 +39,17 @@ def open_train_data(
     mode: str = "auto",
     position: resume_position.SavedIterator | None = None,
     resumable: bool = True,
+    batches_per_pass: int | None = None,
 ) -> Batches:
     """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
+
+    `batches_per_pass`, if an earlier run has counted data of unknown length.
 
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
     Raises UsageError for anything that is not batches of `global_batch_size`.
     """
     # a job that goes on may have any number of workers
-    _check_batch_size(global_batch_size, topology, whole=not start_examples)
+    check_batch_size(global_batch_size, topology, whole=not start_examples)
     tf.random.set_seed(seed)
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     _check_sharing(source, global_batch_size, topology, mode)
@@ -56,7 +60,8 @@ def open_train_data(
     check_dataset(source, "train_data", global_batch_size, topology)
     how = "skip" if position is None else "iterator"
     source = resume_position.checked_dataset(source, how, is_chief=topology.is_chief, resumable=resumable)
-    return _open_dataset(source, strategy, topology, global_batch_size, start_examples, epochs, position)
+    where = source, strategy, topology, global_batch_size
+    return _open_dataset(*where, start_examples, epochs, position, batches_per_pass)
 
 
 def _open_dataset(
@@ -67,21 +72,48 @@ def _open_dataset(
     start_examples: int,
     epochs: float | None,
     position: resume_position.SavedIterator | None,
+    known: int | None,
 ) -> Batches:
     count = cardinality(source)
-    steps: int | None
-    if epochs is not None:
-        if count is None:
-            raise UsageError(
-                "epochs were asked for, but the length of train_data is endless or unknown. Give "
-                "steps (--train_steps) instead, or return a finite dataset without repeat()."
+    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    if epochs is not None and endless:
+        raise UsageError(
+            "epochs were asked for, but train_data is endless. Give steps (--train_steps) instead, or "
+            "return a finite dataset without repeat()."
+        )
+    skipped = start_examples // global_batch_size
+    if count is None and not endless:
+        number = passes.whole_passes(epochs)
+        if position is None:
+            return passes.open_passes(
+                source,
+                lambda part, skip: _open_part(
+                    part, strategy, topology, global_batch_size, skip, None, None
+                ),
+                number=number,
+                skipped=skipped,
+                known=known,
             )
+        source = source.repeat(number)
+    steps = count
+    if epochs is not None and count is not None:
         steps = math.ceil(epochs * count)
         source = source.repeat(math.ceil(epochs))
-    else:
-        steps = count
+    opened = _open_part(source, strategy, topology, global_batch_size, skipped, steps, position)
+    return dataclasses.replace(opened, steps_per_epoch=count)
+
+
+def _open_part(
+    source: tf.data.Dataset,
+    strategy: Any,
+    topology: Topology,
+    global_batch_size: int,
+    skipped: int,
+    steps: int | None,
+    position: resume_position.SavedIterator | None,
+) -> Batches:
+    """Opens a dataset that ends after `steps` steps in all, or at a time that nobody knows, or never."""
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    skipped = start_examples // global_batch_size
     dataset = rows_checked(source, global_batch_size)
     if steps is not None:
         steps = max(0, steps - skipped)
@@ -97,69 +129,12 @@ def _open_dataset(
         steps=None if sharding.by_tensorflow(source, topology) else steps,
         ends_unknown=(not endless and steps is None)
         or (sharding.by_tensorflow(source, topology) and not endless),
-        steps_per_epoch=count,
+        steps_per_epoch=None,
         mode="skip" if position is None else "iterator",
-        description=describe_dataset(source, count, global_batch_size),
+        description=describe_dataset(source, cardinality(source), global_batch_size),
         share_of=_share_of(source, topology) if position is None else _cut(source, topology),
         even=_even(source, topology),
         per_worker=sharding.is_per_worker(source),
-    )
-
-
-def open_parts(
-    make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-    strategy: tf.distribute.Strategy,
-    topology: Topology,
-    *,
-    global_batch_size: int,
-    seed: int,
-    step: int,
-    total: Callable,
-) -> Batches:
-    """Opens `train_data_fn` at `step`: each worker's own part of the data, in replica batches.
-
-    `total` adds a vector up over workers, to see that the parts do not overlap. Raises UsageError for
-    other than batches of `global_batch_size` / replicas.
-    """
-    _check_batch_size(global_batch_size, topology)
-    rows = global_batch_size // topology.num_replicas
-
-    def for_worker(context: Any) -> Any:
-        tf.random.set_seed(seed)
-        source = make(context)
-        if not isinstance(source, tf.data.Dataset):
-            raise UsageError(
-                f"train_data_fn returned a {type(source).__name__}; expected a tf.data.Dataset of "
-                "replica batches. Is there a `return`?"
-            )
-        found = num_rows(source.element_spec)
-        if found not in (None, rows):
-            raise UsageError(
-                f"train_data_fn yields {found} rows at a time; expected {rows}, the batch of one "
-                f"replica. Write dataset.batch(input_context.get_per_replica_batch_size("
-                f"{global_batch_size}))."
-            )
-        return source
-
-    context = tf.distribute.InputContext(topology.num_workers, topology.worker_index, topology.num_replicas)
-    source = for_worker(context)
-    sharding.check_parts(source, topology, total)
-    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    local = topology.num_local_replicas
-    if local == 1 and on_cpu(strategy):
-        iterator = iter(prefetched(source.skip(step)))
-    else:
-        iterator = iter(
-            strategy.distribute_datasets_from_function(lambda c: for_worker(c).skip(step * local))
-        )
-    return Batches(
-        iterator=iterator,
-        steps=None,
-        ends_unknown=not endless,
-        steps_per_epoch=None,
-        mode="skip",
-        description=f"each worker's own batches of {rows}",
-        per_worker=True,
     )
 
 
@@ -245,7 +220,7 @@ def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode
     """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
     in_memory = isinstance(source, (ArrayData, ExampleNumbers))
     own_files = not in_memory and sharding.by_tensorflow(source, topology)
-    _check_batch_size(global_batch_size, topology, whole=own_files or isinstance(source, ExampleNumbers))
+    check_batch_size(global_batch_size, topology, whole=own_files or isinstance(source, ExampleNumbers))
     resume_position.check_mode(mode, in_memory=in_memory, own_files=own_files)
 
 
@@ -329,7 +304,8 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     return dataset.map(check).with_options(options)
 
 
-def _check_batch_size(global_batch_size: int, topology: Topology, whole: bool = True) -> None:
+def check_batch_size(global_batch_size: int, topology: Topology, whole: bool = True) -> None:
+    """Raises UsageError for a batch size that the replicas cannot share; `whole`: in equal parts."""
     r = topology.num_replicas
     if global_batch_size < r or (whole and global_batch_size % r):
         low = max(r, global_batch_size // r * r)

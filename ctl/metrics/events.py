@@ -5,36 +5,40 @@ from typing import Any
 
 import numpy as np
 from ctl.errors import UsageError
-from ctl.metrics.protocol import HistogramLogged, TextLogged
+from ctl.metrics.figures import Audio, Matrix, PrCurve
+from ctl.metrics.protocol import Event, HistogramLogged, TextLogged
 
 _MOST_INTERVALS = 30  # as tf.summary.histogram has by default
 
 
-def number_or_event(step: int, name: str, value: Any) -> float | TextLogged | HistogramLogged:
-    """A number `[]`; a text; or an array of numbers, whose distribution is meant.
+def number_or_event(step: int, name: str, value: Any, run: str = "train") -> float | Event:
+    """A number `[]`; a text; an array of numbers, whose distribution is meant; or one of figures.py.
 
     Raises UsageError for anything else.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"log() got the name {name!r}; expected a text such as 'temperature'.")
     if isinstance(value, str):
-        return TextLogged(step, name, value)
+        return TextLogged(step, name, value, run)
+    if isinstance(value, (Matrix, Audio, PrCurve)):
+        return value.event(step, name, run)
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise UsageError(
-            f"log({name!r}) got a {type(value).__name__}; expected a number, a text, or an array of "
-            "numbers. Images are for show()."
+            f"log({name!r}) got a {type(value).__name__}; expected a number, a text, an array of "
+            "numbers, ctl.Matrix, ctl.Audio or ctl.PrCurve. Images are for show()."
         )
-    return float(array) if array.ndim == 0 else _histogram(step, name, array.astype(np.float64).ravel())
+    return float(array) if array.ndim == 0 else _histogram(step, name, array, run)
 
 
-def _histogram(step: int, name: str, values: np.ndarray) -> HistogramLogged:
+def _histogram(step: int, name: str, array: np.ndarray, run: str) -> HistogramLogged:
     """Of what is finite, in intervals of equal width."""
+    values = array.astype(np.float64).ravel()
     finite = values[np.isfinite(values)]
     if not finite.size:
-        return HistogramLogged(step, name, (0.0, 0.0), (0.0,))
+        return HistogramLogged(step, name, (0.0, 0.0), (0.0,), run)
     low, high = float(finite.min()), float(finite.max())
     if math.isclose(low, high):
-        return HistogramLogged(step, name, (low - 0.5, low + 0.5), (float(finite.size),))
+        return HistogramLogged(step, name, (low - 0.5, low + 0.5), (float(finite.size),), run)
     counts, edges = np.histogram(finite, _MOST_INTERVALS, (low, high))
-    return HistogramLogged(step, name, tuple(map(float, edges)), tuple(map(float, counts)))
+    return HistogramLogged(step, name, tuple(map(float, edges)), tuple(map(float, counts)), run)

@@ -65,6 +65,7 @@ class TextLogged:
     step: int
     name: str
     text: str
+    run: str = "train"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class HistogramLogged:
     name: str
     edges: tuple[float, ...]  # ascending; one more than counts
     counts: tuple[float, ...]
+    run: str = "train"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,28 @@ class ImageLogged:
     png: bytes
     width: int  # pixels
     height: int
+    run: str = "train"
+
+
+@dataclass(frozen=True)
+class AudioLogged:
+    """A sound at a step, for writers that can play one."""
+
+    step: int
+    name: str
+    wav: bytes
+    run: str = "train"
+
+
+@dataclass(frozen=True)
+class CurveLogged:
+    """A precision-recall curve at a step, for writers that can show one."""
+
+    step: int
+    name: str
+    table: Any  # `[6, n]` for n thresholds from 0 to 1: true and false positives, true and false
+    # ^ negatives, precision, recall
+    run: str = "train"
 
 
 @dataclass(frozen=True)
@@ -105,7 +129,8 @@ class Ended:
     summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
 
 
-Event = Started | Traced | Progressed | TextLogged | HistogramLogged | ImageLogged | Saved | Ended
+Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged
+Event = Started | Traced | Progressed | Shown | Saved | Ended
 
 
 @runtime_checkable

@@ -7,10 +7,12 @@ from typing import Any
 
 from ctl.metrics.parameters import Parameter, parameter_rows, parameter_total
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.plugins.audio import metadata as audio_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.image import metadata as image_metadata
+from tensorboard.plugins.pr_curve import metadata as curve_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
@@ -21,6 +23,9 @@ _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
 _HISTOGRAM = histogram_metadata.create_summary_metadata(display_name=None, description=None)
 _IMAGE = image_metadata.create_summary_metadata(display_name=None, description=None)
+_AUDIO = audio_metadata.create_summary_metadata(
+    display_name=None, description=None, encoding=audio_metadata.Encoding.Value("WAV")
+)
 _TEXT = text_metadata.create_summary_metadata(display_name=None, description=None)
 
 
@@ -53,6 +58,31 @@ def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
     )
     summary = summary_pb2.Summary()
     summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
+    return summary
+
+
+def audio_summary(tag: str, wav: bytes) -> Any:
+    """What `tf.summary.audio` would write for one sound."""
+    size = tensor_shape_pb2.TensorShapeProto.Dim
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=1), size(size=2)])
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=[wav, b""])
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=tag, metadata=_AUDIO, tensor=tensor)
+    return summary
+
+
+def curve_summary(tag: str, table: Any) -> Any:
+    """A curve `[6, n]` for the PR CURVES tab."""
+    size = tensor_shape_pb2.TensorShapeProto.Dim
+    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=d) for d in table.shape])
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_FLOAT, tensor_shape=shape, tensor_content=table.astype("<f4").tobytes()
+    )
+    metadata = curve_metadata.create_summary_metadata(
+        display_name=tag, description="", num_thresholds=table.shape[1]
+    )
+    summary = summary_pb2.Summary()
+    summary.value.add(tag=f"{tag}/pr_curves", metadata=metadata, tensor=tensor)
     return summary
 
 

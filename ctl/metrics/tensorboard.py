@@ -9,23 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ctl.io import paths
-from ctl.metrics.protocol import (
-    Ended,
-    Event,
-    HistogramLogged,
-    ImageLogged,
-    Saved,
-    Started,
-    TextLogged,
-    Traced,
-)
+from ctl.metrics.protocol import Ended, Event, Saved, Shown, Started, Traced
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
-_SHOWN = (TextLogged, HistogramLogged, ImageLogged)
-_HEEDED = (Started, Traced, *_SHOWN, Saved, Ended)
+_HEEDED = (Started, Traced, Saved, Ended, *get_args(Shown))
 _STOP = object()
 _LAST_SECS = 5.0  # for a disk that refuses at the end
 _RETRY_SECS = 0.2
@@ -215,7 +205,7 @@ def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
         log.start(what, wall_time)
     elif isinstance(what, Traced):
         log.trace(what, wall_time)
-    elif isinstance(what, _SHOWN):
+    elif isinstance(what, Shown):
         log.show(what, wall_time)
     elif isinstance(what, Ended):
         log.end(what, wall_time)

@@ -12,11 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from ctl.metrics.event_files import EventFolder
-from ctl.metrics.protocol import Ended, HistogramLogged, ImageLogged, Started, TextLogged, Traced
+from ctl.metrics.protocol import (
+    AudioLogged,
+    Ended,
+    HistogramLogged,
+    ImageLogged,
+    Shown,
+    Started,
+    TextLogged,
+    Traced,
+)
 from ctl.metrics.summaries import (
     CONFIGURATION_TAG,
     MODEL_TAG,
+    audio_summary,
     configuration_card,
+    curve_summary,
     histogram_summary,
     image_summary,
     is_card_or_session,
@@ -46,16 +57,20 @@ class TensorBoardLog:
         self._begin(run, wall_time)
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
 
-    def show(self, event: TextLogged | HistogramLogged | ImageLogged, wall_time: float) -> None:
-        """A text, a histogram or an image in the files of the training."""
-        self._begin("train", wall_time)
+    def show(self, event: Shown, wall_time: float) -> None:
+        """A text, a histogram, an image, a sound or a curve in the files of its run."""
+        self._begin(event.run, wall_time)
         if isinstance(event, TextLogged):
             summary = text_summary(event.name, event.text)
         elif isinstance(event, HistogramLogged):
             summary = histogram_summary(event.name, event.edges, event.counts)
-        else:
+        elif isinstance(event, ImageLogged):
             summary = image_summary(event.name, event.png, event.width, event.height)
-        self._folder("train").add(wall_time, event.step, summary=summary)
+        elif isinstance(event, AudioLogged):
+            summary = audio_summary(event.name, event.wav)
+        else:
+            summary = curve_summary(event.name, event.table)
+        self._folder(event.run).add(wall_time, event.step, summary=summary)
 
     def start(self, event: Started, wall_time: float) -> None:
         """Takes back what an earlier attempt wrote beyond `event.step`; cards are written anew."""

@@ -7,7 +7,8 @@ replicas.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ def everywhere(count: Any) -> Any:
 
 
 _EXACT_IN_FLOAT32 = 2**24
+_NONE: Mapping[str, Any] = MappingProxyType({})
 ROWS = ""  # the row that counts examples; no value of a step has this name
 
 
@@ -106,7 +108,11 @@ class Totals:
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
     def pack(
-        self, scores: Mapping[str, Any], num_examples: Any, norms: Sequence = (), empty: Any = None
+        self,
+        scores: Mapping[str, Any],
+        num_examples: Any,
+        norms: Mapping[str, Any] = _NONE,
+        empty: Any = None,
     ) -> tf.Tensor:
         """Called in the trace: one replica's values -> `[m, 2]` float64.
 
@@ -114,7 +120,7 @@ class Totals:
           scores: name -> `[b]`, `[]`, a pair (parts of a sum, parts of its count) of any shapes, or a
             Keras metric, which is remembered in `metrics` and not packed.
           num_examples: b, as an int where it is static, else a scalar tensor.
-          norms: scalars to add as gradient_norm, gradient_norm_2, ...; or (sum, count) of one.
+          norms: name -> scalar, or (sum, count), to add after the others.
           empty: true where this replica has no example and nothing counts; None: never.
         """
         if not all(isinstance(n, str) for n in scores):
@@ -126,14 +132,13 @@ class Totals:
         names, pairs = (*names, ROWS), [*pairs, (0.0, num_examples)]
         if empty is not None:
             pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
-        extra = tuple("gradient_norm" + (f"_{i + 1}" if i else "") for i in range(len(norms)))
-        if set(extra) & set(scores):
-            raise UsageError(f"the step returned {extra[0]!r}, which ctl reports; choose another name.")
-        self.names = self._tracing.names = names + extra
-        pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms]
+        if taken := set(norms) & set(scores):
+            raise UsageError(f"the step returned {min(taken)!r}, which ctl reports; choose another name.")
+        self.names = self._tracing.names = (*names, *norms)
+        pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms.values()]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
 
-    def append(self, packed: tf.Tensor, norms: Sequence) -> tf.Tensor:
+    def append(self, packed: tf.Tensor, norms: Mapping[str, Any]) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
         names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
         self.names = self._tracing.names = names + self._tracing.names[1:]

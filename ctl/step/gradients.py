@@ -61,6 +61,7 @@ class Update:
     `gradients` has one more than `variables`: a flag, 1 where this replica's loss is not finite.
     `when` is a truth value, equal on all replicas, of whether this step applies them; None: always.
     `good`, once applied: whether all was finite, if the step is left out otherwise.
+    `label`: name of the optimizer in reports, nothing for `self.optimizer`.
     """
 
     gradients: list
@@ -71,6 +72,7 @@ class Update:
     found: Any = None  # by whom, see finiteness.suspects
     may_be_empty: bool = False  # sparse gradients may have rows of index NO_ROW
     even: bool = False  # static shapes are the same on all replicas
+    label: str = ""
 
 
 def compute(

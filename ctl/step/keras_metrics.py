@@ -32,12 +32,13 @@ def found_in(thing: Any) -> list[Any]:
     return []
 
 
-def metric_results(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """name -> metric becomes name -> number; several numbers of one metric become name/0, name/1, ...
+def metric_results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """name -> metric becomes name -> number; and name -> array, of metrics of rank 1 and more.
 
     A sum over replicas and workers for each variable: to be called on all workers alike.
     """
     found: dict[str, float] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, metric in metrics.items():
         value = metric.result()
         parts = value if isinstance(value, Mapping) else {name: value}
@@ -46,8 +47,8 @@ def metric_results(metrics: Mapping[str, Any]) -> dict[str, float]:
             if array.ndim == 0:
                 found[part] = float(array)
             else:
-                found |= {f"{part}/{i}": float(x) for i, x in enumerate(array.ravel())}
-    return found
+                arrays[part] = array
+    return found, arrays
 
 
 def reset(metrics: Iterable[Any]) -> None:

@@ -15,6 +15,7 @@ from ctl.errors import UsageError
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.keras_losses import allow_division, refuse_division
+from ctl.step.logged import Logged, logged, split
 from ctl.step.mask_counts import MaskCounts
 from ctl.step.skip_nonfinite import Skipping
 
@@ -24,7 +25,9 @@ class Recorder(threading.local):
 
     def __init__(self) -> None:
         self.updates: list[gradient_path.Update] = []  # waiting for the end of the step
-        self.norms: list = []  # of the updates that were applied
+        self.norms: dict[str, Any] = {}  # of the updates that were applied
+        self.logged: dict[str, Logged] = {}  # by the step, so far
+        self.tracing = False  # a step is being traced
         self.averaged = False  # `average` was called in this step
         self.parts = 1  # parts a replica's batch is split into
         self.waits = False  # updates are kept until the step is over
@@ -38,8 +41,8 @@ class Recorder(threading.local):
         self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
     ) -> None:
         """A step begins, on one of `parts` parts of the batch."""
-        self.updates, self.norms, self.parts, self.averaged = [], [], parts, False
-        self.goods = []
+        self.updates, self.norms, self.parts, self.averaged = [], {}, parts, False
+        self.goods, self.logged, self.tracing = [], {}, True
         self.waits, self.compiled, self.empty, self.counts = waits, compiled, empty, None
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
@@ -48,9 +51,25 @@ class Recorder(threading.local):
         if self.waits:
             self.updates.append(update)
         else:
-            self.norms.append(gradient_path.apply(update, how))
+            self.norms[self._norm_name(update.label)] = gradient_path.apply(update, how)
             if update.good is not None:
                 self.goods.append((update.good, update.found))
+
+    def log(self, name: str, value: Any, reduce: str, num_replicas: int) -> None:
+        """Keeps a number until the step returns. Raises UsageError for what it cannot keep."""
+        if not self.tracing:
+            raise UsageError(f"log({name!r}) within a tf.function that is no step; call it outside.")
+        if not isinstance(name, str) or not name or name in self.logged:
+            raise UsageError(
+                f"log() got the name {name!r}; expected a text that the step has not logged yet."
+            )
+        self.logged[name] = logged(name, value, reduce, parts=num_replicas * self.parts, empty=self.empty)
+
+    def _norm_name(self, label: str) -> str:
+        """`gradient_norm`, or `gradient_norm/label`; with a number if it comes again in the step."""
+        name = f"gradient_norm/{label}" if label else "gradient_norm"
+        again = sum(known == name or known.startswith(f"{name}_") for known in self.norms)
+        return f"{name}_{again + 1}" if again else name
 
 
 class _Part(NamedTuple):
@@ -179,7 +198,7 @@ class ReplicaStep:
         counts.begin_next_part()
 
     @tf.autograph.experimental.do_not_convert
-    def _packed(self, scores: Any, part: _Part, norms: Any = ()) -> Any:
+    def _packed(self, scores: Any, part: _Part, norms: Any = None) -> Any:
         self._count_again(part.empty, part.counts)
         return self._pack(scores, part.batch, norms)
 
@@ -215,14 +234,16 @@ class ReplicaStep:
         return self.totals.append(packed, self._recorder.norms)
 
     @tf.autograph.experimental.do_not_convert
-    def _pack(self, scores: Any, batch: Any, norms: Any = ()) -> Any:
+    def _pack(self, scores: Any, batch: Any, norms: Any = None) -> Any:
         allow_division()
         if not isinstance(scores, dict):
             raise UsageError(
                 f"the step returned {type(scores).__name__}; expected a dictionary from names to one "
                 'number per example, e.g. return {"loss": per_example}.'
             )
-        return self.totals.pack(scores, num_rows(batch), norms, self._recorder.empty)
+        scores, sums = split(scores, self._recorder.logged)
+        self._recorder.tracing = False
+        return self.totals.pack(scores, num_rows(batch), sums | (norms or {}), self._recorder.empty)
 
     @tf.autograph.experimental.do_not_convert
     def _never_empty(self, share: Share, parts: int = 1) -> Any:

@@ -1,24 +1,27 @@
 """Calls a trainer's callbacks and carries their decisions out, the same on all workers."""
 
+import functools
 import json
 import logging
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.protocol import Callback, Decision, name_in_checkpoints
+from ctl.callbacks.protocol import EVENTS, Callback, Decision, name_in_checkpoints
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
+from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.step import moving_averages
 from ctl.training import validation
+from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -29,6 +32,7 @@ class CallbackRunner:
 
     Attributes:
       stopped: a callback asked the run to stop, now or in the run that was resumed.
+      failure: what a callback or a hook raised, here or on another worker; the run is to end.
     """
 
     def __init__(self, trainer: TrainerProtocol, agreement: HostAllReduce):
@@ -36,8 +40,10 @@ class CallbackRunner:
         self._agreement = agreement
         validation.callbacks(trainer, trainer.callbacks)
         self._callbacks = _named(trainer.callbacks)
+        self._events = {name: _told(trainer, self._callbacks.values(), name) for name in EVENTS}
         self._best_weights: list[np.ndarray] | None = None
         self.stopped = False
+        self.failure: Exception | None = None
         self._wants_back = False
 
     def take_roll_back(self) -> bool:
@@ -47,10 +53,41 @@ class CallbackRunner:
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> bool:
         """Calls each callback; True if one of them wants to stop. All workers must call it."""
-        if not self._callbacks:
-            return self.stopped
-        made = [callback.on_metrics(step, values, run) for callback in self._callbacks.values()]
-        for decision in self._chiefs(made):
+        return self._call("on_metrics", step, (step, values, run))
+
+    def wants(self, event: str) -> bool:
+        """Whether anybody has a method of this name."""
+        return bool(self._events[event])
+
+    def tell(self, event: str, step: int, *about: Any, heeded: bool = True) -> bool:
+        """As `on_metrics`, for an event of EVENTS; decisions that are not `heeded` change nothing."""
+        return self._call(event, step, about, heeded=heeded)
+
+    def raise_failure(self) -> None:
+        """Raises what a callback or a hook has raised, once."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def _call(self, event: str, step: int, about: tuple, heeded: bool = True) -> bool:
+        if not self._events[event] or self.failure is not None:
+            return self.stopped or self.failure is not None
+        made, error = [], None
+        try:
+            made = [method(*about) for method in self._events[event]]
+        except Interrupted:  # by a signal, in an evaluation of the callback's own: the loop will see it
+            pass
+        except Exception as e:
+            if self._agreement.num_workers > 1 and isinstance(e, PEER_ERRORS):
+                raise
+            error = e
+        decisions = self._chiefs(event, made, error)
+        if heeded:
+            self._carry_out(step, decisions)
+        return self.stopped or self.failure is not None
+
+    def _carry_out(self, step: int, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
             if decision.stop:
                 self.stopped = True
                 self._warn("Stopping at step %d: %s.", step, decision.message or "a callback decided so")
@@ -63,20 +100,24 @@ class CallbackRunner:
             self._wants_back |= decision.roll_back
             if decision.export:
                 self._export(decision)
-        return self.stopped
 
-    def _chiefs(self, made: Sequence[Decision | None]) -> list[Decision]:
-        """What the chief's callbacks decided, on every worker."""
-        decisions = [d for d in made if d is not None]
+    def _chiefs(self, event: str, made: Sequence[Any], error: Exception | None) -> list[Decision]:
+        """What the chief's callbacks decided, on every worker; nothing where one of them failed."""
+        decisions = [Decision(stop=True) if d is True else d for d in made if d is not None]
         other = next((d for d in decisions if not isinstance(d, Decision)), None)
-        if other is not None:
-            raise UsageError(f"on_metrics returned {other!r}; expected a ctl.Decision(...), or None.")
+        if other is not None and error is None:
+            error = UsageError(
+                f"{event} returned {other!r}; expected a ctl.Decision(...), True to stop, or None."
+            )
         if self._agreement.num_workers == 1:
-            return decisions
+            self.failure = error
+            return [] if error else decisions
         is_chief = self._trainer.topology.is_chief
         text = json.dumps([asdict(d) for d in decisions]).encode() if decisions and is_chief else b""
-        size = int(self._agreement.sum([float(len(text))])[0])
-        if not size:
+        size, failed = map(int, self._agreement.sum([float(len(text)), float(error is not None)]))
+        if failed:
+            self.failure = error or FailedElsewhere(event)
+        if not size or failed:
             return []
         sent = np.frombuffer(text, np.uint8) if is_chief else np.zeros(size)
         told = self._agreement.sum(sent).astype(np.uint8).tobytes()
@@ -175,6 +216,18 @@ def _loaded(path: Path) -> list[np.ndarray] | None:
             return [file[f"arr_{i}"] for i in range(len(file.files))]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
+
+
+def _told(trainer: TrainerProtocol, callbacks: Iterable[Any], event: str) -> list[Callable]:
+    """The methods of this name: the trainer's own, then those of callbacks, which are given the trainer."""
+    found = []
+    if event != "on_metrics" and callable(getattr(trainer, event, None)):
+        found.append(getattr(trainer, event))
+    for callback in callbacks:
+        method = getattr(callback, event, None)
+        if callable(method):
+            found.append(method if event == "on_metrics" else functools.partial(method, trainer))
+    return found
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
+from ctl.metrics.figures import array_event
 from ctl.metrics.protocol import Ended
 from ctl.step import keras_metrics, moving_averages
 from ctl.supervision import heartbeat
@@ -28,8 +29,14 @@ from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def evaluate_session(trainer: TrainerProtocol, session: Session) -> dict[str, float]:
-    """One call of `Trainer.evaluate`; inside a run, the run's writers are told."""
+def evaluate_session(
+    trainer: TrainerProtocol, session: Session, *, heeded: bool = False
+) -> dict[str, float]:
+    """One call of `Trainer.evaluate`; inside a run, the run's writers are told.
+
+    What hooks raise is raised, outside a run, or left in `session.callbacks` for the run to end. Their
+    decisions count only if they are `heeded`.
+    """
     exit_barrier.disarm()
     validation.methods(trainer, "evaluate")
     loop = eval_loop(trainer, session)
@@ -42,20 +49,25 @@ def evaluate_session(trainer: TrainerProtocol, session: Session) -> dict[str, fl
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.full(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
-        means |= keras_metrics.metric_results(loop.totals.metrics)
+        numbers, session.arrays = keras_metrics.metric_results(loop.totals.metrics)
+        means |= numbers
+        if session.running:
+            session.running.write(session.step, means, "eval")
+            for name, array in session.arrays.items():
+                session.running.note(array_event(session.step, name, array, "eval"))
+        about = session.step, dict(means), dict(loop.totals.metrics)
+        session.callbacks.tell("after_evaluation", session.step, *about, heeded=heeded)
     validation.best_is_known(session.manager, means)
     validation.reported_is_known(trainer.extra_writers, means)
-    if session.running is not None:
-        session.running.write(session.step, means, "eval")
-    else:
+    if session.running is None:
+        session.callbacks.raise_failure()
         leave_together(session)
     return means
 
 
 def is_due(trainer: TrainerProtocol) -> bool:
     """Whether a run of this trainer evaluates."""
-    written = validation.is_written(trainer, "eval_data") and validation.is_written(trainer, "eval_step")
-    return written and trainer.intervals.evaluate != Every()
+    return validation.evaluates_at_all(trainer) and trainer.intervals.evaluate != Every()
 
 
 def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:

@@ -50,6 +50,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         means.clear()
         try:
             means.update(evaluation.evaluate_session(trainer, prepared))
+            prepared.callbacks.raise_failure()
         except Interrupted:
             raise _stopped(received, following) from None
 

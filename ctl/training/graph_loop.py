@@ -101,7 +101,7 @@ class StepLoop:
         self.trace(batches)
         return [
             *(n for n in self.totals.names if n != ROWS),
-            *keras_metrics.metric_results(self.totals.metrics),
+            *keras_metrics.metric_results(self.totals.metrics)[0],
         ]
 
     def communicates(self, batches: Batches) -> bool:

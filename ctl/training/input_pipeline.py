@@ -7,6 +7,7 @@ from ctl import config
 from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.data import per_worker, pipeline
 from ctl.data.batches import Batches
+from ctl.data.parts import open_parts
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
 from ctl.training.session import Session
@@ -30,14 +31,15 @@ def open_train_batches(
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
     batches = _open_batches(trainer, session, steps, epochs)
-    if batches.steps is None:
+    left = batches.passes.steps if batches.passes else batches.steps
+    if left is None:
         if steps is None and not batches.ends_unknown:
             raise UsageError(
                 "train_data is endless and no number of steps was given. Write train(steps=...), or "
                 "--train_steps."
             )
         return steps, batches
-    end = session.step + batches.steps
+    end = session.step + left
     return (end if steps is None else min(steps, end)), batches
 
 
@@ -67,11 +69,12 @@ def _open_batches(
             **where,
         )
     if parts is not None:
-        return pipeline.open_parts(
+        return open_parts(
             parts,
             trainer.strategy,
             trainer.topology,
             step=session.step,
+            epochs=epochs,
             total=session.agreement.sum,
             **where,
         )
@@ -84,6 +87,7 @@ def _open_batches(
         mode=trainer.data_position,
         position=session.position,
         resumable=not isinstance(session.manager, NullCheckpoints),
+        batches_per_pass=session.pass_batches,
         **where,
     )
 

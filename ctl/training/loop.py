@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import Intervals, Timers
+from ctl.callbacks.schedule import Every, Intervals, Timers
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
@@ -31,6 +31,7 @@ from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
 
 _log = logging.getLogger("ctl")
+_EPOCH = Every(epochs=1)
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
@@ -56,12 +57,12 @@ class RollBack(Exception):
 
 
 class FailedElsewhere(CtlError):
-    """Another worker's error ended the evaluation; its exit code is the one that counts."""
+    """Another worker's error ended the evaluation, or a hook; its exit code is the one that counts."""
 
     exit_code = EXIT_RETRY
 
-    def __init__(self) -> None:
-        super().__init__("The evaluation failed on another worker; its log says why.")
+    def __init__(self, what: str = "The evaluation") -> None:
+        super().__init__(f"{what} failed on another worker; its log says why.")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Loop:
 
     Attributes:
       step: completed steps; steps: those of this loop.
-      due: of "log", "evaluate" and "save".
+      due: of "log", "evaluate", "save" and "epoch".
       end: why no other loop follows, or None.
       before: what had been summed up before this loop, for `Interval.means_since`.
     """
@@ -130,6 +131,7 @@ class TrainLoop:
       interval: totals and times since the newest log.
       failure: what the hook raised; the run ends after this loop.
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
+      epochs: the ends of epochs are due, as "epoch".
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -154,13 +156,14 @@ class TrainLoop:
         self._length = LoopLength(intervals.steps_per_loop)
         self._timers = Timers(intervals, time.perf_counter())
         self.asked: Callable[[], frozenset[str]] = frozenset
+        self.epochs = False
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
     def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
         """From `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
-        mark = self._intervals.next_mark(step, self._batches.steps_per_epoch)
+        mark = self._next_mark(step)
         end = None
         while end is None and (steps is None or step < steps):
             asked = max(1, self._next_length([e - step for e in (mark, steps) if e is not None]))
@@ -173,8 +176,8 @@ class TrainLoop:
             stop = self._hook(step, ran)
             due: frozenset[str] = frozenset()
             if step == mark:
-                due = self._intervals.due(step, self._batches.steps_per_epoch)
-                mark = self._intervals.next_mark(step, self._batches.steps_per_epoch)
+                due = self.due(step)
+                mark = self._next_mark(step)
             stop, due, signalled = self._agree(step, stop, due, signals)
             if ran < asked:
                 end = self._short(signalled)
@@ -183,6 +186,22 @@ class TrainLoop:
             yield Loop(step, ran, due, end, before)
             if due or self._after_loop is not None:
                 self._graph_loop.refresh()
+
+    def go_on_with(self, batches: Batches) -> None:
+        """A pass over the data has ended, and the next ones are open; or the length is known now."""
+        self._batches = batches
+
+    def due(self, step: int) -> frozenset[str]:
+        """Of "log", "evaluate", "save" and "epoch", what steps or epochs make due at `step`."""
+        per_epoch = self._batches.steps_per_epoch
+        due = self._intervals.due(step, per_epoch)
+        return due | {"epoch"} if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
+
+    def _next_mark(self, step: int) -> int | None:
+        per_epoch = self._batches.steps_per_epoch
+        mark = self._intervals.next_mark(step, per_epoch)
+        ends = [_EPOCH.next_mark(step, per_epoch)] if self.epochs else []
+        return min((m for m in (mark, *ends) if m is not None), default=None)
 
     def _next_length(self, limits: list[int]) -> int:
         return min([self._length.length, *limits])

@@ -48,6 +48,7 @@ class Interval:
         self.steps = 0
         self.secs = 0.0  # training alone: no compilation, writers, evaluation, saving
         self.timed_steps = 0
+        self.arrays: dict[str, np.ndarray] = {}  # metrics of rank >= 1, read with the newest `means`
 
     def ran(self, steps: int, secs: float | None) -> None:
         """Counts a loop; `secs` None for one that also compiled."""
@@ -68,7 +69,8 @@ class Interval:
     def means(self) -> dict[str, float]:
         """Means over the interval, after `fetch`; on all workers alike, as metrics are summed."""
         means = self._totals.means(self._fetched) if self._fetched is not None else {}
-        return means | keras_metrics.metric_results(self._totals.metrics)
+        numbers, self.arrays = keras_metrics.metric_results(self._totals.metrics)
+        return means | numbers
 
     def sums(self) -> np.ndarray | None:
         """What was fetched so far, to be handed to `means_since`."""
@@ -79,7 +81,7 @@ class Interval:
         if self._fetched is None:
             return {}
         means = self._totals.means(self._fetched if before is None else self._fetched - before)
-        return means | keras_metrics.metric_results(self._totals.metrics)
+        return means | keras_metrics.metric_results(self._totals.metrics)[0]
 
     def num_examples(self) -> float:
         """Examples that were seen, after `fetch`."""

@@ -281,6 +281,7 @@ def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manife
             "examples": session.examples,
             "seed": trainer.seed,
             "source": session.source,
+            **({"pass_batches": session.pass_batches} if session.pass_batches else {}),
         },
         metrics=session.metrics,
         state=session.loop_state,

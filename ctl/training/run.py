@@ -12,6 +12,7 @@ from ctl.checkpoints import saving
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier, parameter_servers
 from ctl.errors import Stopped, UsageError
+from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, Saved, Started
 from ctl.step.finiteness import SKIPPED
@@ -49,6 +50,8 @@ def train(
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:
+        session.callbacks.tell("before_training", start, start)
+        session.callbacks.raise_failure()
         with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
         with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
@@ -110,18 +113,29 @@ class Run:
             is_chief=trainer.topology.is_chief,
             writers=writers,
             check_lease=session.lease.check if session.lease else lambda: None,
-            after_loop=trainer.after_loop if validation.is_written(trainer, "after_loop") else None,
+            after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
+        self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self._rates: list[tuple[int, float]] = []  # (steps, seconds) of each log
+        self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self._wants_stop = False  # a callback
         self._interrupted = False  # an evaluation, by a signal
+        self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
+
+    def _after_loop(self, step: int, means: dict[str, float]) -> Any:
+        self._rates_used = run_metadata.learning_rates(self._trainer)
+        return self._trainer.after_loop(step, means)
+
+    @property
+    def _failure(self) -> Exception | None:
+        return self._loop.failure or self._session.callbacks.failure
 
     def _asked(self) -> frozenset[str]:
         """What `Trainer.save` has asked for since the last look."""
@@ -147,15 +161,19 @@ class Run:
         while end is None:
             try:
                 step, end = self._train_from(step, received)
+                if end is End.DATA_ENDED and self._batches.passes is not None:
+                    end = self._end_pass(step)
             except RollBack as back:
                 step = back.manifest.step
                 if data_end is not None:  # the data go on from here, so they end that much earlier
                     data_end -= back.step - step
                     self._total = data_end if self._total is None else min(self._total, data_end)
         self._finish(step, end, anything_new=step > first)
-        if self._loop.failure is not None:
-            _log.error("after_loop failed at step %d; the run ends after a last save.", step)
-            raise self._loop.failure
+        if self._failure is not None:
+            _log.error("A hook or a callback failed at step %d; the run ends after a last save.", step)
+            self._loop.failure, failure = None, self._failure
+            self._session.callbacks.failure = None
+            raise failure
         return End.SIGNAL if self._interrupted else end
 
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
@@ -164,17 +182,49 @@ class Run:
             return step, End.SIGNAL
         for loop in self._loop.loops(step, self._total, received):
             step = loop.step
+            self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
             if "log" in loop.due and not nonfinite:
                 self._log(step)
+            if "epoch" in loop.due and not nonfinite:
+                self._end_epoch(step)
             self._roll_back_if_asked(loop, nonfinite)
             if loop.end is not None:
                 self._pending = loop.due & _EVALUATION if loop.end is End.SIGNAL else frozenset()
                 return step, loop.end
+            if self._failure is not None:
+                return step, End.STOPPED
             self._save_and_evaluate(step, loop.due)
-            if self._interrupted or self._wants_stop:
+            if self._interrupted or self._wants_stop or self._failure is not None:
                 return step, End.SIGNAL if self._interrupted else End.STOPPED
         return step, End.DONE
+
+    def _end_pass(self, step: int) -> End | None:
+        """The first pass over data of unknown length has ended; None if the run goes on with the others."""
+        passes = self._batches.passes
+        assert passes is not None
+        if not self._session.examples + self._in_pass:
+            return End.DATA_ENDED
+        self._batches = passes.ended(self._in_pass)
+        self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
+        self._loop.go_on_with(self._batches)
+        if passes.last or self._failure is not None:
+            if "epoch" in self._loop.due(step):
+                self._end_epoch(step)
+            return End.DATA_ENDED
+        if self._batches.steps is not None:
+            end = step + self._batches.steps
+            self._total = end if self._total is None else min(self._total, end)
+        epochs = {n for n in ("log", "evaluate", "save") if getattr(self._trainer.intervals, n).epochs}
+        due = self._loop.due(step) & {*epochs, "epoch"}
+        if "log" in due:
+            self._log(step)
+        if "epoch" in due:
+            self._end_epoch(step)
+        self._save_and_evaluate(step, due)
+        if self._interrupted:
+            return End.SIGNAL
+        return End.STOPPED if self._wants_stop or self._failure is not None else None
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
@@ -185,7 +235,7 @@ class Run:
 
     def _finish(self, step: int, end: End, *, anything_new: bool) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
-        if end is not End.SIGNAL and self._loop.failure is None:
+        if end is not End.SIGNAL and self._failure is None:
             intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
             if self._interval.steps and anything_new:
@@ -217,6 +267,11 @@ class Run:
         self._pending, self._saved_at = frozenset(), manifest.step
         raise RollBack(loop.step, manifest)
 
+    def _end_epoch(self, step: int) -> None:
+        epoch = round(step / (self._batches.steps_per_epoch or step) + 1e-9)
+        about = epoch, step, dict(self.means)
+        self._wants_stop |= self._session.callbacks.tell("after_epoch", step, *about)
+
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         interval = self._interval
         interval.fetch(self._session.agreement.sum)
@@ -224,13 +279,13 @@ class Run:
         values, per_step = dict(self.means), interval.num_examples() / max(1, interval.steps)
         if self._writers:
             rate = interval.steps_per_sec()
-            learning_rate = run_metadata.learning_rate_of(self._trainer.optimizer)
-            if learning_rate is not None:
-                values["learning_rate"] = learning_rate
+            values |= self._rates_used or run_metadata.learning_rates(self._trainer)
             if rate is not None:
                 values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
                 self._rates.append((interval.timed_steps, interval.secs))
             self._writers.write(step, values, "train")
+            for name, array in interval.arrays.items():
+                self._writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
             self._wants_stop |= self._session.callbacks.on_metrics(step, self.means, "train")
         input_pipeline.warn_of_small_batches(self._trainer, self._batches, per_step)
@@ -245,12 +300,13 @@ class Run:
         before = self._session.state.small_values()
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
-                self.metrics = evaluation.evaluate_session(self._trainer, self._session)
+                heeded = "unwatched" not in owed
+                self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
         except Interrupted:
             self._pending, self._interrupted = owed, True
             return
         self._evaluated_at = step
-        if "unwatched" not in owed:
+        if heeded:
             self._wants_stop |= self._session.callbacks.on_metrics(step, self.metrics, "eval")
         self._complete(step, before)
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -142,11 +143,48 @@ def _attempt() -> str | None:
     return f"attempt {count}" + (f" after: {reason}" if reason else "")
 
 
-def learning_rate_of(optimizer: Any) -> float | None:
-    """The current learning rate of a Keras optimizer, schedules included; None if there is none."""
+def label_of(trainer: TrainerProtocol, optimizer: Any) -> str:
+    """What reports call an optimizer: nothing for `self.optimizer`, else the name of the attribute."""
+    if optimizer is trainer.optimizer:
+        return ""
+    return next((name for name, known in _optimizers(trainer).items() if known is optimizer), "")
+
+
+def learning_rates(trainer: TrainerProtocol) -> dict[str, float]:
+    """`learning_rate` that the newest step used, and `learning_rate/name` of each other optimizer."""
+    found: dict[str, float] = {}
+    for name, optimizer in {"": trainer.optimizer, **_optimizers(trainer)}.items():
+        rate = None if name and optimizer is trainer.optimizer else _learning_rate(optimizer)
+        if rate is not None:
+            found[f"learning_rate/{name}" if name else "learning_rate"] = rate
+    return found
+
+
+def _optimizers(trainer: TrainerProtocol) -> dict[str, Any]:
+    """The attributes that are optimizers, also in lists, tuples and dictionaries."""
+    found: dict[str, Any] = {}
+    for name, value in vars(trainer).items():
+        if name.startswith("_"):
+            continue
+        items: list = [(name, value)]
+        if isinstance(value, (list, tuple)):
+            items = [(f"{name}_{i}", v) for i, v in enumerate(value)]
+        elif isinstance(value, Mapping):
+            items = [(f"{name}_{k}", v) for k, v in value.items()]
+        found |= {n: v for n, v in items if hasattr(v, "apply_gradients") or hasattr(v, "apply")}
+    return found
+
+
+def _learning_rate(optimizer: Any) -> float | None:
+    """Of a Keras optimizer, that of its newest update if it has a schedule; None if there is none."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     try:
-        rate = optimizer.learning_rate
-        rate = rate(optimizer.iterations) if callable(rate) else rate
+        rate = getattr(optimizer, "_learning_rate", None)
+        rate = rate if callable(rate) else optimizer.learning_rate
+        if hasattr(rate, "get_config"):  # a schedule
+            rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+        elif callable(rate):
+            rate = rate()
         return float(rate.numpy() if hasattr(rate, "numpy") else rate)
     except (AttributeError, TypeError, ValueError):
         return None

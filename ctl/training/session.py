@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.data.resume_position import SavedIterator
@@ -47,6 +48,7 @@ class Session:
     eval_loop: "StepLoop | None" = None
     predicts: Any = None  # the model that `predict_call` was traced for
     predict_call: Any = None
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the newest evaluation, see there
     running: WriterGroup | None = None
     info: RunInfo | None = None  # of the run that is on
     last_step: int = 0  # that was read
@@ -55,6 +57,7 @@ class Session:
     signals: Signals | None = None  # while it trains
     save_asked: bool = False  # within a run: at the end of this loop
     source: str | None = None  # a line about the data of the newest checkpoint
+    pass_batches: int | None = None  # of data of unknown length, once a pass has ended
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:
@@ -63,6 +66,8 @@ class Session:
         self.resumed, self.loop_state, self.metrics = manifest, manifest.state, manifest.metrics
         self.at = self.saved = manifest.step
         self.examples = int(manifest.data.get("examples", manifest.step * global_batch_size))
+        if manifest.world.get("global_batch_size") == global_batch_size:
+            self.pass_batches = manifest.data.get("pass_batches")
         self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.callbacks.best_value import BestValue
-from ctl.callbacks.protocol import Callback
+from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
 from ctl.callbacks.save_best import SaveBest
 from ctl.callbacks.schedule import AT_THE_END, Every
@@ -151,17 +151,31 @@ def gathering(trainer: TrainerProtocol, recorder: Any) -> None:
         )
 
 
+def evaluates_at_all(trainer: TrainerProtocol) -> bool:
+    """Whether a subclass says how to evaluate."""
+    return all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
+
+
 def callbacks(trainer: TrainerProtocol, given: Any) -> None:
     """Raises UsageError for callbacks that would never be called, or could not act."""
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"callbacks is {given!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
     for i, callback in enumerate(given):
-        if not isinstance(callback, Callback):
+        if hasattr(callback, "set_model"):
+            raise UsageError(
+                f"callbacks[{i}] is a {type(callback).__name__} of Keras, which is for ctl.fit. A "
+                "ctl.Trainer takes ctl.EarlyStopping(...) and others, see ctl.Callback."
+            )
+        if not any(callable(getattr(callback, name, None)) for name in EVENTS):
             raise UsageError(
                 f"callbacks[{i}] is {callback!r}; expected an object with on_metrics(step, values, run), "
-                "e.g. ctl.EarlyStopping('loss', patience=3)."
+                f"or one of {', '.join(EVENTS[1:])}, e.g. ctl.EarlyStopping('loss', patience=3)."
             )
-    evaluates = all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
+    if not evaluates_at_all(trainer) and any(hasattr(c, "after_evaluation") for c in (trainer, *given)):
+        raise UsageError(
+            "after_evaluation would never be called: nothing is evaluated. Write eval_data and eval_step."
+        )
+    evaluates = evaluates_at_all(trainer)
     for callback in given:
         who, best = type(callback).__name__, getattr(callback, "best", None)
         of_evaluation = isinstance(best, BestValue) and best.run == "eval"

@@ -75,7 +75,7 @@ def test_every_refuses_what_cannot_be(options):
 
 
 def test_epochs_of_data_without_a_length_say_what_to_write():
-    with pytest.raises(ctl.UsageError, match=r"known length.*Every\(steps=\.\.\.\)"):
+    with pytest.raises(ctl.UsageError, match=r"train_data that ends.*Every\(steps=\.\.\.\)"):
         ctl.Every(epochs=1).next_mark(0, None)
 
 

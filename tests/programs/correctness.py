@@ -136,6 +136,8 @@ class Short(Linear):
         self.minimize(loss, tape)
         self.largest.update_state(batch[1], predicted)
         self.total.update_state(error)
+        self.log("logged", error)
+        self.log("added", tf.reduce_sum(error), reduce="sum")
         return {"loss": error, "mse": self.largest, "total": self.total, "naive": tf.reduce_mean(error)}
 
 
@@ -367,6 +369,7 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
     if name == "short":
         found["mse"] = [row["mse"] for row in rows]
         found["total"] = [row["total"] for row in rows]
+        found["logged"] = [[row["logged"], row["added"]] for row in rows]
         found["naive"] = [row["naive"] for row in rows]
     if name == "tokens" or name.startswith("ema"):
         found["eval"] = trainer.evaluate()["loss"]

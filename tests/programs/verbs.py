@@ -14,6 +14,39 @@ class Saves(Small):
             self.save()  # on one worker only: the chief's word counts for all
 
 
+class Hooked(Small):
+    """Notes what its hooks are told; the one of the second epoch fails on the second worker."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._told = []
+
+    def before_training(self, step):
+        self._told.append(["before", step])
+
+    def after_evaluation(self, step, means, metrics):
+        self._told.append(["evaluation", step, means["loss"]])
+        return ctl.Decision(learning_rate_factor=0.5) if self.topology.is_chief else None
+
+    def after_epoch(self, epoch, step, means):
+        self._told.append(["epoch", epoch, step])
+        if epoch == 2 and not self.topology.is_chief:
+            raise ZeroDivisionError("on the second worker")
+
+
+def hooked(where: Path, strategy) -> dict:
+    """An epoch has 4 steps; the run ends with the second one."""
+    intervals = every_step(save=ctl.Every(), evaluate=ctl.Every(steps=3))
+    trainer = Hooked(model_dir=where / "hooked", strategy=strategy, writers=[], intervals=intervals)
+    try:
+        trainer.train(12)
+    except Exception as e:
+        failure = str(e)
+    saved = sorted(p.name for p in (where / "hooked" / "checkpoints").glob("ckpt*"))
+    return {"told": trainer._told, "failure": failure, "saved": saved, "step": trainer.step,
+            "rate": float(trainer.optimizer.learning_rate.numpy())}  # fmt: skip
+
+
 def main(where: Path) -> None:
     never = every_step(log=ctl.Every(), save=ctl.Every())
     first = Saves(model_dir=where / "run", strategy="multi_worker", writers=[], intervals=never)
@@ -32,6 +65,7 @@ def main(where: Path) -> None:
     print(json.dumps({
         "path": path, "step": step, "same": digest(first) == digest(second), "names": names,
         "digest": digest(second), "rows": len(predicted), "refused": refused, "code": code,
+        "hooked": hooked(where, first.strategy),
     }))  # fmt: skip
 
 

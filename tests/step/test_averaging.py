@@ -91,12 +91,12 @@ def test_names_are_strings_and_leave_gradient_norm_to_ctl():
     with pytest.raises(ctl.UsageError, match=r"names \[1\]; expected strings"):
         Totals().pack({1: tf.zeros([2])}, 2)
     with pytest.raises(ctl.UsageError, match="'gradient_norm', which ctl reports"):
-        Totals().pack({"gradient_norm": tf.zeros([2])}, 2, [tf.constant(1.0)])
+        Totals().pack({"gradient_norm": tf.zeros([2])}, 2, {"gradient_norm": tf.constant(1.0)})
 
 
-def test_norms_are_numbered_from_the_second_on_and_may_come_later():
-    norms = [tf.constant(1.0), tf.constant(2.0)]
-    expected = {"gradient_norm": 1.0, "gradient_norm_2": 2.0, "x": 3.0}
+def test_norms_may_come_later():
+    norms = {"gradient_norm": tf.constant(1.0), "gradient_norm/other": tf.constant(2.0)}
+    expected = {"gradient_norm": 1.0, "gradient_norm/other": 2.0, "x": 3.0}
     at_once = Totals()
     packed = at_once.pack({"x": tf.constant([3.0])}, 1, norms)
     assert at_once.means(packed.numpy()) == expected

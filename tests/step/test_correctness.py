@@ -133,6 +133,7 @@ def test_a_replica_without_examples_changes_nothing(one, two):
     np.testing.assert_allclose(one["short"]["mse"], one["short"]["losses"], atol=1e-6)
     np.testing.assert_allclose(one["short"]["total"], two["short"]["total"], rtol=1e-6)
     assert np.isfinite(two["short"]["naive"]).all()
+    np.testing.assert_allclose(one["short"]["logged"], two["short"]["logged"], rtol=1e-5)
     trained = [w for w in range(len(one["short"]["weights"])) if w not in (2, 3)]  # not statistics
     for i in trained:
         np.testing.assert_allclose(one["short"]["weights"][i], two["short"]["weights"][i], atol=1e-6)

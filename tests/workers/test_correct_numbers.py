@@ -21,7 +21,7 @@ def test_two_workers_train_as_one_device_does(found, case):
     one, first, second = (found[where][case] for where in ("one", 0, 1))
     assert first["digest"] == second["digest"]
     assert first["step"] == one["step"]
-    for key in ("losses", "mse", "total", "norms", "eval", "scale", "iterations"):
+    for key in ("losses", "mse", "total", "logged", "norms", "eval", "scale", "iterations"):
         if key in one:
             np.testing.assert_allclose(first[key], one[key], atol=1e-5, err_msg=key)
     for a, b in zip(first["weights"], one["weights"], strict=True):

@@ -1,0 +1,194 @@
+"""Hooks: which events are told, in what order, with what; what they decide and what they raise."""
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import BATCH, CLASSES, EXAMPLES, Small, every_step, examples, weights
+
+PER_EPOCH = EXAMPLES // BATCH  # 4 steps
+EVERY_2 = every_step(log=ctl.Every(steps=2), save=ctl.Every(steps=2), evaluate=ctl.Every(steps=2))
+
+
+class Counts(keras.metrics.Metric):
+    """Adds up arrays."""
+
+    def __init__(self, shape, **options):
+        super().__init__(**options)
+        self.total = self.add_weight(shape=shape, initializer="zeros", name="total")
+
+    def update_state(self, values):
+        self.total.assign_add(values)
+
+    def result(self):
+        return self.total
+
+
+class Counting(Small):
+    """Evaluates with a matrix; notes what its hooks are told."""
+
+    def __init__(self, **options):
+        super().__init__(strategy="default", writers=[], **options)
+        self._told = []
+
+    def build(self):
+        super().build()
+        self.hits = Counts((CLASSES, CLASSES), name="hits")
+
+    def eval_step(self, batch):
+        scores = super().eval_step(batch)
+        found = tf.argmax(self.model(batch[0]), axis=1)
+        self.hits.update_state(tf.math.confusion_matrix(batch[1], found, CLASSES, dtype=tf.float32))
+        return {**scores, "hits": self.hits}
+
+    def before_training(self, step):
+        self._told.append(("before", step, int(self.optimizer.iterations.numpy())))
+
+    def after_epoch(self, epoch, step, means):
+        self._told.append(("epoch", epoch, step, sorted(means)))
+
+    def after_evaluation(self, step, means, metrics):
+        counted = np.asarray(metrics["hits"].result())
+        self._told.append(("evaluation", step, sorted(means), counted.sum() > 0))
+
+
+def test_the_events_come_in_order_with_what_they_promise():
+    trainer = Counting(intervals=EVERY_2)
+    trainer.train(5)
+    after = ["gradient_norm", "loss"]
+    assert trainer._told == [
+        ("before", 0, 0), ("evaluation", 2, ["loss"], True), ("epoch", 1, 4, after),
+        ("evaluation", 4, ["loss"], True), ("evaluation", 5, ["loss"], True),
+    ]  # fmt: skip
+    trainer.train(6)
+    assert trainer._told[5] == ("before", 5, 5)
+
+
+def test_an_epoch_ends_in_the_middle_of_nothing_else():
+    """Loops are cut at ends of epochs although neither logging nor saving is due there."""
+    trainer = Counting(intervals=every_step(log=ctl.Every(steps=100), steps_per_loop=3))
+    trainer.train(2 * PER_EPOCH + 1)
+    assert [e[1:3] for e in trainer._told if e[0] == "epoch"] == [(1, 4), (2, 8)]
+
+
+def test_callbacks_have_the_same_events_and_are_given_the_trainer():
+    class Noting:
+        told = ()
+
+        def before_training(self, trainer, step):
+            self.told += (("before", trainer.step),)
+
+        def after_evaluation(self, trainer, step, means, metrics):
+            self.told += ((step, type(metrics["hits"]).__name__),)
+            return ctl.Decision(stop=step == 2)
+
+    noting = Noting()
+    trainer = Counting(intervals=EVERY_2, callbacks=[noting])
+    trainer.train(9)
+    assert noting.told == (("before", 0), (2, "Counts")) and trainer.step == 2
+    trainer.evaluate()  # outside a run, where a decision has nothing to change
+    assert noting.told[-1] == (2, "Counts")
+
+
+@pytest.mark.parametrize("event", ["before_training", "after_epoch", "after_evaluation", "on_metrics"])
+def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
+    class Failing:
+        def fail(self, *_):
+            raise ZeroDivisionError(event)
+
+    failing = Failing()
+    setattr(failing, event, failing.fail)
+    where = {"model_dir": str(tmp_path), "intervals": every_step(evaluate=ctl.Every(steps=2))}
+    trainer = Counting(callbacks=[failing], **where)
+    with pytest.raises(ZeroDivisionError, match=event):
+        trainer.train(6)
+    step = {"before_training": 0, "after_epoch": 4, "after_evaluation": 2, "on_metrics": 1}[event]
+    assert trainer.step == step
+    if step:
+        assert f"failed at step {step}; the run ends after a last save" in caplog.text
+    again = Counting(**where)
+    again.prepare()
+    assert again.step == step
+    for a, b in zip(weights(again), weights(trainer), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_an_evaluation_hook_raises_outside_a_run_is_raised():
+    class Failing(Counting):
+        def after_evaluation(self, step, means, metrics):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Failing().evaluate()
+
+
+@pytest.mark.parametrize("given, words", [
+    (5, r"after_epoch returned 5; expected a ctl.Decision\(...\), True to stop, or None"),
+    (True, None),
+])  # fmt: skip
+def test_a_hook_returns_a_decision_or_true_to_stop(given, words):
+    class Returning(Counting):
+        def after_epoch(self, epoch, step, means):
+            return given
+
+    trainer = Returning()
+    if words is None:
+        trainer.train(9)
+        assert trainer.step == 4
+        return
+    with pytest.raises(ctl.UsageError, match=words):
+        trainer.train(9)
+
+
+def test_hooks_that_would_never_be_called_are_refused():
+    class NotEvaluated(Small):
+        eval_step = ctl.Trainer.eval_step
+
+        def after_evaluation(self, step, means, metrics):
+            pass
+
+    with pytest.raises(ctl.UsageError, match="after_evaluation would never be called.*eval_step"):
+        NotEvaluated(strategy="default", writers=[]).train(1)
+
+    class Endless(Counting):
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensors(examples()).unbatch().batch(batch_size).repeat()
+
+    with pytest.raises(ctl.UsageError, match="after_epoch.*endless"):
+        Endless().train(3)
+    with pytest.raises(ctl.UsageError, match=r"callbacks\[0\].*on_metrics.*or one of before_training"):
+        Counting(callbacks=[object()]).train(1)
+    with pytest.raises(ctl.UsageError, match="EarlyStopping of Keras, which is for ctl.fit"):
+        Counting(callbacks=[keras.callbacks.EarlyStopping("loss")]).train(1)
+
+
+def test_a_matrix_goes_to_tensorboard_once_and_to_no_scalar():
+    writer = ctl.MemoryWriter()
+    trainer = Counting(intervals=EVERY_2)
+    trainer._writers = [writer]
+    trainer.train(2)
+    assert [sorted(values) for run, _, values in writer.rows if run == "eval"] == [["loss"]]
+    pictures = [e for e in writer.events if getattr(e, "name", None) == "hits"]
+    assert [(e.step, e.run, type(e).__name__) for e in pictures] == [(2, "eval", "ImageLogged")]
+    found = trainer.evaluate()
+    assert found["hits"].shape == (CLASSES, CLASSES) and isinstance(found["loss"], float)
+
+
+def test_a_vector_of_the_training_is_a_table():
+    class Vector(Small):
+        def build(self):
+            super().build()
+            self.each = Counts((2,), name="each")
+
+        def train_step(self, batch):
+            self.each.update_state([1.0, 2.0])
+            return {**super().train_step(batch), "each": self.each}
+
+    writer = ctl.MemoryWriter()
+    trainer = Vector(strategy="default", writers=[writer], intervals=every_step(log=ctl.Every(steps=2)))
+    trainer.train(4)
+    tables = [e for e in writer.events if getattr(e, "name", None) == "each"]
+    assert [(e.step, e.run) for e in tables] == [(2, "train"), (4, "train")]
+    assert tables[0].text.splitlines()[2:] == ["| 0 | 2 |", "| 1 | 4 |"]
+    assert all("each" not in name for _, _, values in writer.rows for name in values)
