@@ -384,3 +384,16 @@ class Trainer:
         update.label = run_metadata.label_of(self, optimizer)
         update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)
         self._recorder.minimize(update, self.gradients)
+
+
+for _name in (
+    "config",
+    "topology",
+    "strategy",
+    "_session",
+    "_recorder",
+    "gradients",
+    "global_batch_size",
+    "seed",
+):
+    setattr(Trainer, _name, construction.MadeByInit(_name))

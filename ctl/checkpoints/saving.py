@@ -88,7 +88,7 @@ class Saving:
         except BaseException as e:
             self._error = e
             if isinstance(e, SaveError) and not self._raises:
-                _log.warning("%s Training goes on.", e)
+                _log.warning("%s Training goes on until its last save, which must succeed.", e)
 
 
 def failed(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int | None) -> SaveError:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from ctl.data import passes, resume_position, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
 from ctl.data.batches import Batches, Cut, counted, from_replica_batches, prefetched
+from ctl.data.dataset_traits import made_of
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
@@ -336,6 +337,12 @@ def check_dataset(
                 f"({tuple_of(dataset.element_spec)}). Write dataset.batch(batch_size)."
             )
         if global_batch_size and shape[0] not in (None, global_batch_size):
+            found = tuple_of(dataset.element_spec)
+            if not _is_batched(dataset):
+                raise UsageError(
+                    f"{name} is not batched: its elements are {found}; expected global batches of "
+                    f"{global_batch_size} rows. Write dataset.batch(batch_size)."
+                )
             raise UsageError(
                 f"{name} yields {shape[0]} rows at a time; expected global batches of "
                 f"{global_batch_size}. Write dataset.batch(batch_size) with the batch_size that "
@@ -343,9 +350,19 @@ def check_dataset(
             )
 
 
+def _is_batched(dataset: tf.data.Dataset) -> bool:
+    """Whether a part of the pipeline makes batches, or, as far as can be seen, its source does."""
+    if any("Batch" in type(part).__name__ for part in made_of(dataset)):
+        return True
+    rows = {s.shape[0] for s in tf.nest.flatten(dataset.element_spec) if getattr(s, "shape", None)}
+    in_memory = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
+    return len(rows) == 1 and not in_memory
+
+
 def tuple_of(spec: Any) -> str:
-    """Shapes of an element for a message, e.g. "(28, 28), ()"."""
-    return ", ".join(str(getattr(s, "shape", s)) for s in tf.nest.flatten(spec))
+    """Shapes and types of an element for a message, e.g. "float32 (28, 28), int64 ()"."""
+    parts = [getattr(s, "_value_specs", (s,))[0] for s in tf.nest.flatten(spec)]  # of one replica
+    return ", ".join(f"{s.dtype.name} {s.shape}" if hasattr(s, "dtype") else str(s) for s in parts)
 
 
 def cardinality(dataset: tf.data.Dataset) -> int | None:

@@ -104,6 +104,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
+        self.full = 1  # rows that a replica, or a part of it, has of a full batch
         self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
@@ -129,7 +130,7 @@ class Totals:
         self.metrics.update(found)
         names = tuple(sorted(n for n in scores if n not in found))
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
-        names, pairs = (*names, ROWS), [*pairs, (0.0, num_examples)]
+        names, pairs = (*names, ROWS), [*pairs, (self._is_full(num_examples), num_examples)]
         if empty is not None:
             pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
         if taken := set(norms) & set(scores):
@@ -137,6 +138,11 @@ class Totals:
         self.names = self._tracing.names = (*names, *norms)
         pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms.values()]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
+
+    def _is_full(self, num_examples: Any) -> Any:
+        if isinstance(num_examples, int):
+            return float(num_examples >= self.full)
+        return tf.cast(num_examples >= tf.cast(self.full, num_examples.dtype), tf.float64)
 
     def append(self, packed: tf.Tensor, norms: Mapping[str, Any]) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""
@@ -163,7 +169,7 @@ class Totals:
 
     def means(self, packed: np.ndarray) -> dict[str, float]:
         """A packed matrix, summed over replicas and steps -> name -> mean; NaN if nothing counted."""
-        sums, counts = self.full(packed).T
+        sums, counts = self.whole(packed).T
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.float32(sums / counts)
         known = zip(self.names, means, strict=True)
@@ -173,7 +179,11 @@ class Totals:
         """Examples that a summed matrix was made of."""
         return float(packed[self.names.index(ROWS), 1]) if ROWS in self.names else 0.0
 
-    def full(self, packed: Any) -> np.ndarray:
+    def num_full(self, packed: np.ndarray) -> float:
+        """How often a replica had its share of a full batch."""
+        return float(packed[self.names.index(ROWS), 0]) if ROWS in self.names else 0.0
+
+    def whole(self, packed: Any) -> np.ndarray:
         """The matrix at its full length; a start that nothing was added to becomes zeros."""
         return np.array(np.broadcast_to(np.asarray(packed, np.float64), [len(self.names), 2]))
 

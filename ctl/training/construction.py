@@ -12,6 +12,7 @@ from ctl.checkpoints.retention import Keep
 from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
+from ctl.errors import UsageError
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
 _NAMES = {
@@ -70,3 +71,18 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     keep = Keep.parse(config.keep)
     where = f"{config.model_dir}/checkpoints"
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
+
+
+class MadeByInit:
+    """Stands on the class for an attribute that `__init__` makes, to tell those who forgot to call it."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        raise UsageError(
+            f"{owner.__name__}.__init__ has not called super().__init__(**options), which makes "
+            f"{self._name.lstrip('_')!r} and other attributes. Call it first."
+        )

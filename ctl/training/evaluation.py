@@ -47,7 +47,7 @@ def evaluate_session(
         packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
         if not done:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
-        packed = session.agreement.sum(loop.totals.full(packed).ravel())
+        packed = session.agreement.sum(loop.totals.whole(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
         numbers, session.arrays = keras_metrics.metric_results(loop.totals.metrics)
         means |= numbers

@@ -12,12 +12,13 @@ from typing import Any
 import tensorflow as tf
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
+from ctl.data.pipeline import tuple_of
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
 from ctl.step import keras_metrics
 from ctl.step.averaging import ROWS
 from ctl.step.replica_step import ReplicaStep
-from ctl.training.error_translation import ours
+from ctl.training.error_translation import of_a_trace, ours
 
 _log = logging.getLogger("ctl")
 
@@ -91,9 +92,14 @@ class StepLoop:
                 self._functions[key] = function.get_concrete_function(spec, *[steps][single:], packed)
             except Exception as e:
                 known = ours(e)
-                if known is None or known is e:
+                if known is e:
                     raise
-                raise known from None  # AutoGraph wraps errors of classes it does not know
+                if known is not None:
+                    raise known from None  # AutoGraph wraps errors of classes it does not know
+                known = of_a_trace(e, tuple_of(batches.iterator.element_spec))
+                if known is None:
+                    raise
+                raise known from e
         self._bound = batches, self._functions[key]
 
     def names(self, batches: Batches) -> list[str]:

@@ -10,6 +10,7 @@ from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
+from ctl.training.loop_length import Interval
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
@@ -105,11 +106,17 @@ def open_eval_batches(trainer: TrainerProtocol) -> Batches:
     return opened
 
 
-def warn_of_small_batches(trainer: TrainerProtocol, batches: Batches, rows: float) -> None:
-    """Says once that batches are smaller than what `average` divides by."""
-    size = trainer.global_batch_size
+def warn_of_small_batches(
+    trainer: TrainerProtocol, session: Session, batches: Batches, interval: Interval
+) -> None:
+    """Says once that batches are smaller than what `average` divides by; not of a last one, or a single."""
+    size, rows = trainer.global_batch_size, interval.num_examples() / max(1, interval.steps)
+    if interval.has_full_batches():
+        trainer._warned = True  # or rather, need not be
+    session.short_steps += interval.steps
     known = batches.examples is not None or batches.steps is not None or not batches.certain
-    if not known and trainer.topology.num_replicas < rows < size and not trainer._warned:
+    known |= session.short_steps < 2 or trainer._warned
+    if not known and trainer.topology.num_replicas < rows < size:
         trainer._warned = True
         _log.warning(
             "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "

@@ -59,7 +59,7 @@ class Interval:
 
     def fetch(self, summed: Any) -> None:
         """Takes the totals off the device; `summed` adds a vector up over workers."""
-        here = self._totals.full(self.packed)
+        here = self._totals.whole(self.packed)
         here = np.asarray(summed(here.ravel())).reshape(here.shape)
         if self._fetched is not None and self._names == self._totals.names:
             here = here + self._fetched
@@ -86,6 +86,10 @@ class Interval:
     def num_examples(self) -> float:
         """Examples that were seen, after `fetch`."""
         return 0.0 if self._fetched is None else self._totals.num_rows(self._fetched)
+
+    def has_full_batches(self) -> bool:
+        """Whether some replica had its share of a full batch, after `fetch`."""
+        return self._fetched is not None and self._totals.num_full(self._fetched) > 0
 
     def steps_per_sec(self) -> float | None:
         """None while nothing was timed."""

@@ -112,7 +112,7 @@ def _replica_step(
     trainer: TrainerProtocol, step: Callable[[Any], Any], how: Callable[[], Any], skipping: Skipping
 ) -> ReplicaStep:
     trains = step == trainer.train_step
-    return ReplicaStep(
+    made = ReplicaStep(
         step,
         recorder=trainer._recorder,
         how=how,
@@ -121,3 +121,5 @@ def _replica_step(
         metrics=keras_metrics.found_in(vars(trainer)),
         skipping=skipping,
     )
+    made.totals.full = trainer.global_batch_size // trainer.topology.num_replicas // how().accumulate_steps
+    return made

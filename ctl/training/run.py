@@ -288,7 +288,7 @@ class Run:
                 self._writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
             self._wants_stop |= self._session.callbacks.on_metrics(step, self.means, "train")
-        input_pipeline.warn_of_small_batches(self._trainer, self._batches, per_step)
+        input_pipeline.warn_of_small_batches(self._trainer, self._session, self._batches, interval)
         if clear:
             interval.clear()
 

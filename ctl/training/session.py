@@ -56,6 +56,7 @@ class Session:
     lease: Lease | None = None  # of model_dir, on the chief, while it trains
     signals: Signals | None = None  # while it trains
     save_asked: bool = False  # within a run: at the end of this loop
+    short_steps: int = 0  # without a full batch among them
     source: str | None = None  # a line about the data of the newest checkpoint
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
     mode: str = "indexed"  # how its place in the data is found again

@@ -367,6 +367,8 @@ def directory(path: str | None) -> None:
         return
     try:
         paths.probe(paths.path(path), _PROBE_BYTES)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"model_dir {path!r} is a file, or lies in one; expected a directory.") from None
     except OSError as e:
         raise UsageError(
             f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "

@@ -194,7 +194,7 @@ def test_a_failed_save_is_a_warning_and_the_next_one_works(
         manager._saving.wait()
     [said] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     for words in (f"{tmp_path}/c/ckpt-1", "No space left", " are free there",
-                  "Nothing is saved so far", "Training goes on."):  # fmt: skip
+                  "Nothing is saved so far", "Training goes on until its last save"):  # fmt: skip
         assert words in said
     assert re.search(r"It needs \d,\d{3} bytes, ", said)
     manager.save(state(trainer), manifest(trainer, 2))
