@@ -1,7 +1,5 @@
 """Beginners' mistakes in Python: each is one sentence with the cure, before any step."""
 
-import os
-
 import ctl
 import keras
 import numpy as np
@@ -110,13 +108,6 @@ def test_batches_of_another_size_from_a_generator_are_no_missing_batch():
 
     with pytest.raises(ctl.UsageError, match="4 rows at a time.*--global_batch_size=4"):
         Generated(strategy="default", writers=[]).train(1)
-
-
-def test_a_model_dir_that_is_a_file_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    for name in ("file", "file/run"):
-        with pytest.raises(ctl.UsageError, match="is a file, or lies in one; expected a directory"):
-            Small(strategy="default", writers=[], model_dir=os.path.join(tmp_path, name)).train(1)
 
 
 def test_another_rhythm_is_no_other_run(tmp_path, caplog):
