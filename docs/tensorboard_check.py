@@ -3,7 +3,7 @@
     python docs/tensorboard_check.py MODEL_DIR PICTURES_FOLDER
 
 Starts TensorBoard on MODEL_DIR/logs and a headless Chromium, opens Time Series, Scalars, HParams,
-Text and Graphs, waits until the tags, runs, hyperparameters and cards that TensorBoard's server
+Text, Graphs, and Images, Histograms, Audio and PR Curves where there are any, waits until the tags, runs, hyperparameters and cards that TensorBoard's server
 knows are on the page, and saves one PNG per page. Needs the programs `chromium` and
 `chromedriver` (Debian: packages chromium and chromium-driver). Everything stays on this machine.
 """
@@ -109,6 +109,11 @@ def what_pages_show(server: str) -> dict[str, list[str]]:
     texts = data("plugin/text/tags")
     if texts:
         pages["text"] = sorted({tag for tags in texts.values() for tag in tags})
+    for plugin in ("images", "histograms", "audio", "pr_curves"):
+        tagged = data(f"plugin/{plugin}/tags")
+        tags = {tag.removesuffix("/pr_curves") for tags in tagged.values() for tag in tags}
+        if tags:
+            pages[plugin] = sorted(tags)
     if data("plugin/graphs/info"):
         pages["graphs"] = ["train"]
     return pages

@@ -17,7 +17,7 @@ from ctl.metrics.protocol import AudioLogged, CurveLogged, Event, ImageLogged, T
 
 _NUM_THRESHOLDS = 201  # as tf.summary's plugin has by default
 _MOST_WRITTEN = 20  # rows or columns whose cells show their numbers
-_CELL, _LETTER, _LINE = 44, 7, 14  # pixels
+_CELL, _LETTER, _LINE = 88, 13, 28  # pixels
 _LOW, _HIGH = np.array([247, 251, 255]), np.array([8, 48, 107])  # light blue to dark blue
 
 
@@ -135,12 +135,12 @@ def _drawn(values: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> A
     written = max(m, n) <= _MOST_WRITTEN
     texts = [[f"{v:.4g}" for v in row] for row in values.tolist()] if written else []
     widest = max((len(t) for row in [*texts, columns if written else []] for t in row), default=0)
-    cell = max(_CELL, widest * _LETTER + 6) if written else max(2, 600 // max(m, n))
+    cell = max(_CELL, widest * _LETTER + 12) if written else max(2, 600 // max(m, n))
     high = _CELL if written else cell
-    left = (max(map(len, rows)) * _LETTER + 8) if written else 0
-    top = _LINE + 6 if written else 0
+    left = (max(map(len, rows)) * _LETTER + 16) if written else 0
+    top = _LINE + 12 if written else 0
     picture = Image.new("RGB", (left + n * cell, top + m * high), "white")
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default()
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_LETTER * 1.8)
     finite = values[np.isfinite(values)]
     low, size = (finite.min(), np.ptp(finite) or 1.0) if finite.size else (0.0, 1.0)
     for i in range(m):
@@ -154,7 +154,7 @@ def _drawn(values: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> A
                 draw.text((x + cell / 2, y + high / 2), texts[i][j], fill=ink, font=font, anchor="mm")
     if written:
         for i, text in enumerate(rows):
-            draw.text((left - 5, top + (i + 0.5) * high), text, fill="black", font=font, anchor="rm")
+            draw.text((left - 10, top + (i + 0.5) * high), text, fill="black", font=font, anchor="rm")
         for j, text in enumerate(columns):
             draw.text((left + (j + 0.5) * cell, top / 2), text, fill="black", font=font, anchor="mm")
     return picture

@@ -42,7 +42,7 @@ def test_a_matrix_is_a_picture_with_darker_cells_for_larger_numbers(found):
     (width, height, png), plugin = tensor(found, "confusion")
     picture = Image.open(io.BytesIO(png)).convert("L")
     assert plugin == "images" and picture.size == (int(width), int(height))
-    corners = ((85, 40), (40, 85), (40, 40))  # left of and above the numbers in the cells of 0, 1 and 7
+    corners = ((170, 80), (80, 170), (80, 80))  # left of and above the numbers in the cells of 0, 1 and 7
     shades = [picture.getpixel((picture.width - x, picture.height - y)) for x, y in corners]
     assert shades[0] > shades[1] > shades[2]
 
