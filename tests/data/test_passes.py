@@ -133,3 +133,17 @@ def test_steps_end_within_an_epoch():
     trainer = Filtered()
     trainer.train(2)
     assert trainer.step == 2 and trainer._epochs == []
+
+
+def test_epochs_of_each_worker_s_own_data():
+    class Parts(Small):
+        train_data = ctl.Trainer.train_data
+
+        def train_data_fn(self, input_context):
+            return tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
+
+    trainer = Parts(strategy="default", writers=[])
+    trainer.train(epochs=3)
+    assert trainer.step == 3 * PER_EPOCH
+    with pytest.raises(ctl.UsageError, match="whole epochs"):
+        Parts(strategy="default", writers=[]).train(epochs=0.5)
