@@ -21,6 +21,7 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.training.error_translation import of_a_trace, ours
 
 _log = logging.getLogger("ctl")
+TRACED_AGAIN = "The trainable variables have changed: the step is traced again."
 
 
 class StepLoop:
@@ -82,7 +83,7 @@ class StepLoop:
         key = *of_data, self._trained()
         if key not in self._functions:
             if any(known[:4] == of_data for known in self._functions):
-                _log.info("The trainable variables have changed: the step is traced again.")
+                _log.info(TRACED_AGAIN)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
             several = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown

@@ -24,7 +24,8 @@ from ctl.step import update_lock
 from ctl.step.replica_step import ReplicaStep
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.error_translation import ours
+from ctl.training.error_translation import of_a_trace, ours
+from ctl.training.graph_loop import TRACED_AGAIN
 from ctl.training.loop import End, Loop, TrainLoop
 
 _ROUND_SECS = 2.0  # between joins where no mark comes first
@@ -103,13 +104,23 @@ class Watch:
 class ScheduledLoop:
     """Runs a `ReplicaStep` on workers, in calls that a `ClusterCoordinator` gives out.
 
+    `trained` tells which variables are trained, as a tuple.
+
     Attributes:
       per_closure: most steps in one call; None: workers share a round as they can.
       watch: called again and again while workers are busy; True cuts the round short.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: ReplicaStep, *, counter: tf.Variable):
-        self._strategy, self._step, self._counter = strategy, step, counter
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        step: ReplicaStep,
+        *,
+        counter: tf.Variable,
+        trained: Callable[[], tuple] = tuple,
+    ):
+        self._strategy, self._step, self._counter, self._trained = strategy, step, counter, trained
+        self._traced_for: tuple | None = None  # what `trained` said
         self._coordinator = parameter_servers.coordinator(strategy)
         self.num_workers = parameter_servers.num_workers(strategy)
         with strategy.scope():
@@ -162,7 +173,10 @@ class ScheduledLoop:
         return cut_at is not None
 
     def refresh(self) -> None:
-        """Workers keep what they have traced."""
+        """The user's code has run, and may have changed which variables are trained."""
+        if self._traced_for not in (None, self._trained()):
+            _log.info(TRACED_AGAIN)
+            self._function, self._traced_for = tf.function(self._draw), None
 
     def release(self) -> None:
         """Nothing is kept of the batches."""
@@ -183,11 +197,11 @@ class ScheduledLoop:
         try:
             return self._coordinator.schedule(self._function, arguments)
         except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
-            raise ours(e) or e from None
+            raise ours(e) or of_a_trace(e, "one of train_data, for one worker") or e from None
 
     def _draw(self, iterator: Any, most: Any, until: Any) -> Any:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
-        self._graph = tf.compat.v1.get_default_graph()
+        self._graph, self._traced_for = tf.compat.v1.get_default_graph(), self._trained()
         self._replica = self._step.function()
         packed = tf.zeros([1, 2], tf.float64)
         done = tf.constant(0, tf.int64)

@@ -80,7 +80,9 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
         skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
         step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
         if parameter_servers.is_used(trainer.strategy):
-            session.train_loop = ScheduledLoop(trainer.strategy, step, counter=counter)
+            session.train_loop = ScheduledLoop(
+                trainer.strategy, step, counter=counter, trained=lambda: _trainable(trainer)
+            )
         else:
             single = trainer.intervals.steps_per_loop == 1
             session.train_loop = StepLoop(
