@@ -4,8 +4,9 @@
 
 Starts TensorBoard on MODEL_DIR/logs and a headless Chromium, opens Time Series, Scalars, HParams,
 Text, Graphs, and Images, Histograms, Audio and PR Curves where there are any, waits until the tags,
-runs, hyperparameters and cards that TensorBoard's server knows are on the page, and saves one PNG per page. Needs the programs `chromium` and
-`chromedriver` (Debian: packages chromium and chromium-driver). Everything stays on this machine.
+runs, hyperparameters and cards that TensorBoard's server knows are on the page, and saves one PNG
+per page. Needs the programs `chromium` and `chromedriver` (Debian: packages chromium and
+chromium-driver). Everything stays on this machine.
 """
 
 import argparse

@@ -35,10 +35,13 @@ class Task(Small):
 
 
 class Watched(Task):
-    """Tells the parent about loops."""
+    """Tells the parent about loops; after 100 steps the first layer is trained no more."""
 
     def after_loop(self, step, means):
         print(f"joined at {step}", flush=True)
+        layer = self.model.layers[0]
+        if step >= 100 and layer.trainable:
+            layer.trainable, self._frozen_at = False, layer.get_weights()
 
 
 trainer = (Watched if options.pop("watched", False) else Task)(
@@ -50,12 +53,16 @@ resumed = trainer.step
 print(f"ready at {resumed}", flush=True)
 means = trainer.train(None if epochs else steps, epochs=epochs, export=formats)
 counts = trainer.optimizer.iterations if hasattr(trainer.optimizer, "iterations") else None
+frozen = None
+if hasattr(trainer, "_frozen_at"):
+    pairs = zip(trainer._frozen_at, trainer.model.layers[0].get_weights(), strict=True)
+    frozen = all((old == new).all() for old, new in pairs)
 print(json.dumps({
     "step": trainer.step,
     "iterations": None if counts is None else int(plain(counts).numpy()),
     "resumed": resumed,
     "logged": [s for run, s, _ in writer.rows if run == "train"],
     "evaluated": [s for run, s, _ in writer.rows if run == "eval"],
-    "losses": losses(writer), "means": means,
+    "losses": losses(writer), "means": means, "frozen": frozen,
     "examples": trainer._session.examples,
 }))  # fmt: skip

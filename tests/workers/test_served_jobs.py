@@ -94,7 +94,7 @@ def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(s
         job.stop_all()
     assert chief.json["resumed"] == 5 and "joined at 300\n" in chief.output
     assert (chief.json["step"], chief.json["iterations"]) == (300, 300)
-    assert chief.json["examples"] == 300 * 24
+    assert chief.json["examples"] == 300 * 24 and chief.json["frozen"] is True
     for directory in serve_in.values():
         assert not list(directory.iterdir())
     assert (tmp_path / "job0" / "run" / "checkpoints" / "ckpt-300" / "manifest.json").exists()
