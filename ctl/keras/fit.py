@@ -14,6 +14,7 @@ from ctl.data.dataset_traits import made_of
 from ctl.errors import UsageError
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
+from ctl.metrics.console_text import short_number
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
 from ctl.metrics.tensorboard import TensorBoardWriter
@@ -66,6 +67,11 @@ class History:
 
     def note(self, event: Event) -> None:
         pass
+
+    def __repr__(self) -> str:
+        newest = ", ".join(f"{name} {short_number(v[-1])}" for name, v in self.history.items() if v)
+        epochs = f"{len(self.epoch)} epoch{'' if len(self.epoch) == 1 else 's'}"
+        return f"History({epochs}{': ' if newest else ''}{newest})"
 
 
 def fit(
@@ -277,9 +283,11 @@ def _steps_per_loop(model: Any) -> int | str:
 def _writers(
     given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriter]:
+    if verbose not in ("auto", 0, 1, 2):
+        raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
     if given is not None:
         return list(given)
-    writers: list[MetricWriter] = [ConsoleWriter()] if verbose else []
+    writers: list[MetricWriter] = [ConsoleWriter(live=False if verbose == 2 else None)] if verbose else []
     if model_dir:
         writers += [JsonlWriter(f"{model_dir}/metrics.jsonl"), TensorBoardWriter(f"{model_dir}/logs")]
     return writers
