@@ -102,6 +102,7 @@ def fit(
 
     The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches, and
     `batch_size` (32 for arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
+    Returns the `History`. Raises UsageError before any work.
 
     Args:
       callbacks: of `ctl`, such as `ctl.EarlyStopping`; those of Keras are refused, with what to write.
@@ -109,9 +110,8 @@ def fit(
       checkpoints: where states go; by default `model_dir/checkpoints`.
       writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       save_every_steps: steps between checkpoints; None: once an epoch.
-
-    Returns the `History`. Raises UsageError before any work.
     """
+    shown_by = _writers(writers, verbose, model_dir)
     train, split_off = _training_source(x, y, sample_weight, validation_split)
     batch_size = _batch_size(train, batch_size)
     steps = _steps_per_epoch(train, batch_size, steps_per_epoch)
@@ -129,7 +129,7 @@ def fit(
         evaluate_ema=False,  # as Model.fit, see _finished
         checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, save_every_steps),
-        writers=[*_writers(writers, verbose, model_dir), history],
+        writers=[*shown_by, history],
         callbacks=_checked_callbacks(callbacks),
     )
     trainer.train(steps * max(0, epochs - initial_epoch))

@@ -20,18 +20,15 @@ INFO = RunInfo("Mnist", "default", 1, 1, 128, "60,000 examples", "float32", 7, "
 
 @pytest.fixture
 def cell(monkeypatch):
-    """What the cell displays, and what it prints."""
-    displays, printed = pretend_kernel(monkeypatch), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", printed)
-    return displays, printed
+    """What the cell displays; what it prints is pytest's."""
+    return pretend_kernel(monkeypatch)
 
 
-def test_a_cell_has_one_bar_that_changes_and_text_around_it(cell):
-    (displays, printed), clock = cell, Clock()
+def test_a_cell_has_one_bar_that_changes_and_text_around_it(cell, capsys):
+    clock = Clock()
     writer = ConsoleWriter(clock=clock)
     writer.note(Started(0, 500, INFO))
-    assert printed.getvalue().startswith("Mnist\n  strategy ")
-    assert displays[0][-1].splitlines()[0].endswith(" 0/500  compiling…")
+    assert cell[0][-1].splitlines()[0].endswith(" 0/500  compiling…")
     clock.now += 20
     writer.note(Progressed(1))
     clock.now += 1
@@ -42,31 +39,31 @@ def test_a_cell_has_one_bar_that_changes_and_text_around_it(cell):
     clock.now += 1
     writer.note(Progressed(500))
     writer.note(Ended(500, "done", {"time": "0:23"}))
-    assert len(displays) == 1
-    first, second = displays[0][-1].splitlines()
+    assert len(cell) == 1
+    first, second = cell[0][-1].splitlines()
     assert re.fullmatch(r"train ━+ 500/500  [\d.]+ steps/s  0:23  eta 0:00", first)
     assert second == "loss 0.25  ✓ saved step 250"
-    assert re.search(r"runs/1\n.*\neval step 250  loss 0.5\ndone at step 500\n  time  0:23\n$", printed.getvalue())
-    assert "\x1b" not in printed.getvalue() + "".join(displays[0])
-    assert not re.search(r" $", printed.getvalue(), re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Mnist\n  strategy ")
+    assert re.search(r"eval step 250  loss 0.5\ndone at step 500\n  time  0:23\n$", printed)
+    assert "\x1b" not in printed + "".join(cell[0])
+    assert not re.search(r" $", printed, re.MULTILINE)
 
 
 def test_lines_of_the_bar_fit_into_a_cell(cell):
-    displays, _ = cell
     writer = ConsoleWriter(clock=Clock())
     writer.note(Started(0, 500, INFO))
     writer.write(1, {"a_metric_with_a_name_that_is_long" * 5: 0.5})
     writer.note(Ended(1, "done"))
-    assert max(len(line) for line in displays[0][-1].splitlines()) == 110
+    assert max(len(line) for line in cell[0][-1].splitlines()) == 110
 
 
-def test_lines_instead_of_a_bar_and_other_files_than_the_cell_s(cell):
-    displays, printed = cell
+def test_lines_instead_of_a_bar_and_other_files_than_the_cell_s(cell, capsys):
     file = io.StringIO()
     for writer in (ConsoleWriter(live=False, clock=Clock()), ConsoleWriter(file, clock=Clock())):
         writer.note(Started(0, 500, INFO))
         writer.write(1, {"loss": 1.0})
-    assert displays == [] and printed.getvalue() == file.getvalue()
+    assert cell == [] and capsys.readouterr().out == file.getvalue()
     assert file.getvalue().startswith("Mnist\n") and file.getvalue().endswith("step 1/500  loss 1\n")
 
 
@@ -80,7 +77,7 @@ def test_ipython_is_not_imported_to_find_out(monkeypatch):
     assert notebook.shell() is None and "IPython" not in sys.modules
 
 
-def test_a_trainer_in_a_notebook_hides_what_tensorflow_says_of_its_inner_life(cell, monkeypatch):
+def test_a_trainer_in_a_notebook_hides_what_tensorflow_says_of_its_inner_life(cell):
     log = tf.get_logger()
     before = log.level
     try:
@@ -92,5 +89,5 @@ def test_a_trainer_in_a_notebook_hides_what_tensorflow_says_of_its_inner_life(ce
 
 
 def test_run_in_a_notebook_says_what_to_write_instead(cell):
-    with pytest.raises(ctl.UsageError, match=r"notebook. Write trainer = Small\(model_dir=...\), then trainer.train"):
+    with pytest.raises(ctl.UsageError, match=r"Write trainer = Small\(model_dir=...\), then trainer.train"):
         ctl.run(Small)
