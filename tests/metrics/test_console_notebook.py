@@ -37,7 +37,8 @@ def test_a_cell_has_one_bar_that_changes_and_text_around_it(cell, capsys):
     clock.now += 1
     writer.note(Saved(250, "x"))
     clock.now += 1
-    writer.note(Progressed(500))
+    writer.note(Progressed(499))
+    writer.note(Progressed(500))  # within 0.1 s: not drawn
     writer.note(Ended(500, "done", {"time": "0:23"}))
     assert len(cell) == 1
     first, second = cell[0][-1].splitlines()

@@ -9,10 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
+from ctl.checkpoints.tracked_state import weights_of
 from ctl.metrics.protocol import Progressed, Started, Traced
 from ctl.metrics.results import Results
 from fitting import classifier
-from small_models import CLASSES, FEATURES, HIDDEN, PlainModel, Small, every_step
+from small_models import CLASSES, FEATURES, HIDDEN, Small, every_step
 from test_frozen_layers import Freezes
 
 WEIGHTS = FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
@@ -78,17 +80,15 @@ def test_a_compiled_model_has_as_many_parameters_as_keras_says():
 
 
 def test_metrics_within_a_model_of_tf_keras_are_no_parameters():
-    import tf_keras
-
-    class Counts(tf_keras.Sequential):
+    class Counts(tf_keras.Model):
         def __init__(self):
-            super().__init__([tf_keras.layers.Dense(3)])
-            self.seen = tf_keras.metrics.Mean(name="seen")
-            self.build((None, 2))
+            super().__init__()
+            self.dense, self.seen = tf_keras.layers.Dense(3), tf_keras.metrics.Mean(name="seen")
+            self.dense.build((None, 2))
 
-    from ctl.checkpoints.tracked_state import weights_of
-
-    assert sum(v.shape.num_elements() for v in weights_of(Counts())) == 9
+    model = Counts()
+    assert len(model.weights) == 4
+    assert sum(v.shape.num_elements() for v in weights_of(model)) == 9
 
 
 def test_repr_of_a_trainer_says_what_is_known_and_builds_nothing(tmp_path):
