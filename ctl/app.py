@@ -25,7 +25,7 @@ from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
-from ctl.io import directories, exit_hook, log_filter, paths
+from ctl.io import directories, exit_hook, log_filter, notebook, paths
 from ctl.supervision import heartbeat, signals
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
       trainer: a Trainer subclass; called with the Trainer's own arguments and `settings`.
       settings: arguments of the subclass; absl flag holders are replaced by their values. Shown as
         hyperparameters.
+
+    Raises UsageError in a notebook.
     """
+    _check_not_in_notebook(trainer)
     exit_hook.install_exit_hook()
     heartbeat.here.start()
     code: Any = 0
@@ -58,6 +61,15 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     if not isinstance(code, int):
         raise SystemExit(code)
     raise exit_hook.Exit(code)  # a new one: that of absl is part of a reference cycle
+
+
+def _check_not_in_notebook(trainer: Callable[..., Any]) -> None:
+    if notebook.shell() is not None:
+        name = getattr(trainer, "__name__", "Mnist")
+        raise UsageError(
+            "ctl.run(...) is the last line of a program: it reads the command line and ends the process. "
+            f"This is a notebook. Write trainer = {name}(model_dir=...), then trainer.train(1000)."
+        )
 
 
 def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:

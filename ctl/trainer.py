@@ -23,10 +23,11 @@ from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
-from ctl.io import exit_hook
+from ctl.io import exit_hook, log_filter, notebook
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
 from ctl.metrics.protocol import MetricWriter
+from ctl.metrics.results import Results
 from ctl.step import averaging, gather, gradients, moving_averages
 from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
@@ -96,6 +97,8 @@ class Trainer:
         Raises UsageError for a name that is no setting, and for a value that cannot be.
         """
         exit_hook.install_exit_hook()
+        if notebook.shell() is not None:  # there TensorFlow shows INFO
+            log_filter.quiet_logs()
         self.config = config = config_lib.settled(type(self), config, settings)
         validation.parts(checkpoints, writers)
         self.strategy = construction.strategy_of(config)
@@ -120,6 +123,7 @@ class Trainer:
         self._eval_is_known = False
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
+    __repr__ = run_metadata.one_line
 
     def build(self) -> None:
         """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
@@ -188,18 +192,20 @@ class Trainer:
         model_dir as they come, until training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
-            return evaluator.follow(self, preparation.prepared(self))
+            return Results(evaluator.follow(self, preparation.prepared(self)))
         resume.claim(self)
         prepared = preparation.prepared(self)
         with lease.holding(
             self.model_dir if self.topology.is_chief else None, lambda: prepared.saved
         ) as prepared.lease:
-            return run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
+            done = run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
+            return Results(done)
 
     def evaluate(self) -> dict[str, Any]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker; and matrix metrics."""
         session = preparation.prepared(self)
-        return {**evaluation.evaluate_session(self, session), **session.arrays}
+        means = evaluation.evaluate_session(self, session)
+        return Results({**means, **session.arrays})
 
     def predict(self, data: Any = None) -> Any:
         """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
@@ -386,14 +392,4 @@ class Trainer:
         self._recorder.minimize(update, self.gradients)
 
 
-for _name in (
-    "config",
-    "topology",
-    "strategy",
-    "_session",
-    "_recorder",
-    "gradients",
-    "global_batch_size",
-    "seed",
-):
-    setattr(Trainer, _name, construction.MadeByInit(_name))
+construction.name_forgotten_init(Trainer)

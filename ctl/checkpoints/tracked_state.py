@@ -128,14 +128,34 @@ def statistics_of(trainer: object) -> list[tf.Variable]:
     return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
 
 
+def weights_of(thing: Any) -> list[Any]:
+    """What counts as parameters, as in Keras: no optimizers, metrics, nor states of random generators."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in weights_of(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in weights_of(item)]
+    if _updates(thing):
+        return []
+    variables = list(variables_of(thing))
+    if not _is_keras(thing) or is_keras3_variable(thing):
+        return variables
+    weights = {id(plain(v)) for v in getattr(thing, "weights", ())}  # a SeedGenerator has none
+    metrics = {id(plain(v)) for m in getattr(thing, "metrics", ()) for v in variables_of(m)}
+    return [v for v in variables if id(plain(v)) in weights - metrics]
+
+
+def _updates(thing: Any) -> bool:
+    """True for an optimizer or a metric."""
+    return any(hasattr(thing, n) for n in ("apply_gradients", "apply", "update_state", "minimize"))
+
+
 def is_model(thing: Any) -> bool:
     """True for what is called to make predictions: neither an optimizer, a metric nor a variable."""
     if isinstance(thing, (list, tuple)):
         return bool(thing) and all(is_model(t) for t in thing)
     if isinstance(thing, Mapping):
         return bool(thing) and all(is_model(t) for t in thing.values())
-    updates = any(hasattr(thing, n) for n in ("apply_gradients", "apply", "update_state", "minimize"))
-    return not updates and (isinstance(thing, tf.Module) or callable(thing))
+    return not _updates(thing) and (isinstance(thing, tf.Module) or callable(thing))
 
 
 def variables_of(thing: Any) -> Iterable[Any]:

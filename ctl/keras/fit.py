@@ -14,6 +14,7 @@ from ctl.data.dataset_traits import made_of
 from ctl.errors import UsageError
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
+from ctl.metrics.console_text import short_number
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
 from ctl.metrics.tensorboard import TensorBoardWriter
@@ -67,6 +68,11 @@ class History:
     def note(self, event: Event) -> None:
         pass
 
+    def __repr__(self) -> str:
+        newest = ", ".join(f"{name} {short_number(v[-1])}" for name, v in self.history.items() if v)
+        epochs = f"{len(self.epoch)} epoch{'' if len(self.epoch) == 1 else 's'}"
+        return f"History({epochs}{': ' if newest else ''}{newest})"
+
 
 def fit(
     model: Any,
@@ -96,6 +102,7 @@ def fit(
 
     The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches, and
     `batch_size` (32 for arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
+    Returns the `History`. Raises UsageError before any work.
 
     Args:
       callbacks: of `ctl`, such as `ctl.EarlyStopping`; those of Keras are refused, with what to write.
@@ -103,9 +110,8 @@ def fit(
       checkpoints: where states go; by default `model_dir/checkpoints`.
       writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       save_every_steps: steps between checkpoints; None: once an epoch.
-
-    Returns the `History`. Raises UsageError before any work.
     """
+    shown_by = _writers(writers, verbose, model_dir)
     train, split_off = _training_source(x, y, sample_weight, validation_split)
     batch_size = _batch_size(train, batch_size)
     steps = _steps_per_epoch(train, batch_size, steps_per_epoch)
@@ -123,7 +129,7 @@ def fit(
         evaluate_ema=False,  # as Model.fit, see _finished
         checkpoints=checkpoints,
         intervals=_intervals(model, steps, validation_freq if data is not None else 0, save_every_steps),
-        writers=[*_writers(writers, verbose, model_dir), history],
+        writers=[*shown_by, history],
         callbacks=_checked_callbacks(callbacks),
     )
     trainer.train(steps * max(0, epochs - initial_epoch))
@@ -277,9 +283,11 @@ def _steps_per_loop(model: Any) -> int | str:
 def _writers(
     given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriter]:
+    if verbose not in ("auto", 0, 1, 2):
+        raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
     if given is not None:
         return list(given)
-    writers: list[MetricWriter] = [ConsoleWriter()] if verbose else []
+    writers: list[MetricWriter] = [ConsoleWriter(live=False if verbose == 2 else None)] if verbose else []
     if model_dir:
         writers += [JsonlWriter(f"{model_dir}/metrics.jsonl"), TensorBoardWriter(f"{model_dir}/logs")]
     return writers

@@ -1,4 +1,4 @@
-"""What a user sees: a live bar on a terminal, plain lines everywhere else."""
+"""What a user sees: a live bar on a terminal and in a notebook, plain lines everywhere else."""
 
 import os
 import sys
@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
+from ctl.io import notebook
 from ctl.metrics.console_live import LiveConsole
 from ctl.metrics.console_plain import PlainConsole
+from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
 from ctl.metrics.protocol import Event
 
 
 class ConsoleWriter:
     """Shows a run on `file`, by default standard output as it is when the writer is made.
 
-    `live=None` takes the bar if `file` is a terminal that can move its cursor and show UTF-8.
-    NO_COLOR is honoured. Errors of the file, such as BrokenPipeError, are raised.
+    `live=None` takes the bar if `file` is a terminal that can move its cursor and show UTF-8, or the
+    output of a notebook's cell. NO_COLOR is honoured. Errors of the file, such as BrokenPipeError, are
+    raised.
     """
 
     def __init__(
@@ -26,8 +29,12 @@ class ConsoleWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         shown_on = file or sys.stdout
-        live = _can_show_a_bar(shown_on) if live is None else live
-        self._shown = LiveConsole(shown_on, clock) if live else PlainConsole(shown_on, clock)
+        in_cell = shown_on is sys.stdout and notebook.shell() is not None
+        if not (in_cell or _can_show_a_bar(shown_on) if live is None else live):
+            self._shown: LiveConsole | PlainConsole = PlainConsole(shown_on, clock)
+        else:
+            screen = NotebookScreen(shown_on) if in_cell else TerminalScreen(shown_on)
+            self._shown = LiveConsole(screen, clock)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         self._shown.write(step, values, run)

@@ -1,9 +1,9 @@
 """One line per thing that happened, for log files."""
 
-import io
 from collections.abc import Callable, Mapping
 from typing import IO
 
+from ctl.metrics.console_screens import text_lines
 from ctl.metrics.console_text import (
     duration,
     farewell,
@@ -14,10 +14,8 @@ from ctl.metrics.console_text import (
     short_rate,
 )
 from ctl.metrics.pace import Pace
-from ctl.metrics.protocol import Ended, Event, Progressed, Saved, Started
-from rich.console import Console, RenderableType
-
-_HEADER_WIDTH = 200
+from ctl.metrics.protocol import Ended, Event, Progressed, Saved, Started, Traced
+from rich.console import RenderableType
 
 
 class PlainConsole:
@@ -31,6 +29,7 @@ class PlainConsole:
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         if run != "train":
+            self._pace.evaluated()
             self._line(
                 "  ".join(
                     [
@@ -48,7 +47,7 @@ class PlainConsole:
             rates.insert(0, f"{short_rate(self._pace.steps_per_sec)} steps/s")
         words = [f"step {step}" if total is None else f"step {step}/{total}"]
         words += [*metric_words(values), *setting_words(values), *rates]
-        if total is not None:
+        if self._pace.eta_secs is not None:
             words.append(f"eta {duration(self._pace.eta_secs)}")
         self._line("  ".join(words))
 
@@ -59,6 +58,8 @@ class PlainConsole:
             self._pace = Pace(self._clock, event.step, event.total_steps)
             self._ended = False
             self._block(run_header(event))
+        elif isinstance(event, Traced):
+            self._pace.leave_out()
         elif isinstance(event, Saved):
             self._line(f"saved ckpt step {event.step}")
         elif isinstance(event, Ended) and not self._ended:
@@ -66,11 +67,8 @@ class PlainConsole:
             self._block(farewell(event))
 
     def _block(self, block: RenderableType) -> None:
-        text = io.StringIO()
-        console = Console(file=text, width=_HEADER_WIDTH, color_system=None, legacy_windows=False)
-        console.print(block)
-        for line in text.getvalue().splitlines():
-            self._line(line.rstrip())
+        for line in text_lines(block):
+            self._line(line)
 
     def _line(self, line: str) -> None:
         encoding = getattr(self._file, "encoding", None) or "utf-8"

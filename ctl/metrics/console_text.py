@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-_MOST_PARAMETER_ROWS = 20
+_MOST_PARAMETER_ROWS = 8  # TensorBoard's model card has all
 _RATES = {"steps_per_sec": "steps/s", "examples_per_sec": "examples/s"}
 _SETTINGS = {"learning_rate": "lr", "gradient_norm": "grad"}
 
@@ -66,8 +66,9 @@ def setting_words(values: Mapping[str, float]) -> list[str]:
 
 
 def run_header(started: Started) -> Group:
-    """What runs, on what, with which weights."""
-    rows = parameter_rows(started.info.parameters, _MOST_PARAMETER_ROWS)
+    """What runs, on what, with how many parameters; the weights one by one where they are few."""
+    parameters = started.info.parameters
+    rows = parameter_rows(parameters, len(parameters)) if len(parameters) <= _MOST_PARAMETER_ROWS else []
     weights = Table.grid(padding=(0, 2, 0, 0))
     weights.add_column(overflow="fold")
     weights.add_column(overflow="fold")

@@ -42,11 +42,12 @@ class Started:
     total_steps: int | None  # None: until the data ends
     info: RunInfo
     resumed_from: str | None = None  # one line for people, or None on a fresh start
+    compiles: bool = True  # the first loop traces and compiles; False where an earlier run did
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The step's graph exists; comes once per run, after the first loop."""
+    """The step's graph exists; comes after each loop that compiled, before its `Progressed`."""
 
     graph_def: Any  # a `tf.compat.v1.GraphDef`
 

@@ -73,7 +73,19 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
 
 
-class MadeByInit:
+_MADE_BY_INIT = (
+    *("config", "topology", "strategy", "gradients", "global_batch_size", "seed"),
+    *("_session", "_recorder"),
+)
+
+
+def name_forgotten_init(trainer_class: type) -> None:
+    """Subclasses whose `__init__` does not call that of the class get a sentence that says so."""
+    for name in _MADE_BY_INIT:
+        setattr(trainer_class, name, _MadeByInit(name))
+
+
+class _MadeByInit:
     """Stands on the class for an attribute that `__init__` makes, to tell those who forgot to call it."""
 
     def __init__(self, name: str):

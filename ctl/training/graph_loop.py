@@ -50,7 +50,7 @@ class StepLoop:
         self._trained = trained
         self._workers = topology.num_workers
         self._functions: dict = {}
-        self.has_run = False  # the first call also compiles
+        self.has_run = False  # what is traced; else the next call also compiles
         self._replica: Any = None  # the step of one replica, while it is traced
         self._bound: tuple = (None, None)  # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
@@ -78,19 +78,17 @@ class StepLoop:
 
     def trace(self, batches: Batches) -> None:
         """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
-        spec = tf.type_spec_from_value(batches.iterator)
-        of_data = batches.ends_unknown, batches.share_of, batches.even, spec
-        key = *of_data, self._trained()
+        key = self._key(batches)
         if key not in self._functions:
-            if any(known[:4] == of_data for known in self._functions):
+            if any(known[:4] == key[:4] for known in self._functions):
                 _log.info(TRACED_AGAIN)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
             several = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown
-            self._replica = self._step.function(batches.share_of, batches.even)
+            self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
             function = tf.function(self._one if single else several)
             try:
-                self._functions[key] = function.get_concrete_function(spec, *[steps][single:], packed)
+                self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
             except Exception as e:
                 known = ours(e)
                 if known is e:
@@ -102,6 +100,11 @@ class StepLoop:
                     raise
                 raise known from e
         self._bound = batches, self._functions[key]
+
+    def _key(self, batches: Batches) -> tuple:
+        """What a trace depends on."""
+        spec = tf.type_spec_from_value(batches.iterator)
+        return spec, batches.ends_unknown, batches.share_of, batches.even, self._trained()
 
     def names(self, batches: Batches) -> list[str]:
         """What a step returns, from its trace for such batches; nothing is run. For all workers."""
@@ -120,6 +123,9 @@ class StepLoop:
 
     def refresh(self) -> None:
         """The user's code has run, and may have changed which variables are trained."""
+        batches = self._bound[0]
+        if batches is not None and self._key(batches) not in self._functions:
+            self.has_run = False
         self._bound = None, None
 
     def release(self) -> None:

@@ -46,7 +46,8 @@ def train(
     start, started = session.step, time.time()
     run_metadata.write_config(trainer)
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
-    writers.note(Started(start, total, info, run_metadata.resumed_line(session.resumed, total)))
+    resumed_from = run_metadata.resumed_line(session.resumed, total)
+    writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
     session.resumed = None  # said once
     reason, paths = "failed", []
     try:

@@ -1,5 +1,6 @@
 """What a run tells its writers: the header, the resumed line, the summary, the configuration."""
 
+import contextlib
 import json
 import logging
 import os
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from ctl import config
 from ctl.checkpoints.protocol import Manifest
-from ctl.checkpoints.tracked_state import TrackedState, collect
+from ctl.checkpoints.tracked_state import TrackedState, collect, weights_of
 from ctl.data.pipeline import Batches
 from ctl.distribute import parameter_servers, strategies
+from ctl.distribute.keras_objects import plain
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
+from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import RunInfo
 from ctl.training.loop import End
 from ctl.training.trainer_protocol import TrainerProtocol
@@ -59,12 +62,6 @@ def log_dir(trainer: TrainerProtocol) -> str:
 def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) -> RunInfo:
     """What does not change during a run."""
     place = trainer.topology
-    models = [n for n, t in collect(trainer).items() if not hasattr(t, "apply_gradients")]
-    parameters = tuple(
-        (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
-        for name, v in state.variables.items()
-        if name.split("/")[0] in models
-    )
     policy = getattr(trainer.model, "dtype_policy", None)
     served = parameter_servers.is_used(trainer.strategy)
     workers = parameter_servers.num_workers(trainer.strategy) if served else place.num_workers
@@ -78,10 +75,41 @@ def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) ->
         precision=getattr(policy, "name", "float32"),
         seed=trainer.seed,
         model_dir=trainer.model_dir,
-        parameters=parameters,
+        parameters=_parameters(trainer, state),
         config=configuration(trainer),
         hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
     )
+
+
+def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Parameter, ...]:
+    """The weights of the models under the names of checkpoints."""
+    known = {id(plain(v)) for thing in collect(trainer).values() for v in weights_of(thing)}
+    return tuple(
+        (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
+        for name, v in state.variables.items()
+        if id(v) in known
+    )
+
+
+def one_line(trainer: TrainerProtocol) -> str:
+    """`repr` of a trainer: what is known of it now; nothing is built, and nothing is raised."""
+    kind, facts = type(trainer).__name__, []
+    with contextlib.suppress(Exception):
+        session, replicas = trainer._session, trainer.topology.num_replicas
+        step = 0 if session is None else session.step if tf.executing_eagerly() else session.last_step
+        strategy = f"strategy {strategies.word_of(trainer.strategy)}"
+        directory = f"model_dir {trainer.model_dir!r}" if trainer.model_dir else "no model_dir"
+        facts = [
+            f"step {step}",
+            strategy + (f" with {replicas} replicas" if replicas > 1 else ""),
+            directory,
+        ]
+        if session is None:
+            facts.append("not built")
+        else:
+            total = parameter_total(_parameters(trainer, session.state))
+            facts.append(f"{total.num_values:,} parameters")
+    return f"{kind}({', '.join(facts)})"
 
 
 def configuration(trainer: TrainerProtocol) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from fitting import BATCH, CASES, assert_same, classifier, fitted, numbers
+from kernels import pretend_kernel
 
 
 @functools.cache
@@ -218,3 +219,32 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(case):
     make, arguments, how, words = REFUSED[case]
     with pytest.raises(ctl.UsageError, match=words):
         ctl.fit(make(), *arguments, verbose=0, **how)
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_verbose_is_that_of_keras(verbose, monkeypatch, capfd, tmp_path):
+    displays = pretend_kernel(monkeypatch)
+    x, y, _ = numbers()
+    for epochs in (1, 2):
+        ctl.fit(classifier(), x, y, epochs=epochs, verbose=verbose, model_dir=str(tmp_path / "m"))
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert ("done at step" in printed.out) == (verbose > 0)
+    assert ("\nstep " in printed.out) == (verbose == 2)
+    assert len(displays) == (2 if verbose == 1 else 0)
+    assert bool(printed.out) == (verbose > 0)
+
+
+def test_another_verbose_is_refused():
+    with pytest.raises(ctl.UsageError, match="verbose is 'quiet'; expected"):
+        ctl.fit(classifier(), None, verbose="quiet")
+
+
+def test_repr_of_a_history_has_its_newest_numbers():
+    x, y, _ = numbers()
+    history = ctl.fit(classifier(), x, y, epochs=2, validation_data=(x, y), verbose=0)
+    text = repr(history)
+    newest = {name: values[-1] for name, values in history.history.items()}
+    assert text == "History(2 epochs: " + ", ".join(f"{n} {v:.4g}" for n, v in newest.items()) + ")"
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(newest)
+    assert repr(ctl.keras.fit.History()) == "History(0 epochs)"

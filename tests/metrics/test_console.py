@@ -5,7 +5,7 @@ import re
 
 import pytest
 from ctl.metrics.console import ConsoleWriter
-from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started, Traced
 from terminals import ESCAPES, Clock, Terminal
 
 ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")
@@ -106,13 +106,12 @@ def test_a_fresh_start_does_not_speak_of_resuming(clock):
     assert "resumed" not in file.getvalue()
 
 
-def test_a_long_table_of_weights_loses_its_middle_and_says_so(clock):
+@pytest.mark.parametrize(("weights", "rows"), [(8, 8), (9, 0)])
+def test_only_a_few_weights_are_listed(clock, weights, rows):
     writer, file = plain(clock)
-    writer.note(Started(0, 500, info(num_parameters=50)))
-    rows = [line for line in file.getvalue().splitlines() if "layer_" in line or "more" in line]
-    assert len(rows) == 20
-    assert rows[0].split()[0] == "layer_0/kernel" and rows[-1].split()[0] == "layer_49/kernel"
-    assert "... 31 more ..." in rows[10]
+    writer.note(Started(0, 500, info(num_parameters=weights)))
+    assert file.getvalue().count("layer_") == rows
+    assert re.search(r"parameters +[\d,]+, [\d,]+ trainable", file.getvalue())
 
 
 def test_bytes_count_the_width_of_the_dtype(clock):
@@ -132,12 +131,45 @@ def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
     assert file.getvalue().splitlines()[-1] == "step 420/500  loss 1  1 steps/s  eta 1:20"
 
 
+def test_the_loop_that_compiles_has_neither_speed_nor_time_left(clock):
+    writer, file = plain(clock)
+    writer.note(Started(0, 500, info()))
+    clock.now += 50
+    writer.note(Progressed(1))
+    writer.write(1, {"loss": 1.0})
+    assert file.getvalue().splitlines()[-1] == "step 1/500  loss 1"
+    clock.now += 0.01
+    writer.write(2, {"loss": 1.0})
+    assert file.getvalue().splitlines()[-1] == "step 2/500  loss 1  100 steps/s  eta 0:05"
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("compiles", ["the step again", "the first evaluation"])
+def test_what_compiles_later_leaves_the_time_left_as_it_is(live, compiles, clock, wide):
+    file = Terminal()
+    writer = ConsoleWriter(file, live, clock=clock)
+    writer.note(Started(0, 500, info()))
+    for step in range(1, 12):
+        clock.now += 0.1
+        writer.note(Progressed(step))
+    clock.now += 50
+    if compiles == "the step again":
+        writer.note(Traced(None))
+        writer.note(Progressed(12))
+    else:
+        writer.write(11, {"loss": 1.0}, run="eval")
+    clock.now += 0.1
+    writer.write(13, {"loss": 1.0})
+    assert re.search(r"13/500.* eta 0:4[4-9]", seen(file))
+
+
 def test_without_a_known_end_there_is_no_eta(clock):
     writer, file = plain(clock)
     writer.note(Started(0, None, info()))
+    writer.note(Progressed(1))
     clock.now += 1
-    writer.write(5, {"loss": 1.0})
-    assert file.getvalue().splitlines()[-1] == "step 5  loss 1  5 steps/s"
+    writer.write(6, {"loss": 1.0})
+    assert file.getvalue().splitlines()[-1] == "step 6  loss 1  5 steps/s"
     assert "0 to the end of the data" in file.getvalue()
 
 

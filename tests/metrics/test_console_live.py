@@ -153,6 +153,32 @@ def test_progress_is_drawn_at_most_ten_times_a_second(clock, wide):
     assert "1002/10000" in last_bar(file)
 
 
+def test_the_bar_says_that_it_compiles_until_the_first_loop_is_done(clock, wide):
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(400, 500, INFO))
+    assert "400/500  compiling…" in last_bar(file) and "eta" not in last_bar(file)
+    clock.now += 20
+    writer.note(Progressed(400))  # parameter servers: the chief has looked, no step is complete
+    assert "compiling…" in last_bar(file)
+    clock.now += 0.01
+    writer.note(Progressed(401))
+    assert "401/500  0:20  eta -:--" in last_bar(file)
+    clock.now += 0.1
+    writer.note(Progressed(411))
+    assert "411/500  100 steps/s  0:20  eta 0:01" in last_bar(file)
+
+
+@pytest.mark.parametrize("why", ["an earlier run compiled", "failed"])
+def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(why, clock, wide):
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(400, 500, INFO, compiles=why == "failed"))
+    if why == "failed":
+        writer.note(Ended(400, why))
+    assert "compiling" not in last_bar(file)
+
+
 def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
