@@ -67,8 +67,7 @@ class PlainConsole:
             self._block(farewell(event))
 
     def _block(self, block: RenderableType) -> None:
-        for line in text_lines(block):
-            self._line(line)
+        self._line("\n".join(text_lines(block)))
 
     def _line(self, line: str) -> None:
         encoding = getattr(self._file, "encoding", None) or "utf-8"
