@@ -49,7 +49,16 @@ class CallbackRunner:
         """Calls each callback; True if one of them wants to stop. All workers must call it."""
         if not self._callbacks:
             return self.stopped
-        made = [callback.on_metrics(step, values, run) for callback in self._callbacks.values()]
+        return self.carry_out(step, [c.on_metrics(step, values, run) for c in self._callbacks.values()])
+
+    def on_begin(self, step: int, run: str) -> None:
+        """Steps or an evaluation begin; all workers must call it."""
+        found = [c for c in self._callbacks.values() if hasattr(c, "on_begin")]
+        if found:
+            self.carry_out(step, [c.on_begin(step, run) for c in found])
+
+    def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
+        """Does what the chief's callbacks decided; True if the run is to stop. All workers must call it."""
         for decision in self._chiefs(made):
             if decision.stop:
                 self.stopped = True
@@ -58,6 +67,10 @@ class CallbackRunner:
                 self._warn("Step %d: %s.", step, decision.message)
             if decision.learning_rate_factor != 1.0:
                 self._reduce(step, decision.learning_rate_factor, decision.lowest_learning_rate)
+            if decision.learning_rate is not None:
+                optimizer = self._with_a_number("learning_rate=...")
+                if float(plain(optimizer.learning_rate).numpy()) != decision.learning_rate:
+                    optimizer.learning_rate = decision.learning_rate
             if decision.keep_weights:
                 self._remember()
             self._wants_back |= decision.roll_back
@@ -135,17 +148,22 @@ class CallbackRunner:
         return Path(directory) / "best" / "early_stopping.npz" if directory else None
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
-        optimizer = self._trainer.optimizer
-        if not validation.has_a_number(optimizer):
-            raise UsageError(
-                "Decision(learning_rate_factor=...): self.optimizer has a schedule, or no learning rate. "
-                "Give the optimizer a number."
-            )
+        optimizer = self._with_a_number("learning_rate_factor=...")
         old = float(plain(optimizer.learning_rate).numpy())
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new
             self._warn("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
+
+    def _with_a_number(self, asked: str) -> Any:
+        """The optimizer, whose learning rate can be changed; raises UsageError if it cannot."""
+        optimizer = self._trainer.optimizer
+        if not validation.has_a_number(optimizer):
+            raise UsageError(
+                f"Decision({asked}): self.optimizer has a schedule, or no learning rate. Give the "
+                "optimizer a number."
+            )
+        return optimizer
 
     def _export(self, decision: Decision) -> None:
         trainer = self._trainer

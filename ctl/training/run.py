@@ -162,6 +162,7 @@ class Run:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if self._interrupted:
             return step, End.SIGNAL
+        self._begin(step)
         for loop in self._loop.loops(step, self._total, received):
             step = loop.step
             nonfinite = self._found_nonfinite(loop)
@@ -174,7 +175,14 @@ class Run:
             self._save_and_evaluate(step, loop.due)
             if self._interrupted or self._wants_stop:
                 return step, End.SIGNAL if self._interrupted else End.STOPPED
+            if loop.due:
+                self._begin(step)
         return step, End.DONE
+
+    def _begin(self, step: int) -> None:
+        """Tells the callbacks that steps follow, if they do."""
+        if step != self._total:
+            self._session.callbacks.on_begin(step, "train")
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
@@ -243,6 +251,8 @@ class Run:
             return
         self._save(step, owed)
         before = self._session.state.small_values()
+        if "unwatched" not in owed:
+            self._session.callbacks.on_begin(step, "eval")
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
                 self.metrics = evaluation.evaluate_session(self._trainer, self._session)
