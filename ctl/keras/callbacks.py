@@ -15,6 +15,7 @@ from typing import Any
 from ctl.callbacks.protocol import Callback, Decision
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
+from ctl.keras.data import Epochs
 from ctl.keras.own_steps import has_own
 from ctl.keras.trainer import KerasTrainer
 from ctl.training import validation
@@ -38,9 +39,7 @@ class KerasCallbacks:
     """Calls Keras callbacks as `Model.fit` does; a callback of ctl, for one call of `ctl.fit`.
 
     Args:
-      params: of `Model.fit`: verbose, epochs, steps (of an epoch).
-      initial_epoch: number of the first epoch.
-      evaluate_every: epochs between evaluations; 0: none.
+      params: what callbacks are told: verbose, epochs, steps (of an epoch).
 
     Attributes:
       epochs: numbers of those that ended.
@@ -54,16 +53,15 @@ class KerasCallbacks:
         self,
         callbacks: Sequence[Any],
         model: Any,
-        *,
+        plan: Epochs,
         params: Mapping[str, Any],
-        initial_epoch: int,
-        evaluate_every: int,
+        *,
         is_chief: bool,
     ):
         self._given = [c for c in callbacks if is_chief or not _is_of_keras(c, *_WRITES_FILES)]
         self._elsewhere = [] if is_chief else [c for c in callbacks if _is_of_keras(c, "ModelCheckpoint")]
         self._model, self._params = model, dict(params)
-        self._steps, self._first, self._evaluate_every = params["steps"], initial_epoch, evaluate_every
+        self._plan, self._steps = plan, plan.steps
         self._per_batch = any(map(is_of_batches, self._given))
         self._list: Any = None
         self._open: int | None = None  # the epoch that began and has not ended
@@ -88,8 +86,8 @@ class KerasCallbacks:
         if run == "eval":
             self._list.on_test_begin()
             return None
-        epoch = self._first + step // self._steps
-        if epoch != self._open and epoch < self._params["epochs"]:
+        epoch = self._plan.first + step // self._steps
+        if epoch != self._open and epoch < self._plan.end:
             self._open = epoch
             self._list.on_epoch_begin(epoch)
         self._begin_batch(step)
@@ -107,14 +105,14 @@ class KerasCallbacks:
         if step % self._steps:
             return None
         self._begin_train()
-        epoch = self._first + step // self._steps - 1
+        passed = step // self._steps
         if run == "train":
             self._logs = _of_keras(values)
-            if self._evaluate_every and (step // self._steps) % self._evaluate_every == 0:
+            if self._plan.evaluate_every and passed % self._plan.evaluate_every == 0:
                 return None  # its numbers belong to the epoch
         else:
             self._end_test(values)
-        self._end_epoch(epoch)
+        self._end_epoch(self._plan.first + passed - 1)
         return self._decision(step)
 
     def end(self, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool) -> None:
@@ -127,7 +125,7 @@ class KerasCallbacks:
         self._begin_train()
         if self._open is not None:
             self._logs = _of_keras(means)
-            if metrics and (self._open + 1) % self._evaluate_every == 0:
+            if metrics and (self._open + 1 - self._plan.first) % self._plan.evaluate_every == 0:
                 self._list.on_test_begin()
                 self._end_test(metrics)
             self._end_epoch(self._open)

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,41 @@ from ctl.keras.python_batches import Generated, generated_batches, is_generator,
 _EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a generator"
 
 
-def training_source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
+class Epochs(NamedTuple):
+    """Steps of an epoch, the first one's number, the end, epochs between evaluations (0: none)."""
+
+    steps: int
+    first: int
+    end: int
+    evaluate_every: int
+
+
+class Source(NamedTuple):
+    """Arrays or batches, what validation_split takes off, the global batch size, steps of an epoch."""
+
+    data: Any
+    rest: Any
+    batch_size: int
+    steps: int
+
+    @property
+    def is_generator(self) -> bool:
+        return isinstance(self.data, Generated)
+
+
+def training_source(
+    arrays: tuple[Any, Any, Any], split: float, batch_size: int | None, steps_per_epoch: int | None
+) -> Source:
+    """What x, y and sample_weight are; raises UsageError for what cannot be trained on."""
+    x = arrays[0]
+    if is_generator(x) and steps_per_epoch is None:
+        raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
+    data, rest = _source(*arrays, split)
+    size = _batch_size(data, batch_size)
+    return Source(data, rest, size, _steps_of_epoch(data, size, steps_per_epoch))
+
+
+def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     """Batches, or a tuple of arrays; and what a validation split takes off its end, or None."""
     if isinstance(x, tf.data.Dataset) or is_py_dataset(x) or is_generator(x):
         if y is not None or weight is not None or split:
@@ -52,9 +86,9 @@ def _cut(arrays: Any, low: int, high: int) -> Any:
     return tf.nest.map_structure(lambda a: a[low:high], arrays)
 
 
-def batch_size_of_source(source: Any, batch_size: int | None) -> int:
+def _batch_size(source: Any, batch_size: int | None) -> int:
     if not isinstance(source, (tf.data.Dataset, Generated)) and not is_py_dataset(source):
-        return 32 if batch_size is None else whole_number("batch_size", batch_size)
+        return 32 if batch_size is None else positive("batch_size", batch_size)
     if batch_size is not None:
         raise UsageError("x is a dataset of batches; leave batch_size out.")
     if isinstance(source, Generated):
@@ -75,11 +109,9 @@ def batch_size_of_source(source: Any, batch_size: int | None) -> int:
     raise UsageError("x is an empty dataset, or not batched; expected dataset.batch(n).")
 
 
-def steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
+def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
     if given is not None:
-        return whole_number("steps_per_epoch", given)
-    if isinstance(source, Generated):
-        raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
+        return positive("steps_per_epoch", given)
     if is_py_dataset(source):
         if source.num_batches is None:
             raise UsageError(f"x is a {type(source).__name__} without a length; give steps_per_epoch.")
@@ -94,23 +126,24 @@ def steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
     return max(1, count)
 
 
-def whole_number(name: str, value: Any) -> int:
+def positive(name: str, value: Any) -> int:
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
     return int(value)
 
 
-def repeated(source: Any, batch_size: int, *, shuffle: bool, seed: int, epochs: int, steps: int) -> Any:
-    """The data of all epochs, of `steps` batches each."""
-    if isinstance(source, Generated):
-        return source.dataset
-    if is_py_dataset(source):
-        order = seed if shuffle else None
-        return python_batches.training_batches(source, epochs=max(1, epochs), steps=steps, seed=order)
-    if isinstance(source, tf.data.Dataset):
-        endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-        return source if endless else source.repeat()
-    return from_arrays(source, batch_size, shuffle=shuffle, epochs_apart=True)
+def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
+    """The data of all epochs; a `seed` shuffles arrays, and the order of a PyDataset's batches."""
+    data = source.data
+    if isinstance(data, Generated):
+        return data.dataset
+    if is_py_dataset(data):
+        epochs = max(1, plan.end - plan.first)
+        return python_batches.training_batches(data, epochs=epochs, steps=plan.steps, seed=seed)
+    if isinstance(data, tf.data.Dataset):
+        endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
+        return data if endless else data.repeat()
+    return from_arrays(data, source.batch_size, shuffle=seed is not None, epochs_apart=True)
 
 
 def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:

@@ -13,15 +13,7 @@ from ctl.keras.callbacks import (
     is_of_batches,
     sorted_callbacks,
 )
-from ctl.keras.data import (
-    batch_size_of_source,
-    repeated,
-    steps_of_epoch,
-    training_source,
-    validation_source,
-    whole_number,
-)
-from ctl.keras.python_batches import Generated
+from ctl.keras.data import Epochs, positive, repeated, training_source, validation_source
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.jsonl import JsonlWriter
@@ -109,93 +101,80 @@ def fit(
 
     The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
     or a generator. All but arrays hold *global* batches, the same on every worker; `batch_size` (32 for
-    arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
+    arrays) is the global one. Returns the `History`. Raises UsageError before any work.
 
     Args:
-      callbacks: of `ctl`, such as `ctl.EarlyStopping`, or of Keras. Keras's are called on every worker
-        with the same logs; what the chief's decide (stop, learning rate) counts. Those of batches make
-        each step a call of its own.
+      callbacks: of `ctl`, such as `ctl.EarlyStopping`, or of Keras, which every worker calls with the same
+        logs: what the chief's decide counts (stop, learning rate). Those of batches make loops of one step.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints: where states go; by default `model_dir/checkpoints`.
       writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       save_every_steps: steps between checkpoints; None: once an epoch.
-
-    Returns the `History`. Raises UsageError before any work.
     """
     ours, theirs = sorted_callbacks(callbacks, model)
-    source, split_off = training_source(x, y, sample_weight, validation_split)
-    batch_size = batch_size_of_source(source, batch_size)
-    steps = steps_of_epoch(source, batch_size, steps_per_epoch)
-    count = max(0, epochs - initial_epoch)
-    data = split_off if validation_data is None else validation_data
-    every = whole_number("validation_freq", validation_freq) * (data is not None)
-    params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    history = History(model, params)
-    history.starts(steps, initial_epoch, every)
-    if isinstance(source, Generated) and (model_dir or checkpoints):
-        _log.warning(_GENERATOR_RESUMES)
-    per_batch = [type(c).__name__ for c in theirs if is_of_batches(c)]
-    trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
+    source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
+    data = source.rest if validation_data is None else validation_data
+    every = positive("validation_freq", validation_freq) * (data is not None)
+    plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
+    trainer = (BatchCallbackTrainer if any(map(is_of_batches, theirs)) else KerasTrainer)(
         model,
-        train=repeated(source, batch_size, shuffle=shuffle, seed=seed, epochs=count, steps=steps),
+        train=repeated(source, plan, seed if shuffle else None),
         seed=seed,
-        validation=validation_source(data, batch_size, validation_steps),
+        validation=validation_source(data, source.batch_size, validation_steps),
         class_weight=class_weight,
         model_dir=model_dir,
-        global_batch_size=batch_size,
+        global_batch_size=source.batch_size,
         evaluate_ema=False,  # as Model.fit, see _finished
         checkpoints=checkpoints,
-        intervals=_intervals(model, steps, every, save_every_steps, bool(per_batch)),
-        writers=[*_writers(writers, verbose, model_dir), history],
+        intervals=_intervals(model, plan, save_every_steps, any(map(is_of_batches, theirs))),
+        writers=_writers(writers, verbose, model_dir),
         callbacks=ours,
     )
-    caller = _caller_of(theirs, trainer, model, params, initial_epoch, every, per_batch)
-    values = trainer.train(steps * count)
+    if source.is_generator and (model_dir or checkpoints):
+        _log.warning(_GENERATOR_RESUMES)
+    return _trained(trainer, model, plan, theirs, {"verbose": verbose, "epochs": epochs})
+
+
+def _trained(
+    trainer: KerasTrainer, model: Any, plan: Epochs, callbacks: Sequence[Any], params: Mapping[str, Any]
+) -> History:
+    """Trains, and calls the callbacks of Keras."""
+    params = {**params, "steps": plan.steps}
+    history = History(model, params)
+    history.starts(plan.steps, plan.first, plan.evaluate_every)
+    trainer.extra_writers = [history]
+    caller = None
+    if callbacks:
+        caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
+        trainer.callbacks.append(caller)
+    if caller is not None and isinstance(trainer, BatchCallbackTrainer):
+        trainer.keras_callbacks = caller
+        if trainer.topology.is_chief:
+            names = ", ".join(type(c).__name__ for c in callbacks if is_of_batches(c))
+            _log.warning(
+                "%s: called at each batch, so each step is a graph call of its own, which is slower.", names
+            )
+    values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
-    return _ended(trainer, history, caller, values)
+    history.model = trainer.model
+    assert trainer._session is not None
+    if caller is not None:
+        evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
+        means = {n: v for n, v in values.items() if not n.startswith("eval_")}
+        caller.end(means, evaluated, stopped=trainer._session.callbacks.stopped)
+        history.take(caller.epochs, caller.logs)
+    return history
 
 
-def _intervals(
-    model: Any, steps: int, evaluate_every: int, save_every_steps: int | None, per_batch: bool
-) -> Intervals:
-    """Everything once an epoch; `evaluate_every` epochs an evaluation, 0 for never."""
+def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:
+    """Everything once an epoch, but evaluations as planned."""
+    steps = plan.steps
     return Intervals(
         steps_per_loop=_steps_per_loop(model, per_batch),
         log=Every(steps=steps),
         save=Every(steps=steps if save_every_steps is None else save_every_steps),
-        evaluate=Every(steps=steps * evaluate_every),
+        evaluate=Every(steps=steps * plan.evaluate_every),
     )
-
-
-def _caller_of(
-    callbacks: Sequence[Any],
-    trainer: KerasTrainer,
-    model: Any,
-    params: Mapping[str, Any],
-    initial_epoch: int,
-    evaluate_every: int,
-    per_batch: Sequence[str],
-) -> KerasCallbacks | None:
-    """What calls the Keras callbacks of this trainer; None without any."""
-    if not callbacks:
-        return None
-    caller = KerasCallbacks(
-        callbacks,
-        model,
-        params=params,
-        initial_epoch=initial_epoch,
-        evaluate_every=evaluate_every,
-        is_chief=trainer.topology.is_chief,
-    )
-    trainer.callbacks.append(caller)
-    if isinstance(trainer, BatchCallbackTrainer):
-        trainer.keras_callbacks = caller
-        if trainer.topology.is_chief:
-            _log.warning(
-                "%s: called at each batch, so each step is a graph call of its own, which is slower.",
-                ", ".join(per_batch),
-            )
-    return caller
 
 
 def _finished(trainer: KerasTrainer) -> None:
@@ -206,21 +185,6 @@ def _finished(trainer: KerasTrainer) -> None:
         return
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)
-
-
-def _ended(
-    trainer: KerasTrainer, history: History, caller: KerasCallbacks | None, values: Mapping[str, float]
-) -> History:
-    """The history, with what Keras callbacks have added to it."""
-    history.model = trainer.model
-    if caller is None:
-        return history
-    assert trainer._session is not None
-    evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
-    means = {n: v for n, v in values.items() if not n.startswith("eval_")}
-    caller.end(means, evaluated, stopped=trainer._session.callbacks.stopped)
-    history.take(caller.epochs, caller.logs)
-    return history
 
 
 def evaluate(
@@ -236,11 +200,10 @@ def evaluate(
 
     The arguments are those of `Model.evaluate(..., return_dict=True)`.
     """
-    source, _ = training_source(x, y, sample_weight, 0.0)
-    data = validation_source(source, batch_size or 32, steps)
-    batch_size = batch_size_of_source(source, batch_size)
+    source = training_source((x, y, sample_weight), 0.0, batch_size, steps or 1)
+    data = validation_source(x if source.is_generator else source.data, source.batch_size, steps)
     return KerasTrainer(
-        model, train=data, validation=data, global_batch_size=batch_size, writers=[]
+        model, train=data, validation=data, global_batch_size=source.batch_size, writers=[]
     ).evaluate()
 
 

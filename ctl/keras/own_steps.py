@@ -10,7 +10,7 @@ from ctl.errors import UsageError
 
 def has_own(model: Any, method: str) -> bool:
     """Whether the model's class overrides a method of `keras.Model`."""
-    return not getattr(type(model), method).__module__.startswith("keras.")
+    return not getattr(getattr(type(model), method, None), "__module__", "keras.").startswith("keras.")
 
 
 @tf.autograph.experimental.do_not_convert
@@ -72,7 +72,8 @@ def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def build_by_tracing(model: Any, data: Any) -> None:
     """Makes the variables of a model, its metrics and its optimizers: traces the step, and runs nothing."""
-    tf.function(lambda batch: call_own_step(model.train_step, batch, ())).get_concrete_function(data)
+    step = tf.function(lambda batch: call_own_step(model.train_step, batch, ()), autograph=False)
+    step.get_concrete_function(data)
 
 
 def own_optimizers(model: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def training_batches(data: Any, *, epochs: int, steps: int, seed: int | None) ->
             yield from itertools.islice(passes, steps)
             data.on_epoch_end()
 
-    return _dataset(batches, _first_of(data), epochs * steps)
+    return _dataset(batches, _first_of(data), tf.data.INFINITE_CARDINALITY)  # as for other repeated data
 
 
 def validation_batches(data: Any, steps: int | None) -> tf.data.Dataset:
