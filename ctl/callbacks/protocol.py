@@ -17,6 +17,9 @@ without the argument `trainer`:
 Every worker calls every method with the same values; the chief's decisions are carried out on all of
 them. What a method raises ends the run on all workers after a last save. A callback with a JSON-able
 attribute `state` that can be assigned has it saved in checkpoints.
+
+A callback may also have `on_begin(step, run)`, which is called with "train" before the first step and
+where steps go on after a log, an evaluation or a save, and with "eval" before an evaluation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ctl.errors import UsageError
 
-EVENTS = ("on_metrics", "before_training", "after_epoch", "after_evaluation")
+EVENTS = ("on_metrics", "on_begin", "before_training", "after_epoch", "after_evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class Decision:
     Attributes:
       stop: end the run after this step, as a success.
       learning_rate_factor: multiplies the learning rate, which becomes `lowest_learning_rate` at least.
+      learning_rate: the learning rate from now on; None: as it is.
       keep_weights: remember these weights; the model gets the newest remembered ones when the run ends.
       roll_back: restore the newest checkpoint and go on with the data that come next.
       export: formats ("keras", "saved_model", "weights") to write into `directory`, or `model_dir/best`.
@@ -44,6 +48,7 @@ class Decision:
     stop: bool = False
     learning_rate_factor: float = 1.0
     lowest_learning_rate: float = 0.0
+    learning_rate: float | None = None
     keep_weights: bool = False
     roll_back: bool = False
     export: Sequence[str] = ()
@@ -57,6 +62,7 @@ class Decision:
                 "stop": bool(self.stop),
                 "learning_rate_factor": float(self.learning_rate_factor),
                 "lowest_learning_rate": float(self.lowest_learning_rate),
+                "learning_rate": None if self.learning_rate is None else float(self.learning_rate),
                 "keep_weights": bool(self.keep_weights),
                 "roll_back": bool(self.roll_back),
                 "export": (self.export,) if isinstance(self.export, str) else tuple(map(str, self.export)),

@@ -1,17 +1,20 @@
 """`ctl.fit` and `ctl.evaluate`: the calls of `Model.fit` and `Model.evaluate`, under any strategy."""
 
-import math
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.data.arrays import ArrayData, from_arrays
-from ctl.data.dataset_traits import made_of
 from ctl.errors import UsageError
+from ctl.keras.callbacks import (
+    NOT_OF_KERAS,
+    BatchCallbackTrainer,
+    KerasCallbacks,
+    is_of_batches,
+    sorted_callbacks,
+)
+from ctl.keras.data import Epochs, positive, repeated, training_source, validation_source
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.console_text import short_number
@@ -19,16 +22,12 @@ from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
 from ctl.metrics.tensorboard import TensorBoardWriter
 
-_NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
-_COUNTERPARTS = {
-    "BackupAndRestore": "checkpoints=ctl.BackupCheckpoints(backup_dir)",
-    "ModelCheckpoint": "model_dir=..., with checkpoints=ctl.ChiefOnlyCheckpoints(..., keep=ctl.Keep("
-    "best=...)), or callbacks=[ctl.SaveBest(metric, directory=...)]",
-    "EarlyStopping": "callbacks=[ctl.EarlyStopping(metric, patience=...)]",
-    "ReduceLROnPlateau": "callbacks=[ctl.ReduceOnPlateau(metric, factor=..., patience=...)]",
-    "TensorBoard": "model_dir=..., which has the logs for TensorBoard",
-    "CSVLogger": "model_dir=..., which has metrics.jsonl",
-}
+_log = logging.getLogger("ctl")
+_GENERATOR_RESUMES = (
+    "x is a generator, which cannot be rewound: a run that resumes in model_dir skips as many batches as "
+    "it was trained on, so it needs a new generator that yields the same ones. A keras.utils.PyDataset is "
+    "read again by itself."
+)
 
 
 class History:
@@ -62,8 +61,15 @@ class History:
         if not prefix and epoch not in self.epoch:
             self.epoch.append(epoch)
         for name, value in values.items():
-            if name not in _NOT_OF_KERAS:
+            if name.split("/")[0] not in NOT_OF_KERAS:
                 self.history.setdefault(prefix + name, []).append(value)
+
+    def take(self, epochs: Sequence[int], logs: Mapping[str, Sequence[float]]) -> None:
+        """What callbacks saw and added to the numbers: an epoch cut short, learning rates."""
+        self.epoch = [*self.epoch, *(e for e in epochs if e not in self.epoch)]
+        for name, seen in logs.items():
+            if len(seen) > len(self.history.get(name, ())):
+                self.history[name] = list(seen)
 
     def note(self, event: Event) -> None:
         pass
@@ -100,60 +106,92 @@ def fit(
 ) -> History:
     """Trains a compiled Keras 3 model, made in the scope of its strategy; every worker calls it alike.
 
-    The arguments up to `validation_freq` are those of `Model.fit`. Datasets hold *global* batches, and
-    `batch_size` (32 for arrays) is the global one. Arrays are shuffled every epoch; a resumed run goes on.
-    Returns the `History`. Raises UsageError before any work.
+    The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
+    or a generator. All but arrays hold *global* batches, the same on every worker; `batch_size` (32 for
+    arrays) is the global one. Returns the `History`. Raises UsageError before any work.
 
     Args:
-      callbacks: of `ctl`, such as `ctl.EarlyStopping`; those of Keras are refused, with what to write.
+      callbacks: of `ctl`, such as `ctl.EarlyStopping`, or of Keras, which every worker calls with the same
+        logs: what the chief's decide counts (stop, learning rate). Those of batches make loops of one step.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints: where states go; by default `model_dir/checkpoints`.
       writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
       save_every_steps: steps between checkpoints; None: once an epoch.
     """
-    shown_by = _writers(writers, verbose, model_dir)
-    train, split_off = _training_source(x, y, sample_weight, validation_split)
-    batch_size = _batch_size(train, batch_size)
-    steps = _steps_per_epoch(train, batch_size, steps_per_epoch)
-    data = split_off if validation_data is None else validation_data
-    history = History(model, {"verbose": verbose, "epochs": epochs, "steps": steps})
-    history.starts(steps, initial_epoch, _whole("validation_freq", validation_freq))
-    trainer = KerasTrainer(
+    shown_by, (ours, theirs) = _writers(writers, verbose, model_dir), sorted_callbacks(callbacks, model)
+    source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
+    data = source.rest if validation_data is None else validation_data
+    every = positive("validation_freq", validation_freq) * (data is not None)
+    plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
+    trainer = (BatchCallbackTrainer if any(map(is_of_batches, theirs)) else KerasTrainer)(
         model,
-        train=_endless(train, batch_size, shuffle),
+        train=repeated(source, plan, seed if shuffle else None),
         seed=seed,
-        validation=_validation(data, batch_size, validation_steps),
+        validation=validation_source(data, source.batch_size, validation_steps),
         class_weight=class_weight,
         model_dir=model_dir,
-        global_batch_size=batch_size,
+        global_batch_size=source.batch_size,
         evaluate_ema=False,  # as Model.fit, see _finished
         checkpoints=checkpoints,
-        intervals=_intervals(model, steps, validation_freq if data is not None else 0, save_every_steps),
-        writers=[*shown_by, history],
-        callbacks=_checked_callbacks(callbacks),
+        intervals=_intervals(model, plan, save_every_steps, any(map(is_of_batches, theirs))),
+        writers=shown_by,
+        callbacks=ours,
     )
-    trainer.train(steps * max(0, epochs - initial_epoch))
-    return _finished(trainer, history)
+    if source.is_generator and (model_dir or checkpoints):
+        _log.warning(_GENERATOR_RESUMES)
+    return _trained(trainer, model, plan, theirs, {"verbose": verbose, "epochs": epochs})
 
 
-def _intervals(model: Any, steps: int, evaluate_every: int, save_every_steps: int | None) -> Intervals:
-    """Everything once an epoch; `evaluate_every` epochs an evaluation, 0 for never."""
+def _trained(
+    trainer: KerasTrainer, model: Any, plan: Epochs, callbacks: Sequence[Any], params: Mapping[str, Any]
+) -> History:
+    """Trains, and calls the callbacks of Keras."""
+    params = {**params, "steps": plan.steps}
+    history = History(model, params)
+    history.starts(plan.steps, plan.first, plan.evaluate_every)
+    trainer.extra_writers = [history]
+    caller = None
+    if callbacks:
+        caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
+        trainer.callbacks.append(caller)
+    if caller is not None and isinstance(trainer, BatchCallbackTrainer):
+        trainer.keras_callbacks = caller
+        if trainer.topology.is_chief:
+            names = ", ".join(type(c).__name__ for c in callbacks if is_of_batches(c))
+            _log.warning(
+                "%s: called at each batch, so each step is a graph call of its own, which is slower.", names
+            )
+    values = trainer.train(plan.steps * (plan.end - plan.first))
+    _finished(trainer)
+    history.model = trainer.model
+    assert trainer._session is not None
+    if caller is not None:
+        evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
+        means = {n: v for n, v in values.items() if not n.startswith("eval_")}
+        caller.end(means, evaluated, stopped=trainer._session.callbacks.stopped)
+        history.take(caller.epochs, caller.logs)
+    return history
+
+
+def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:
+    """Everything once an epoch, but evaluations as planned."""
+    steps = plan.steps
     return Intervals(
-        steps_per_loop=_steps_per_loop(model),
+        steps_per_loop=_steps_per_loop(model, per_batch),
         log=Every(steps=steps),
         save=Every(steps=steps if save_every_steps is None else save_every_steps),
-        evaluate=Every(steps=steps * evaluate_every),
+        evaluate=Every(steps=steps * plan.evaluate_every),
     )
 
 
-def _finished(trainer: KerasTrainer, history: History) -> History:
-    model = history.model = trainer.model
+def _finished(trainer: KerasTrainer) -> None:
+    """As Keras: averages take the place of the weights, unless the best weights did."""
+    model = trainer.model
     assert trainer._session is not None
-    if trainer._session.callbacks.has_best_weights:  # as Keras: they are restored after the averages
-        return history
+    if trainer._session.callbacks.has_best_weights or model.optimizer is None:
+        return
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)
-    return history
 
 
 def evaluate(
@@ -169,115 +207,17 @@ def evaluate(
 
     The arguments are those of `Model.evaluate(..., return_dict=True)`.
     """
-    source, _ = _training_source(x, y, sample_weight, 0.0)
-    batch_size = _batch_size(source, batch_size)
-    data = _validation(source, batch_size, steps)
+    source = training_source((x, y, sample_weight), 0.0, batch_size, steps or 1)
+    data = validation_source(x if source.is_generator else source.data, source.batch_size, steps)
     return KerasTrainer(
-        model, train=data, validation=data, global_batch_size=batch_size, writers=[]
+        model, train=data, validation=data, global_batch_size=source.batch_size, writers=[]
     ).evaluate()
 
 
-def _checked_callbacks(callbacks: Any) -> list[Callback]:
-    """A list of callbacks of ours; raises UsageError with what to write instead of those of Keras."""
-    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-    names = [type(c).__name__ for c in given if not isinstance(c, Callback)]
-    if names:
-        instead = [f"for {n}: {_COUNTERPARTS[n]}" for n in names if n in _COUNTERPARTS]
-        other = [n for n in names if n not in _COUNTERPARTS]
-        if other:
-            instead.append(f"for {', '.join(other)}: an object with on_metrics(step, values, run)")
-        raise UsageError(f"ctl.fit takes no callbacks of Keras. Write {'; '.join(instead)}.")
-    return list(given)
-
-
-def _training_source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
-    """A dataset, or a tuple of arrays; and what a validation split takes off its end, or None."""
-    if isinstance(x, tf.data.Dataset):
-        if y is not None or weight is not None or split:
-            raise UsageError(
-                "x is a dataset, which has targets and weights itself; y, sample_weight and "
-                "validation_split go with arrays."
-            )
-        return x, None
-    if x is None or not all(hasattr(a, "shape") for a in tf.nest.flatten(x)):
-        raise UsageError(
-            f"x is a {type(x).__name__}; expected arrays or a tf.data.Dataset of batches. For a "
-            "generator write tf.data.Dataset.from_generator(...).batch(n)."
-        )
-    arrays = tuple(a for a in (x, y, weight) if a is not None)
-    if not split:
-        return arrays, None
-    if not 0 < split < 1:
-        raise UsageError(f"validation_split is {split!r}; expected a number from 0 to 1.")
-    count = tf.nest.flatten(arrays)[0].shape[0]
-    at = math.floor(count * (1.0 - split))
-    return _cut(arrays, 0, at), _cut(arrays, at, count)
-
-
-def _cut(arrays: Any, low: int, high: int) -> Any:
-    return tf.nest.map_structure(lambda a: a[low:high], arrays)
-
-
-def _batch_size(source: Any, batch_size: int | None) -> int:
-    if not isinstance(source, tf.data.Dataset):
-        return 32 if batch_size is None else batch_size
-    if batch_size is not None:
-        raise UsageError("x is a dataset of batches; leave batch_size out.")
-    for spec in tf.nest.flatten(source.element_spec):
-        if spec.shape.rank and spec.shape[0] is not None:
-            return int(spec.shape[0])
-    for part in made_of(source):  # to read a batch would disturb the order of a shuffle
-        size = getattr(part, "_batch_size", None)
-        if size is not None and "Batch" in type(part).__name__:
-            return int(size)
-    for batch in source.take(1):
-        first = tf.nest.flatten(batch)[0]
-        if first.shape.rank:
-            return int(tf.shape(first)[0])
-    raise UsageError("x is an empty dataset, or not batched; expected dataset.batch(n).")
-
-
-def _steps_per_epoch(source: Any, batch_size: int, given: int | None) -> int:
-    if given is not None:
-        return _whole("steps_per_epoch", given)
-    if not isinstance(source, tf.data.Dataset):
-        return max(1, math.ceil(tf.nest.flatten(source)[0].shape[0] / batch_size))
-    count = int(source.cardinality())
-    if count == tf.data.INFINITE_CARDINALITY:
-        raise UsageError("x is an endless dataset; give steps_per_epoch.")
-    if count == tf.data.UNKNOWN_CARDINALITY:  # one pass over it tells
-        count = int(source.reduce(np.int64(0), lambda n, *_: n + 1))
-    return max(1, count)
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or value < 1:
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
-    return int(value)
-
-
-def _endless(source: Any, batch_size: int, shuffle: bool) -> Any:
-    if isinstance(source, tf.data.Dataset):
-        endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-        return source if endless else source.repeat()
-    return from_arrays(source, batch_size, shuffle=shuffle, epochs_apart=True)
-
-
-def _validation(data: Any, batch_size: int, steps: int | None) -> Any:
-    if data is None or isinstance(data, ArrayData):
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return data if steps is None else data.take(steps)
-    arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
-    if steps is not None:
-        arrays = _cut(arrays, 0, steps * batch_size)
-    return from_arrays(arrays, batch_size, shuffle=False)
-
-
-def _steps_per_loop(model: Any) -> int | str:
-    """`auto`, unless the model was compiled for a number of steps in one call."""
+def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
+    """`auto`, unless callbacks look at each call, or the model was compiled for some steps in one."""
     asked = getattr(model, "steps_per_execution", 1) or 1
-    return int(asked) if asked > 1 else "auto"
+    return int(asked) if asked > 1 or per_batch else "auto"
 
 
 def _writers(

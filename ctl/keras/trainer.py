@@ -15,6 +15,8 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
+from ctl.keras import own_steps
+from ctl.keras.own_steps import has_own
 from ctl.step import update_lock
 from ctl.step.gradients import Gradients
 from ctl.step.keras_losses import GlobalMeans
@@ -24,10 +26,13 @@ from ctl.trainer import Trainer
 class KerasTrainer(Trainer):
     """Trains a compiled Keras 3 model; `fit` makes one, a binary can hand it to `ctl.run`.
 
+    On one replica a model's own `train_step` and `test_step` are called. Its gradients do not go through
+    `minimize`: nobody checks that they are finite. Numbers that it returns without a metric are averaged.
+
     >>> ctl.KerasTrainer(build_and_compile_model, train=(x, y), strategy="auto").train(1000)
 
     Attributes:
-      history: the model's numbers by epoch, as `Model.fit` returns them; empty before training.
+      optimizers: those that a model with its own `train_step` has besides `model.optimizer`.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class KerasTrainer(Trainer):
         self._warned = True  # of batches smaller than what `average` divides by: Keras divides by rows
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self.metrics: list[Any] = []
+        self.optimizers: dict[str, Any] = {}
 
     def build(self) -> None:
         """The compiled model, its optimizer and its metrics, all with their variables."""
@@ -68,9 +74,14 @@ class KerasTrainer(Trainer):
         self.jit_compile |= self.model.get_compile_config().get("jit_compile") is True
         if self.topology.num_replicas > 1:
             _check_several_replicas(self.model, self.strategy, self.jit_compile)
-        _build_for(self.model, self._first_batch())
-        if self.model._compile_loss is None and not self.model.losses:
-            raise UsageError("the model was compiled without a loss; give compile(loss=...).")
+        if has_own(self.model, "train_step"):
+            own_steps.build_by_tracing(
+                self.model, self._for_own_step(self._first_batch(), self._class_weight)
+            )
+            self.optimizers = own_steps.own_optimizers(self.model)
+        else:
+            _build_for(self.model, self._first_batch())
+        self._check_loss()
         self.optimizer = self.model.optimizer
         self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
         self.metrics = list(self.model.metrics)
@@ -81,7 +92,22 @@ class KerasTrainer(Trainer):
     def eval_data(self, batch_size: int) -> Any:
         return _of(self._data["validation"], batch_size)
 
+    def _check_loss(self) -> None:
+        """Raises UsageError if Keras's own steps have no loss."""
+        if self.model._compile_loss is not None or self.model.losses:
+            return
+        if not has_own(self.model, "train_step"):
+            raise UsageError("the model was compiled without a loss; give compile(loss=...).")
+        if self._data["validation"] is not None and not has_own(self.model, "test_step"):
+            raise UsageError(
+                f"{type(self.model).__name__} has a train_step of its own and was compiled without a loss, "
+                "so it cannot be evaluated. Write a test_step too, or leave the validation data out."
+            )
+
     def train_step(self, batch: Any) -> dict[str, Any]:
+        if has_own(self.model, "train_step"):
+            data = self._for_own_step(batch, self._class_weight)
+            return own_steps.call_own_step(self.model.train_step, data, self.metrics)
         x, y, weight = _unpacked(batch, self._class_weight)
         with tf.GradientTape() as tape, self._global_means(batch) as means:
             predicted = _call(self.model, x, training=True)
@@ -90,11 +116,20 @@ class KerasTrainer(Trainer):
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
+        if has_own(self.model, "test_step"):
+            return own_steps.call_own_step(self.model.test_step, self._for_own_step(batch), self.metrics)
         x, y, weight = _unpacked(batch, None)
         with self._global_means(batch) as means:
             predicted = _call(self.model, x, training=False)
             loss = self._total_loss(means, x, y, predicted, weight, training=False)
         return self._counted(batch, means, x, y, predicted, weight, loss)
+
+    @tf.autograph.experimental.do_not_convert
+    def _for_own_step(self, batch: Any, weight_of: Callable | None = None) -> Any:
+        """The batch as Keras hands it to a `train_step`: inputs alone are in no tuple."""
+        if isinstance(batch, tuple) and len(batch) == 1:
+            batch = batch[0]
+        return batch if weight_of is None else _unpacked(batch, weight_of)
 
     def _global_means(self, batch: Any) -> GlobalMeans:
         return GlobalMeans(num_rows(batch), self.topology.num_replicas, self._recorder.empty)
@@ -153,14 +188,7 @@ def check_model(model: Any) -> None:
             "the model is not compiled. Call model.compile(optimizer=..., loss=...) first, inside the "
             "strategy's scope."
         )
-    for method in ("train_step", "test_step"):
-        if not getattr(type(model), method).__module__.startswith("keras."):
-            raise UsageError(
-                f"{type(model).__name__} has a {method} of its own, which Keras's loop calls and ours "
-                "does not. Write a ctl.Trainer with that train_step: self.average for the mean, "
-                "self.minimize for the update."
-            )
-    if model.optimizer is None:
+    if model.optimizer is None and not has_own(model, "train_step"):
         raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
     if model.run_eagerly:
         raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
@@ -168,6 +196,7 @@ def check_model(model: Any) -> None:
 
 def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
     replicas = strategy.num_replicas_in_sync
+    own_steps.check_one_replica(model, replicas)
     if getattr(model, "_distribute_strategy", strategy) is not strategy:
         raise UsageError(
             "the model was made outside the strategy's scope. Make and compile it under `with "

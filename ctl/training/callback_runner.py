@@ -33,6 +33,7 @@ class CallbackRunner:
     Attributes:
       stopped: a callback asked the run to stop, now or in the run that was resumed.
       failure: what a callback or a hook raised, here or on another worker; the run is to end.
+      failed: the event for which it was called.
     """
 
     def __init__(self, trainer: TrainerProtocol, agreement: HostAllReduce):
@@ -44,6 +45,7 @@ class CallbackRunner:
         self._best_weights: list[np.ndarray] | None = None
         self.stopped = False
         self.failure: Exception | None = None
+        self.failed = ""
         self._wants_back = False
 
     def take_roll_back(self) -> bool:
@@ -51,25 +53,15 @@ class CallbackRunner:
         wants, self._wants_back = self._wants_back, False
         return wants
 
-    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> bool:
-        """Calls each callback; True if one of them wants to stop. All workers must call it."""
-        return self._call("on_metrics", step, (step, values, run))
-
     def wants(self, event: str) -> bool:
         """Whether anybody has a method of this name."""
         return bool(self._events[event])
 
     def tell(self, event: str, step: int, *about: Any, heeded: bool = True) -> bool:
-        """As `on_metrics`, for an event of EVENTS; decisions that are not `heeded` change nothing."""
-        return self._call(event, step, about, heeded=heeded)
+        """Calls each method for an event of EVENTS; True if the run is to stop. All workers must call it.
 
-    def raise_failure(self) -> None:
-        """Raises what a callback or a hook has raised, once."""
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
-
-    def _call(self, event: str, step: int, about: tuple, heeded: bool = True) -> bool:
+        Decisions that are not `heeded` change nothing. What a method raises is kept in `failure`.
+        """
         if not self._events[event] or self.failure is not None:
             return self.stopped or self.failure is not None
         made, error = [], None
@@ -81,12 +73,27 @@ class CallbackRunner:
             if self._agreement.num_workers > 1 and isinstance(e, PEER_ERRORS):
                 raise
             error = e
+        return self._settle(event, step, made, error, heeded)
+
+    def raise_failure(self) -> None:
+        """Raises what a callback or a hook has raised, once."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
+        """Does what the chief decided in `after_loop`; True if the run is to stop. For all workers."""
+        return self._settle("after_loop", step, made, None, True)
+
+    def _settle(
+        self, event: str, step: int, made: Sequence[Any], error: Exception | None, heeded: bool
+    ) -> bool:
         decisions = self._chiefs(event, made, error)
         if heeded:
-            self._carry_out(step, decisions)
+            self._act(step, decisions)
         return self.stopped or self.failure is not None
 
-    def _carry_out(self, step: int, decisions: Sequence[Decision]) -> None:
+    def _act(self, step: int, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             if decision.stop:
                 self.stopped = True
@@ -95,6 +102,10 @@ class CallbackRunner:
                 self._warn("Step %d: %s.", step, decision.message)
             if decision.learning_rate_factor != 1.0:
                 self._reduce(step, decision.learning_rate_factor, decision.lowest_learning_rate)
+            if decision.learning_rate is not None:
+                optimizer = self._with_a_number("learning_rate=...")
+                if float(plain(optimizer.learning_rate).numpy()) != decision.learning_rate:
+                    optimizer.learning_rate = decision.learning_rate
             if decision.keep_weights:
                 self._remember()
             self._wants_back |= decision.roll_back
@@ -109,6 +120,7 @@ class CallbackRunner:
             error = UsageError(
                 f"{event} returned {other!r}; expected a ctl.Decision(...), True to stop, or None."
             )
+        self.failed = event
         if self._agreement.num_workers == 1:
             self.failure = error
             return [] if error else decisions
@@ -176,17 +188,22 @@ class CallbackRunner:
         return Path(directory) / "best" / "early_stopping.npz" if directory else None
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
-        optimizer = self._trainer.optimizer
-        if not validation.has_a_number(optimizer):
-            raise UsageError(
-                "Decision(learning_rate_factor=...): self.optimizer has a schedule, or no learning rate. "
-                "Give the optimizer a number."
-            )
+        optimizer = self._with_a_number("learning_rate_factor=...")
         old = float(plain(optimizer.learning_rate).numpy())
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new
             self._warn("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
+
+    def _with_a_number(self, asked: str) -> Any:
+        """The optimizer, whose learning rate can be changed; raises UsageError if it cannot."""
+        optimizer = self._trainer.optimizer
+        if not validation.has_a_number(optimizer):
+            raise UsageError(
+                f"Decision({asked}): self.optimizer has a schedule, or no learning rate. Give the "
+                "optimizer a number."
+            )
+        return optimizer
 
     def _export(self, decision: Decision) -> None:
         trainer = self._trainer
@@ -221,12 +238,12 @@ def _loaded(path: Path) -> list[np.ndarray] | None:
 def _told(trainer: TrainerProtocol, callbacks: Iterable[Any], event: str) -> list[Callable]:
     """The methods of this name: the trainer's own, then those of callbacks, which are given the trainer."""
     found = []
-    if event != "on_metrics" and callable(getattr(trainer, event, None)):
+    if not event.startswith("on_") and callable(getattr(trainer, event, None)):
         found.append(getattr(trainer, event))
     for callback in callbacks:
         method = getattr(callback, event, None)
         if callable(method):
-            found.append(method if event == "on_metrics" else functools.partial(method, trainer))
+            found.append(method if event.startswith("on_") else functools.partial(method, trainer))
     return found
 
 

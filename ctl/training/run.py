@@ -1,6 +1,5 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -8,16 +7,15 @@ from typing import Any
 
 import numpy as np
 from ctl.callbacks.schedule import Every
-from ctl.checkpoints import saving
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier, parameter_servers
-from ctl.errors import Stopped, UsageError
+from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended, Saved, Started
+from ctl.metrics.protocol import Ended, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import error_translation, evaluation, input_pipeline, resume, run_metadata, validation
+from ctl.training import evaluation, input_pipeline, resume, run_metadata, run_support, validation
 from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
@@ -55,7 +53,11 @@ def train(
         session.callbacks.raise_failure()
         with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
-        with signals.Signals() as received, _watched(trainer, session), _saving(session, writers):
+        with (
+            signals.Signals() as received,
+            run_support.watched(trainer, session),
+            run_support.saving(session, writers),
+        ):
             session.signals = received
             end = run.train(received)
             if end is not End.SIGNAL:
@@ -63,9 +65,9 @@ def train(
         if end is End.DATA_ENDED and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         reason = run_metadata.end_of(end, start, session.step, steps)
-        paths = _export(trainer, session, formats if end is not End.SIGNAL else ())
+        paths = run_support.exported(trainer, session, formats if end is not End.SIGNAL else ())
     except BaseException as e:
-        error = _explained(e, trainer, session)
+        error = run_support.error_to_raise(e, trainer, session)
         reason = f"failed: {type(error).__name__}"
         if error is not e:
             raise error from e
@@ -80,7 +82,7 @@ def train(
         session.manager.succeeded(session.state)
     evaluation.leave_together(session)  # when the chief has closed its writers too
     if end is End.SIGNAL and received.received is not None:
-        raise _stopped(trainer, session.step, received.received)
+        raise run_support.stopped(trainer, session.step, received.received)
     return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
 
 
@@ -89,6 +91,7 @@ class Run:
 
     Attributes:
       means: of the newest log; metrics: of the newest evaluation.
+      rates: (steps, seconds) of each log, training alone.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Run:
         self._loop.asked = self._asked
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
-        self._rates: list[tuple[int, float]] = []  # (steps, seconds) of each log
+        self.rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
@@ -171,7 +174,8 @@ class Run:
                     self._total = data_end if self._total is None else min(self._total, data_end)
         self._finish(step, end, anything_new=step > first)
         if self._failure is not None:
-            _log.error("A hook or a callback failed at step %d; the run ends after a last save.", step)
+            who = "after_loop" if self._loop.failure else self._session.callbacks.failed
+            _log.error("%s failed at step %d; the run ends after a last save.", who, step)
             self._loop.failure, failure = None, self._failure
             self._session.callbacks.failure = None
             raise failure
@@ -179,9 +183,10 @@ class Run:
 
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
-        if self._interrupted:
-            return step, End.SIGNAL
-        for loop in self._loop.loops(step, self._total, received):
+        if not self._interrupted:
+            self._begin(step)
+        loops = self._loop.loops(step, self._total, received) if self._over() is None else ()
+        for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
@@ -193,12 +198,19 @@ class Run:
             if loop.end is not None:
                 self._pending = loop.due & _EVALUATION if loop.end is End.SIGNAL else frozenset()
                 return step, loop.end
-            if self._failure is not None:
-                return step, End.STOPPED
-            self._save_and_evaluate(step, loop.due)
-            if self._interrupted or self._wants_stop or self._failure is not None:
-                return step, End.SIGNAL if self._interrupted else End.STOPPED
-        return step, End.DONE
+            if self._failure is None:
+                self._save_and_evaluate(step, loop.due)
+            if loop.due and self._over() is None:
+                self._begin(step)
+            if self._over() is not None:
+                break
+        return step, self._over() or End.DONE
+
+    def _over(self) -> End | None:
+        """Why the run ends now, before its last step; None if it does not."""
+        if self._interrupted:
+            return End.SIGNAL
+        return End.STOPPED if self._wants_stop or self._failure is not None else None
 
     def _end_pass(self, step: int) -> End | None:
         """The first pass over data of unknown length has ended; None if the run goes on with the others."""
@@ -223,9 +235,12 @@ class Run:
         if "epoch" in due:
             self._end_epoch(step)
         self._save_and_evaluate(step, due)
-        if self._interrupted:
-            return End.SIGNAL
-        return End.STOPPED if self._wants_stop or self._failure is not None else None
+        return self._over()
+
+    def _begin(self, step: int) -> None:
+        """Tells the callbacks that steps follow, if they do."""
+        if step != self._total:
+            self._session.callbacks.tell("on_begin", step, step, "train")
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
@@ -283,12 +298,12 @@ class Run:
             values |= self._rates_used or run_metadata.learning_rates(self._trainer)
             if rate is not None:
                 values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
-                self._rates.append((interval.timed_steps, interval.secs))
+                self.rates.append((interval.timed_steps, interval.secs))
             self._writers.write(step, values, "train")
             for name, array in interval.arrays.items():
                 self._writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
-            self._wants_stop |= self._session.callbacks.on_metrics(step, self.means, "train")
+            self._wants_stop |= self._session.callbacks.tell("on_metrics", step, step, self.means, "train")
         input_pipeline.warn_of_small_batches(self._trainer, self._session, self._batches, interval)
         if clear:
             interval.clear()
@@ -299,32 +314,31 @@ class Run:
             return
         self._save(step, owed)
         before = self._session.state.small_values()
+        heeded, tell = "unwatched" not in owed, self._session.callbacks.tell
+        if heeded and tell("on_begin", step, step, "eval") and self._failure is not None:
+            return  # it is still owed
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
-                heeded = "unwatched" not in owed
                 self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
         except Interrupted:
             self._pending, self._interrupted = owed, True
             return
-        self._evaluated_at = step
         if heeded:
-            self._wants_stop |= self._session.callbacks.on_metrics(step, self.metrics, "eval")
-        self._complete(step, before)
+            self._wants_stop |= tell("on_metrics", step, step, self.metrics, "eval")
+        if self._failure is None:
+            self._evaluated_at = step
+            self._complete(step, before)
 
     def _complete(self, step: int, before: list) -> None:
         """The checkpoint of this step learns about the evaluation; it is written anew if need be."""
         after = self._session.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
-        if self._session.agreement.sum([0.0 if same and self._amended(step) else 1.0])[0]:
+        amend = getattr(self._session.manager, "amend", lambda *_: False)
+        if same and self._trainer.topology.is_chief:  # where the checkpoint can take the numbers in
+            same = amend(step, self.metrics, self._state(frozenset()))
+        if self._session.agreement.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
-
-    def _amended(self, step: int) -> bool:
-        """Whether the checkpoint that was just written could take in the evaluation that followed it."""
-        manager = self._session.manager
-        if not self._trainer.topology.is_chief:
-            return True
-        return hasattr(manager, "amend") and manager.amend(step, self.metrics, self._state(frozenset()))
 
     def _save(self, step: int, owed: frozenset[str] = frozenset()) -> None:
         """Saves once per step; `owed`: what a run that goes on from there does first."""
@@ -345,51 +359,3 @@ class Run:
             "pending": sorted(owed),
             "watchers": self._session.callbacks.state(),
         }
-
-    def steps_per_sec(self) -> float | None:
-        """Over the whole run, training time alone."""
-        secs = np.sum([s for _, s in self._rates])
-        return float(np.sum([n for n, _ in self._rates]) / secs) if secs else None
-
-
-def _watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
-    """Somebody looks whether steps go on; those within a long graph call count."""
-    heartbeat.here.reached(session.step)
-    served = parameter_servers.is_used(trainer.strategy)
-    look = None if served else lambda: int(session.state.step.numpy())
-    return heartbeat.here.watched(trainer.step_timeout_secs, look)
-
-
-def _saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
-    """The manager tidies up before the steps, and has written everything after them."""
-    if session.lease is not None and hasattr(session.manager, "fence"):
-        session.manager.fence(session.lease.check_now)
-
-    def told(step: int, path: str) -> None:
-        session.saved = step
-        writers.note(Saved(step, path))
-
-    return saving.around(session.manager, session.state, told)
-
-
-def _export(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:
-    if session.lease is not None:
-        session.lease.check_now()
-    return trainer.export(*formats) if formats else []
-
-
-def _stopped(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
-    after = "; the same command goes on from there." if trainer.model_dir else "."
-    return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
-
-
-def _explained(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:
-    topology = trainer.topology
-    return error_translation.explained(
-        error,
-        step=session.step,
-        manager=session.manager,
-        batch_size=trainer.global_batch_size,
-        topology=topology,
-        several=topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
-    )

@@ -34,7 +34,7 @@ _log = logging.getLogger("ctl")
 def writers_of(trainer: TrainerProtocol) -> WriterGroup:
     """The given writers, or the default ones; on the chief, or where one says `everywhere = True`."""
     if not trainer.topology.is_chief:
-        given = trainer._writers or ()
+        given = [*(trainer._writers or ()), *trainer.extra_writers]
         return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
     if trainer._writers is not None:
         return WriterGroup([*trainer._writers, *trainer.extra_writers])
@@ -221,9 +221,9 @@ def _learning_rate(optimizer: Any) -> float | None:
 def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, exported: list[str]) -> dict:
     """Label -> value for the last lines a user sees."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    rate = run.steps_per_sec()
-    if rate:
-        summary["speed"] = f"{rate:,.1f} steps/s"
+    timed = sum(s for _, s in run.rates)
+    if timed:
+        summary["speed"] = f"{sum(n for n, _ in run.rates) / timed:,.1f} steps/s"
     shown = run.metrics or run.means
     summary |= {
         f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"

@@ -100,7 +100,8 @@ def test_another_model_is_one_error_with_a_list_and_nothing_is_touched(jobs, run
 def test_a_directory_that_cannot_be_written_is_an_error_before_the_first_step(jobs, tmp_path):  # noqa: F811
     """Promise 23. Permissions would not stop root; a file in the way does."""
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file" / "run", "/proc/run"):
+    places = ((tmp_path / "file" / "run", "is a file, or lies in one"), ("/proc/run", "cannot be written"))
+    for place, words in places:
         done = jobs(place)
-        assert done.code == 2 and "cannot be written" in done.json["error"], done.output
+        assert done.code == 2 and words in done.json["error"], done.output
         assert "began" not in done.json and "step 1" not in done.output

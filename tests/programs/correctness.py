@@ -378,7 +378,8 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
 
 # on two workers not every case again that shows the same of them
 WITH_WORKERS = [name for name in CASES if name not in (
-    "ema_by_hand", "masks", "masks_of_all", "rows_sgd", "rows_lazy_clipped")]  # fmt: skip
+    "ema_by_hand", "masks", "masks_of_all", "rows_sgd", "rows_lazy_clipped", "scaled_tf_keras",
+    "rows_lazy_small_table", "short_by_hand", "short_tokens", "tokens")]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Compiled Keras models of many kinds, trained by `Model.fit` or by `ctl.fit`; as a program, a worker."""
 
+import functools
 import json
 import sys
 
@@ -183,6 +184,37 @@ def fitted(name, strategy=None):
             "epoch": list(history.epoch), "weights": [w.tolist() for w in model.get_weights()]}  # fmt: skip
 
 
+class ChiefDecides(keras.callbacks.Callback):
+    """Its decisions differ between workers: those of `task` 0 are to count."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task, self.seen = task, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 / (1 + epoch + self.task)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append([epoch, logs, float(self.model.optimizer.learning_rate.numpy())])
+        self.model.stop_training = epoch == (1 if self.task == 0 else 0)
+
+
+def agreed(strategy, directory):
+    """What callbacks saw and what became of the model, of a task whose callbacks decide by themselves."""
+    keras.utils.set_random_seed(1)
+    task = strategy.cluster_resolver.task_id if strategy else 0
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = classifier(keras.optimizers.SGD(0.1))
+    callback = ChiefDecides(task)
+    files = [keras.callbacks.CSVLogger(f"{directory}/{task}.csv"),
+             keras.callbacks.ModelCheckpoint(f"{directory}/{task}.keras")]  # fmt: skip
+    fit = functools.partial(ctl.fit, model) if strategy else model.fit
+    history = fit(*plain(), batch_size=BATCH, epochs=4, shuffle=False, verbose=0,
+                  callbacks=[callback, *files])  # fmt: skip
+    return {"seen": callback.seen, "history": history.history, "stop": model.stop_training,
+            "weights": [w.tolist() for w in model.get_weights()]}  # fmt: skip
+
+
 # float16 rounds coarsely, and synchronised normalisation takes E[x²]-E[x]², in float32
 LOOSE = {"half precision": 2e-3, "bfloat16": 1e-2, "normalised": 2e-4}
 
@@ -199,4 +231,7 @@ def assert_same(name, found, expected):
 
 if __name__ == "__main__":
     made = ctl.make_strategy(sys.argv[1])
-    print(json.dumps({name: fitted(name, made) for name in sys.argv[2].split(",")}))
+    found = {name: fitted(name, made) for name in sys.argv[2].split(",")}
+    if sys.argv[3:]:
+        found["agreed"] = agreed(made, sys.argv[3])
+    print(json.dumps(found))

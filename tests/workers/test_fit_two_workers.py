@@ -8,7 +8,7 @@ import numpy as np
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
-from fitting import assert_same, fitted
+from fitting import agreed, assert_same, fitted
 
 from models.data import digits
 
@@ -18,8 +18,24 @@ CASES = ("adam", "average every 5", "weights of examples", "two outputs", "subcl
 
 
 @pytest.fixture(scope="module")
-def workers(run_program):
-    return run_program(2, ["tests/programs/fitting.py", "multi_worker", ",".join(CASES)])
+def written(tmp_path_factory):
+    return tmp_path_factory.mktemp("callbacks")
+
+
+@pytest.fixture(scope="module")
+def workers(run_program, written):
+    return run_program(2, ["tests/programs/fitting.py", "multi_worker", ",".join(CASES), str(written)])
+
+
+def test_what_keras_callbacks_of_the_chief_decide_counts_on_both_workers(workers, written, tmp_path):
+    first, second = (w.json["agreed"] for w in workers)
+    assert first["history"] == second["history"] and first["weights"] == second["weights"]
+    assert first["seen"] == second["seen"] and first["stop"] == second["stop"] is True
+    assert sorted(p.name for p in written.iterdir()) == ["0.csv", "0.keras"]
+    expected = agreed(None, tmp_path)
+    assert [s[0] for s in first["seen"]] == [s[0] for s in expected["seen"]] == [0, 1]
+    for a, b in zip(first["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

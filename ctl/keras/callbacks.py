@@ -1,0 +1,249 @@
+"""Keras callbacks in `ctl.fit`: called on every worker with the same logs; what the chief's decide counts.
+
+    ctl.fit(model, x, y, epochs=9, callbacks=[keras.callbacks.LearningRateScheduler(by_epoch)])
+
+A callback that stops (`self.model.stop_training = True`) or sets `self.model.optimizer.learning_rate` does
+so on all workers. What else it changes, such as weights, it has to change alike on all of them.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctl.callbacks.protocol import Callback, Decision
+from ctl.distribute.keras_objects import plain
+from ctl.errors import UsageError
+from ctl.keras.data import Epochs
+from ctl.keras.own_steps import has_own
+from ctl.keras.trainer import KerasTrainer
+from ctl.training import validation
+
+NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
+_REFUSED = {  # why, and what to write
+    "BackupAndRestore": "its backup lacks the place in the data; write "
+    "checkpoints=ctl.BackupCheckpoints(backup_dir)",
+    "TensorBoard": "it follows Keras's own loop; give model_dir=..., where ctl writes logs for TensorBoard",
+    "SwapEMAWeights": "checkpoints between its swaps would hold the averages as weights; use "
+    "ctl.KerasTrainer, which evaluates and exports with the averages",
+    "ProgbarLogger": "ctl has a console of its own; write verbose=1",
+    "TerminateOnNaN": "leave it out: a run ends with a NonFiniteError at a gradient that is not finite",
+}
+_WRITES_FILES = ("CSVLogger", "RemoteMonitor")
+_OF_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_OF_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
+
+
+class KerasCallbacks:
+    """Calls Keras callbacks as `Model.fit` does; a callback of ctl, for one call of `ctl.fit`.
+
+    Args:
+      params: what callbacks are told: verbose, epochs, steps (of an epoch).
+
+    Attributes:
+      epochs: numbers of those that ended.
+      logs: name -> values that the callbacks saw or added, one for each epoch.
+      stopped_at: the step at which one of them stopped the run, or None.
+    """
+
+    name = "keras_callbacks"
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        model: Any,
+        plan: Epochs,
+        params: Mapping[str, Any],
+        *,
+        is_chief: bool,
+    ):
+        self._given = [c for c in callbacks if is_chief or not _is_of_keras(c, *_WRITES_FILES)]
+        self._elsewhere = [] if is_chief else [c for c in callbacks if _is_of_keras(c, "ModelCheckpoint")]
+        self._model, self._params = model, dict(params)
+        self._plan, self._steps = plan, plan.steps
+        self._per_batch = any(map(is_of_batches, self._given))
+        self._list: Any = None
+        self._open: int | None = None  # the epoch that began and has not ended
+        self._batch = -1  # the step whose batch has begun
+        self._logs: dict[str, float] = {}  # of the epoch, until its evaluation
+        self._newest: dict[str, float] | None = None  # of the last epoch
+        self.epochs: list[int] = []
+        self.logs: dict[str, list[float]] = {}
+        self.stopped_at: int | None = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"logs": self._logs, "stopped_at": self.stopped_at}
+
+    @state.setter
+    def state(self, saved: Mapping[str, Any]) -> None:
+        self._logs, self.stopped_at = dict(saved["logs"]), saved["stopped_at"]
+
+    def on_begin(self, step: int, run: str) -> Decision | None:
+        """Steps or an evaluation begin."""
+        self._begin_train()
+        if run == "eval":
+            self._list.on_test_begin()
+            return None
+        epoch = self._plan.first + step // self._steps
+        if epoch != self._open and epoch < self._plan.end:
+            self._open = epoch
+            self._list.on_epoch_begin(epoch)
+        self._begin_batch(step)
+        return Decision(learning_rate=self._learning_rate())
+
+    def after_batch(self, step: int, means: Mapping[str, float]) -> Decision:
+        """A loop ended at `step`, with the means of the epoch so far; for callbacks of batches."""
+        self._list.on_train_batch_end((step - 1) % self._steps, _of_keras(means))
+        if step % self._steps and not self._model.stop_training:
+            self._begin_batch(step)
+        return self._decision(step)
+
+    def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """The means of an epoch, or of the evaluation after it."""
+        if step % self._steps:
+            return None
+        self._begin_train()
+        passed = step // self._steps
+        if run == "train":
+            self._logs = _of_keras(values)
+            if self._plan.evaluate_every and passed % self._plan.evaluate_every == 0:
+                return None  # its numbers belong to the epoch
+        else:
+            self._end_test(values)
+        self._end_epoch(self._plan.first + passed - 1)
+        return self._decision(step)
+
+    def end(self, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool) -> None:
+        """The run is over; an epoch that was cut short ends with the numbers up to here.
+
+        Args:
+          means, metrics: the newest of the training and of the evaluation, which is {} if there was none.
+          stopped: whether the run was stopped, on all workers.
+        """
+        self._begin_train()
+        if self._open is not None:
+            self._logs = _of_keras(means)
+            if metrics and (self._open + 1 - self._plan.first) % self._plan.evaluate_every == 0:
+                self._list.on_test_begin()
+                self._end_test(metrics)
+            self._end_epoch(self._open)
+        self._model.stop_training = stopped
+        self._list.on_train_end(self._newest)
+        for callback in self._elsewhere:
+            shutil.rmtree(os.path.dirname(callback.filepath), ignore_errors=True)
+
+    def _begin_train(self) -> None:
+        if self._list is not None:
+            return
+        from keras import callbacks as keras_callbacks
+
+        for (
+            callback
+        ) in self._elsewhere:  # all workers save, as variables are summed; the chief's file stays
+            directory = tempfile.mkdtemp(prefix="ctl-callback-")
+            callback.filepath = os.path.join(directory, os.path.basename(str(callback.filepath)))
+        self._history = keras_callbacks.History()  # the last: it sees what others add to the logs
+        self._list = keras_callbacks.CallbackList(
+            [*self._given, self._history], model=self._model, **self._params
+        )
+        self._model.stop_training = False
+        self._list.on_train_begin()
+
+    def _begin_batch(self, step: int) -> None:
+        if self._per_batch and self._batch != step:
+            self._batch = step
+            self._list.on_train_batch_begin(step % self._steps)
+
+    def _end_test(self, values: Mapping[str, float]) -> None:
+        self._list.on_test_end(dict(values))
+        self._logs |= {f"val_{name}": value for name, value in values.items()}
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._list.on_epoch_end(epoch, self._logs)
+        self._open, self._newest, self._logs = None, self._logs, {}
+        self.epochs, self.logs = self._history.epoch, self._history.history
+
+    def _decision(self, step: int) -> Decision:
+        if not self._model.stop_training:
+            return Decision(learning_rate=self._learning_rate())
+        self.stopped_at = step
+        message = "a Keras callback set stop_training"
+        return Decision(stop=True, learning_rate=self._learning_rate(), message=message)
+
+    def _learning_rate(self) -> float | None:
+        optimizer = self._model.optimizer
+        if optimizer is None or not validation.has_a_number(optimizer):
+            return None
+        return float(plain(optimizer.learning_rate).numpy())
+
+
+class BatchCallbackTrainer(KerasTrainer):
+    """A trainer whose Keras callbacks are called at each batch."""
+
+    keras_callbacks: KerasCallbacks | None = None
+
+    def after_loop(self, step: int, means: dict[str, float]) -> bool:
+        assert self.keras_callbacks is not None and self._session is not None
+        decision = self.keras_callbacks.after_batch(step, means)
+        return self._session.callbacks.carry_out(step, [decision])
+
+
+def sorted_callbacks(given: Any, model: Any) -> tuple[list[Callback], list[Any]]:
+    """Those of ctl, and those of Keras; raises UsageError for others, with what to write instead."""
+    ours: list[Callback] = []
+    theirs: list[Any] = []
+    for callback in given if isinstance(given, (list, tuple)) else [given] if given else []:
+        if isinstance(callback, Callback):
+            ours.append(callback)
+        elif _is_of_keras(callback, "Callback"):
+            _check(callback, model)
+            theirs.append(callback)
+        else:
+            raise UsageError(
+                f"callbacks has {callback!r:.80}; expected callbacks of Keras 3, or objects with "
+                "on_metrics(step, values, run)."
+            )
+    return ours, theirs
+
+
+def is_of_batches(callback: Any) -> bool:
+    """Whether a Keras callback has something to do at each batch."""
+    if getattr(callback, "save_freq", None) == "epoch" and _is_of_keras(callback, "ModelCheckpoint"):
+        return False
+    return _overrides(callback, _OF_BATCHES)
+
+
+def _check(callback: Any, model: Any) -> None:
+    name = type(callback).__name__
+    refused = {n: why for n, why in _REFUSED.items() if _is_of_keras(callback, n)}
+    if has_own(model, "train_step"):  # whose gradients nobody checks
+        refused.pop("TerminateOnNaN", None)
+    if refused:
+        raise UsageError(f"ctl.fit does not take {name}: {next(iter(refused.values()))}.")
+    if type(callback).__module__.startswith("ctl.hvd"):
+        raise UsageError(
+            f"ctl.fit does not take {name}, which is for Model.fit on the ranks of Horovod; leave it out."
+        )
+    if _is_of_keras(callback, "CallbackList"):
+        raise UsageError("callbacks is a CallbackList; expected a list of the callbacks themselves.")
+    if _overrides(callback, _OF_TEST_BATCHES):
+        raise UsageError(
+            f"{name} has on_test_batch_begin or on_test_batch_end, and an evaluation runs many batches in "
+            "one graph call. Use on_test_begin and on_test_end, or write a ctl.Trainer with an eval_step."
+        )
+
+
+def _overrides(callback: Any, methods: Sequence[str]) -> bool:
+    return any(not getattr(getattr(callback, m), "_is_default", False) for m in methods)
+
+
+def _is_of_keras(callback: Any, *names: str) -> bool:
+    """Whether a class of Keras 3 with one of these names is among the bases of a callback's."""
+    return any(c.__name__ in names and c.__module__.startswith("keras.") for c in type(callback).__mro__)
+
+
+def _of_keras(values: Mapping[str, float]) -> dict[str, float]:
+    """Without what ctl adds to the numbers of Keras."""
+    return {name: value for name, value in values.items() if name.split("/")[0] not in NOT_OF_KERAS}

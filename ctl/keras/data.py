@@ -1,0 +1,165 @@
+"""What `ctl.fit` and `ctl.evaluate` are given as data: arrays, datasets, PyDatasets and generators."""
+
+import inspect
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from ctl.data.arrays import ArrayData, from_arrays
+from ctl.data.dataset_traits import made_of
+from ctl.errors import UsageError
+from ctl.keras import python_batches
+from ctl.keras.python_batches import Generated, generated_batches, is_generator, is_py_dataset
+
+_EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a generator"
+
+
+class Epochs(NamedTuple):
+    """Steps of an epoch, the first one's number, the end, epochs between evaluations (0: none)."""
+
+    steps: int
+    first: int
+    end: int
+    evaluate_every: int
+
+
+class Source(NamedTuple):
+    """Arrays or batches, what validation_split takes off, the global batch size, steps of an epoch."""
+
+    data: Any
+    rest: Any
+    batch_size: int
+    steps: int
+
+    @property
+    def is_generator(self) -> bool:
+        return isinstance(self.data, Generated)
+
+
+def training_source(
+    arrays: tuple[Any, Any, Any], split: float, batch_size: int | None, steps_per_epoch: int | None
+) -> Source:
+    """What x, y and sample_weight are; raises UsageError for what cannot be trained on."""
+    x = arrays[0]
+    if is_generator(x) and steps_per_epoch is None:
+        raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
+    data, rest = _source(*arrays, split)
+    size = _batch_size(data, batch_size)
+    return Source(data, rest, size, _steps_of_epoch(data, size, steps_per_epoch))
+
+
+def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
+    """Batches, or a tuple of arrays; and what a validation split takes off its end, or None."""
+    if isinstance(x, tf.data.Dataset) or is_py_dataset(x) or is_generator(x):
+        if y is not None or weight is not None or split:
+            raise UsageError(
+                f"x is a {_called(x)}, which has targets and weights itself; y, sample_weight and "
+                "validation_split go with arrays."
+            )
+        return (generated_batches(x) if is_generator(x) else x), None
+    if x is None or not all(hasattr(a, "shape") for a in tf.nest.flatten(x)):
+        raise UsageError(f"x is a {type(x).__name__}; expected {_EXPECTED}.{_hint(x)}")
+    arrays = tuple(a for a in (x, y, weight) if a is not None)
+    if not split:
+        return arrays, None
+    if not 0 < split < 1:
+        raise UsageError(f"validation_split is {split!r}; expected a number from 0 to 1.")
+    count = tf.nest.flatten(arrays)[0].shape[0]
+    at = math.floor(count * (1.0 - split))
+    return _cut(arrays, 0, at), _cut(arrays, at, count)
+
+
+def _called(x: Any) -> str:
+    return "dataset" if isinstance(x, tf.data.Dataset) else type(x).__name__
+
+
+def _hint(x: Any) -> str:
+    if inspect.isgeneratorfunction(x):
+        return f" Call the function: {x.__name__}()."
+    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, (list, tuple, dict, str)):
+        return " A sequence of batches has to be a subclass of keras.utils.PyDataset."
+    return ""
+
+
+def _cut(arrays: Any, low: int, high: int) -> Any:
+    return tf.nest.map_structure(lambda a: a[low:high], arrays)
+
+
+def _batch_size(source: Any, batch_size: int | None) -> int:
+    if not isinstance(source, (tf.data.Dataset, Generated)) and not is_py_dataset(source):
+        return 32 if batch_size is None else positive("batch_size", batch_size)
+    if batch_size is not None:
+        raise UsageError("x is a dataset of batches; leave batch_size out.")
+    if isinstance(source, Generated):
+        return source.rows
+    if is_py_dataset(source):
+        return python_batches.batch_size_of(source)
+    for spec in tf.nest.flatten(source.element_spec):
+        if spec.shape.rank and spec.shape[0] is not None:
+            return int(spec.shape[0])
+    for part in made_of(source):  # to read a batch would disturb the order of a shuffle
+        size = getattr(part, "_batch_size", None)
+        if size is not None and "Batch" in type(part).__name__:
+            return int(size)
+    for batch in source.take(1):
+        first = tf.nest.flatten(batch)[0]
+        if first.shape.rank:
+            return int(tf.shape(first)[0])
+    raise UsageError("x is an empty dataset, or not batched; expected dataset.batch(n).")
+
+
+def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
+    if given is not None:
+        return positive("steps_per_epoch", given)
+    if is_py_dataset(source):
+        if source.num_batches is None:
+            raise UsageError(f"x is a {type(source).__name__} without a length; give steps_per_epoch.")
+        return int(source.num_batches)
+    if not isinstance(source, tf.data.Dataset):
+        return max(1, math.ceil(tf.nest.flatten(source)[0].shape[0] / batch_size))
+    count = int(source.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise UsageError("x is an endless dataset; give steps_per_epoch.")
+    if count == tf.data.UNKNOWN_CARDINALITY:  # one pass over it tells
+        count = int(source.reduce(np.int64(0), lambda n, *_: n + 1))
+    return max(1, count)
+
+
+def positive(name: str, value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or value < 1:
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
+    return int(value)
+
+
+def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
+    """The data of all epochs; a `seed` shuffles arrays, and the order of a PyDataset's batches."""
+    data = source.data
+    if isinstance(data, Generated):
+        return data.dataset
+    if is_py_dataset(data):
+        epochs = max(1, plan.end - plan.first)
+        return python_batches.training_batches(data, epochs=epochs, steps=plan.steps, seed=seed)
+    if isinstance(data, tf.data.Dataset):
+        endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
+        return data if endless else data.repeat()
+    return from_arrays(data, source.batch_size, shuffle=seed is not None, epochs_apart=True)
+
+
+def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
+    """One pass over the examples to evaluate."""
+    if data is None or isinstance(data, ArrayData):
+        return data
+    if is_generator(data) or isinstance(data, Generated):
+        raise UsageError(
+            "the validation data are a generator, which the first evaluation would use up; expected "
+            f"{_EXPECTED.replace(', or a generator', '')}."
+        )
+    if is_py_dataset(data):
+        return python_batches.validation_batches(data, steps)
+    if isinstance(data, tf.data.Dataset):
+        return data if steps is None else data.take(steps)
+    arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
+    if steps is not None:
+        arrays = _cut(arrays, 0, steps * batch_size)
+    return from_arrays(arrays, batch_size, shuffle=False)

@@ -1,0 +1,171 @@
+"""Batches that Python code makes, `keras.utils.PyDataset` and generators, as a `tf.data.Dataset`.
+
+Every worker reads the same global batches, so the code has to give the same ones on each of them.
+"""
+
+import collections
+import itertools
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from ctl.errors import UsageError
+
+_LOOKED_AT = 2  # batches whose shapes tell which axes vary, as Keras does
+
+
+def is_py_dataset(thing: Any) -> bool:
+    """True for a `keras.utils.PyDataset`."""
+    return any(c.__name__ == "PyDataset" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
+
+
+def is_generator(thing: Any) -> bool:
+    return isinstance(thing, Generator)
+
+
+def training_batches(data: Any, *, epochs: int, steps: int, seed: int | None) -> tf.data.Dataset:
+    """`epochs` times `steps` batches of a PyDataset, whose hooks are called as by `Model.fit`.
+
+    A new pass over it begins where the last one ended. With a `seed` each pass has another order of
+    batches, the same on all workers and after a resume; None: in order.
+    """
+
+    def batches() -> Iterator[Any]:
+        passes = _passes(data, seed)
+        data.on_epoch_end()  # before the first epoch too, as in Model.fit
+        for _ in range(epochs):
+            data.on_epoch_begin()
+            yield from itertools.islice(passes, steps)
+            data.on_epoch_end()
+
+    return _dataset(batches, _first_of(data), tf.data.INFINITE_CARDINALITY)  # as for other repeated data
+
+
+def validation_batches(data: Any, steps: int | None) -> tf.data.Dataset:
+    """One pass over a PyDataset in order, or `steps` batches of it."""
+    count = data.num_batches if steps is None else steps
+    if count is None:
+        raise UsageError(
+            f"the validation data, a {type(data).__name__}, have no length; give validation_steps."
+        )
+    if steps is not None and data.num_batches is not None:
+        count = min(steps, data.num_batches)
+
+    def batches() -> Iterator[Any]:
+        data.on_epoch_end()
+        data.on_epoch_begin()
+        yield from _read(data, range(count))
+        data.on_epoch_end()
+
+    return _dataset(batches, _first_of(data), count)
+
+
+class Generated(NamedTuple):
+    """Batches of a generator, and the rows of its first ones at most."""
+
+    dataset: tf.data.Dataset
+    rows: int
+
+
+def generated_batches(generator: Any) -> Generated:
+    """What a generator yields; a second iterator goes on where the first one stopped."""
+    first = list(itertools.islice(generator, _LOOKED_AT))
+    if not first:
+        raise UsageError("x is a generator that yields nothing; expected batches.")
+    rest = itertools.chain(first, generator)
+    seen = [_standard(batch) for batch in first]
+    return Generated(_dataset(lambda: map(_standard, rest), seen, None), _most_rows(seen))
+
+
+def batch_size_of(data: Any) -> int:
+    """Rows of the first batches of a PyDataset at most: its global batch size."""
+    return _most_rows(_first_of(data))
+
+
+def _most_rows(batches: list[Any]) -> int:
+    return max(int(tf.nest.flatten(batch)[0].shape[0]) for batch in batches)
+
+
+def _first_of(data: Any) -> list[Any]:
+    count = _LOOKED_AT if data.num_batches is None else min(_LOOKED_AT, data.num_batches)
+    if not count:
+        raise UsageError(f"{type(data).__name__} has the length 0; expected at least one batch.")
+    return [_standard(data[i]) for i in range(count)]
+
+
+def _passes(data: Any, seed: int | None) -> Iterator[Any]:
+    for number in itertools.count():
+        count = data.num_batches
+        indices: Iterable[int] = itertools.count() if count is None else range(count)
+        if count is not None and seed is not None:
+            indices = np.random.default_rng((seed, number)).permutation(count).tolist()
+        yield from _read(data, indices)
+
+
+def _read(data: Any, indices: Iterable[int]) -> Iterator[Any]:
+    """Batches in the order of `indices`; several at a time where the PyDataset has several workers."""
+    if data.workers <= 1:
+        yield from (_standard(data[i]) for i in indices)
+        return
+    rest = iter(indices)
+    with ThreadPoolExecutor(data.workers) as pool:
+        waiting = collections.deque(
+            pool.submit(data.__getitem__, i) for i in itertools.islice(rest, data.max_queue_size)
+        )
+        while waiting:
+            batch = waiting.popleft().result()
+            waiting.extend(pool.submit(data.__getitem__, i) for i in itertools.islice(rest, 1))
+            yield _standard(batch)
+
+
+def _standard(batch: Any) -> Any:
+    """A batch as arrays in tuples and dictionaries; raises UsageError for what cannot be one."""
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if not isinstance(batch, (tuple, dict)):
+        batch = (batch,)
+    if isinstance(batch, tuple):
+        while batch and batch[-1] is None:
+            batch = batch[:-1]
+        if not 1 <= len(batch) <= 3 or any(part is None for part in batch):
+            raise UsageError(
+                f"x gave a batch of {len(batch)} parts, or with None in it; expected (inputs,), (inputs, "
+                "targets) or (inputs, targets, sample_weights)."
+            )
+        if len(batch) == 1 and isinstance(batch[0], (tuple, list)):
+            raise UsageError(
+                "x gave several inputs without targets in a tuple; expected a dictionary of named inputs."
+            )
+    return _arrays(batch)
+
+
+def _arrays(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _arrays(value) for name, value in part.items()}
+    if isinstance(part, (tuple, list)):
+        return tuple(map(_arrays, part))
+    array = part if tf.is_tensor(part) else np.asarray(part)
+    if array.dtype == object or not array.shape:
+        raise UsageError(
+            f"x gave a batch with {part!r:.60}; expected arrays with an axis for the examples."
+        )
+    return array
+
+
+def _dataset(batches: Any, first: list[Any], count: int | None) -> tf.data.Dataset:
+    """A dataset of what calls of `batches` yield, which looks like `first`; `count` of them, if known."""
+
+    def spec(*arrays: Any) -> tf.TensorSpec:
+        shapes = [a.shape for a in arrays]
+        if len({len(s) for s in shapes}) > 1:
+            raise UsageError(f"x gave batches of shapes {shapes}; expected the same number of axes.")
+        rest = zip(*(s[1:] for s in shapes), strict=True)
+        shape = [None, *(axis[0] if len(set(axis)) == 1 else None for axis in rest)]
+        return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
+
+    made = tf.data.Dataset.from_generator(batches, output_signature=tf.nest.map_structure(spec, *first))
+    if count is not None:
+        made = made.apply(tf.data.experimental.assert_cardinality(count))
+    return made

@@ -1,0 +1,59 @@
+"""What surrounds the steps of a run: who watches them, who writes checkpoints, what errors become."""
+
+import contextlib
+
+from ctl.checkpoints import saving as checkpoint_saving
+from ctl.distribute import parameter_servers
+from ctl.errors import Stopped
+from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import Saved
+from ctl.supervision import heartbeat, signals
+from ctl.training import error_translation
+from ctl.training.session import Session
+from ctl.training.trainer_protocol import TrainerProtocol
+
+
+def watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
+    """Somebody looks whether steps go on; those within a long graph call count."""
+    heartbeat.here.reached(session.step)
+    served = parameter_servers.is_used(trainer.strategy)
+    look = None if served else lambda: int(session.state.step.numpy())
+    return heartbeat.here.watched(trainer.step_timeout_secs, look)
+
+
+def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
+    """The manager tidies up before the steps, and has written everything after them."""
+    if session.lease is not None and hasattr(session.manager, "fence"):
+        session.manager.fence(session.lease.check_now)
+
+    def told(step: int, path: str) -> None:
+        session.saved = step
+        writers.note(Saved(step, path))
+
+    return checkpoint_saving.around(session.manager, session.state, told)
+
+
+def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:
+    """Writes the model at the end of a run, while model_dir is this run's; returns the paths."""
+    if session.lease is not None:
+        session.lease.check_now()
+    return trainer.export(*formats) if formats else []
+
+
+def stopped(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
+    """What a run ends with after a signal."""
+    after = "; the same command goes on from there." if trainer.model_dir else "."
+    return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
+
+
+def error_to_raise(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:
+    """The error to raise for `error`, which ended a run; often the same."""
+    topology = trainer.topology
+    return error_translation.explained(
+        error,
+        step=session.step,
+        manager=session.manager,
+        batch_size=trainer.global_batch_size,
+        topology=topology,
+        several=topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
+    )
