@@ -15,6 +15,7 @@ from ctl.data.batches import Batches, Passes
 from ctl.errors import UsageError
 
 UNKNOWN = math.inf  # `steps_per_epoch`, until the first pass has ended
+COUNT_AGAIN = -1  # as batches of a pass: an earlier run has counted batches of another size
 
 
 def whole_passes(epochs: float | None) -> int:
@@ -42,10 +43,11 @@ def open_passes(
 
     Args:
       opened: (dataset, batches to skip) -> Batches.
-      known: batches of a pass, if an earlier run has found out.
+      known: batches of a pass, if an earlier run has found out; or COUNT_AGAIN.
     """
+    if known == COUNT_AGAIN or (known is not None and skipped >= known and number > 1):
+        known = _length(source)  # shuffles go on as if this run had seen that pass
     if known is not None and skipped >= known and number > 1:
-        source.reduce(np.int64(0), lambda n, *_: n + 1)  # shuffles go on as if this run had seen that pass
         return _rest(source, opened, number, skipped - known, known)
 
     def ended(steps: int) -> Batches:
@@ -59,6 +61,10 @@ def open_passes(
     return dataclasses.replace(
         first, steps_per_epoch=known or UNKNOWN, passes=Passes(ended, total, last=number == 1)
     )
+
+
+def _length(source: tf.data.Dataset) -> int:
+    return int(source.reduce(np.int64(0), lambda n, *_: n + 1))
 
 
 def _rest(source: Any, opened: Callable, number: int, skipped: int, length: int) -> Batches:

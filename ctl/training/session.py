@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.tracked_state import TrackedState
+from ctl.data.passes import COUNT_AGAIN
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import communication
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -67,8 +68,9 @@ class Session:
         self.resumed, self.loop_state, self.metrics = manifest, manifest.state, manifest.metrics
         self.at = self.saved = manifest.step
         self.examples = int(manifest.data.get("examples", manifest.step * global_batch_size))
-        if manifest.world.get("global_batch_size") == global_batch_size:
-            self.pass_batches = manifest.data.get("pass_batches")
+        self.pass_batches = manifest.data.get("pass_batches")
+        if self.pass_batches and manifest.world.get("global_batch_size") != global_batch_size:
+            self.pass_batches = COUNT_AGAIN
         self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
 
     @property

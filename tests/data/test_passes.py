@@ -89,6 +89,27 @@ def test_the_length_is_known_from_the_second_epoch_on(tmp_path):
     assert (started.step, started.total_steps) == (8, 12)
 
 
+def test_another_batch_size_has_another_length(tmp_path):
+    where = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
+
+    class Stopping(Filtered):
+        def after_loop(self, step, means):
+            return step == PER_EPOCH + 1
+
+    Stopping(**where).train(epochs=3)
+    again = Filtered(global_batch_size=BATCH // 2, allow_config_change=True, **where)
+    again.train(epochs=3)
+    assert again.step == PER_EPOCH + 1 + 3 * 2 * PER_EPOCH - 2 * (PER_EPOCH + 1)
+
+
+def test_marks_by_steps_come_once_where_an_epoch_ends():
+    writer = ctl.MemoryWriter()
+    trainer = Filtered(intervals=every_step(log=ctl.Every(steps=PER_EPOCH)))
+    trainer._writers = [writer]
+    trainer.train(epochs=2)
+    assert [step for _, step, _ in writer.rows] == [PER_EPOCH, 2 * PER_EPOCH]
+
+
 def test_random_numbers_of_a_pass_are_those_of_a_resumed_run(tmp_path):
     class Noisy(Filtered):
         def source(self, batch_size):

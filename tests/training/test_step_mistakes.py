@@ -127,3 +127,13 @@ def test_only_batches_that_are_never_full_are_warned_of(count, size, warned, cap
 
     Uncounted(strategy="default", writers=[], intervals=every_step(steps_per_loop=1)).train(4)
     assert ("examples on average, global_batch_size is 24" in caplog.text) == warned
+
+
+def test_a_single_short_batch_is_not_warned_of(caplog):
+    class Few(Small):
+        def train_data(self, batch_size):
+            data = tf.data.Dataset.from_tensor_slices(examples()).take(6)
+            return data.filter(lambda x, y: y >= 0).batch(batch_size)
+
+    Few(strategy="default", writers=[], intervals=every_step()).train()
+    assert "on average" not in caplog.text
