@@ -87,11 +87,24 @@ def test_callbacks_have_the_same_events_and_are_given_the_trainer():
     trainer = Counting(intervals=EVERY_2, callbacks=[noting])
     trainer.train(9)
     assert noting.told == (("before", 0), (2, "Counts")) and trainer.step == 2
-    trainer.evaluate()  # outside a run, where a decision has nothing to change
-    assert noting.told[-1] == (2, "Counts")
 
 
-@pytest.mark.parametrize("event", ["before_training", "after_epoch", "after_evaluation", "on_metrics"])
+def test_decisions_count_at_marks_only():
+    """A longer run would not have evaluated at its end, nor is an evaluation outside a run a part of it."""
+
+    class Halving(Counting):
+        def after_evaluation(self, step, means, metrics):
+            return ctl.Decision(learning_rate_factor=0.5)
+
+    trainer = Halving(intervals=EVERY_2)
+    trainer.train(5)
+    trainer.evaluate()
+    assert float(trainer.optimizer.learning_rate.numpy()) == pytest.approx(0.1 / 4)
+
+
+@pytest.mark.parametrize("event", [
+    "before_training", "after_epoch", "after_evaluation", "on_metrics", "on_begin",
+])  # fmt: skip
 def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
     class Failing:
         def fail(self, *_):
@@ -103,7 +116,8 @@ def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
     trainer = Counting(callbacks=[failing], **where)
     with pytest.raises(ZeroDivisionError, match=event):
         trainer.train(6)
-    step = {"before_training": 0, "after_epoch": 4, "after_evaluation": 2, "on_metrics": 1}[event]
+    assert ("evaluation", 4) not in [told[:2] for told in trainer._told]
+    step = {"after_epoch": 4, "after_evaluation": 2, "on_metrics": 1}.get(event, 0)
     assert trainer.step == step
     if step:
         assert f"{event} failed at step {step}; the run ends after a last save" in caplog.text
@@ -112,6 +126,8 @@ def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
     assert again.step == step
     for a, b in zip(weights(again), weights(trainer), strict=True):
         np.testing.assert_array_equal(a, b)
+    again.train(3)
+    assert (("evaluation", 2) in [told[:2] for told in again._told]) == (step < 3), "it is owed"
 
 
 def test_what_an_evaluation_hook_raises_outside_a_run_is_raised():
