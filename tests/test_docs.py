@@ -202,13 +202,6 @@ def test_every_fault_in_reliability_has_test_files_that_exist():
         assert named and set(named) <= files, fault
 
 
-def test_the_class_in_the_readme_is_the_one_in_the_model():
-    [(_, shown)] = blocks(ROOT / "README.md", "python", "no-run")
-    model = (ROOT / "models/mnist.py").read_text(encoding="utf-8")
-    begin, end = model.index("class Mnist"), model.index('\n\n\nif __name__ == "__main__"')
-    assert shown.strip() == model[begin:end].strip()
-
-
 def test_the_tree_for_contributors_is_the_repository():
     found = blocks(ROOT / "CONTRIBUTING.md", "text")
     tree = next(text for _, text in found if text.startswith("ctl/"))
