@@ -102,6 +102,11 @@ class MemoryCallback:
         return None
 
 
+def is_callback(thing: Any) -> bool:
+    """Whether an object has a method for one of EVENTS, and is none of Keras, whose methods are others."""
+    return any(callable(getattr(thing, n, None)) for n in EVENTS) and not hasattr(thing, "set_model")
+
+
 def name_in_checkpoints(callback: Any) -> str:
     """What its state is called in a checkpoint: `name`, or the name of its class."""
     return str(getattr(callback, "name", type(callback).__name__))

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctl.callbacks.protocol import Callback, Decision
+from ctl.callbacks.protocol import Callback, Decision, is_callback
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
 from ctl.keras.data import Epochs
@@ -139,9 +139,7 @@ class KerasCallbacks:
             return
         from keras import callbacks as keras_callbacks
 
-        for (
-            callback
-        ) in self._elsewhere:  # all workers save, as variables are summed; the chief's file stays
+        for callback in self._elsewhere:  # all save, as variables are summed; the chief's file stays
             directory = tempfile.mkdtemp(prefix="ctl-callback-")
             callback.filepath = os.path.join(directory, os.path.basename(str(callback.filepath)))
         self._history = keras_callbacks.History()  # the last: it sees what others add to the logs
@@ -195,7 +193,7 @@ def sorted_callbacks(given: Any, model: Any) -> tuple[list[Callback], list[Any]]
     ours: list[Callback] = []
     theirs: list[Any] = []
     for callback in given if isinstance(given, (list, tuple)) else [given] if given else []:
-        if isinstance(callback, Callback):
+        if is_callback(callback):
             ours.append(callback)
         elif _is_of_keras(callback, "Callback"):
             _check(callback, model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.callbacks.best_value import BestValue
-from ctl.callbacks.protocol import EVENTS
+from ctl.callbacks.protocol import EVENTS, is_callback
 from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
 from ctl.callbacks.save_best import SaveBest
 from ctl.callbacks.schedule import AT_THE_END, Every
@@ -166,7 +166,7 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
                 f"callbacks[{i}] is a {type(callback).__name__} of Keras, which is for ctl.fit. A "
                 "ctl.Trainer takes ctl.EarlyStopping(...) and others, see ctl.Callback."
             )
-        if not any(callable(getattr(callback, name, None)) for name in EVENTS):
+        if not is_callback(callback):
             raise UsageError(
                 f"callbacks[{i}] is {callback!r}; expected an object with on_metrics(step, values, run), "
                 f"or one of {', '.join(EVENTS[1:])}, e.g. ctl.EarlyStopping('loss', patience=3)."

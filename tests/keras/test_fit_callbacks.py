@@ -179,3 +179,16 @@ def test_callbacks_that_cannot_work_are_refused_with_what_to_write(case):
     with pytest.raises(ctl.UsageError, match=words):
         ctl.fit(model, x, y, verbose=0, callbacks=[make()])
     assert not int(model.optimizer.iterations.numpy())
+
+
+def test_a_callback_of_ctl_needs_no_metrics():
+    class Epochs:
+        ended = ()
+
+        def after_epoch(self, trainer, epoch, step, means):
+            self.ended += (epoch,)
+
+    x, y, _ = numbers()
+    epochs = Epochs()
+    ctl.fit(classifier(), x, y, BATCH, 2, verbose=0, callbacks=[epochs])
+    assert epochs.ended == (1, 2)
