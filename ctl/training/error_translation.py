@@ -87,6 +87,11 @@ _VARIABLES = (
     "The step makes variables: a tf.Variable, a layer, an optimizer or a metric. Make them in build(), as "
     "attributes of self, and use them in the step."
 )
+_NEW_TO_OPTIMIZER = (
+    "The optimizer was built without a variable that is trained now, such as one of a frozen layer. "
+    "Build it for all of them in build(), before you freeze any: "
+    "self.optimizer.build(self.model.trainable_variables)."
+)
 _CURES = (
     (("has no attribute 'numpy'",), _NO_VALUES),
     (("Cannot convert a symbolic",), _NO_VALUES),
@@ -100,6 +105,8 @@ _CURES = (
         "float64: write array.astype('float32') in train_data or eval_data, or tf.cast(value, "
         "tf.float32) in the step. The batch is {batch}.",
     ),
+    (("Unknown variable", "built with"), _NEW_TO_OPTIMIZER),
+    (("cannot recognize variable",), _NEW_TO_OPTIMIZER),
     (
         ("Iterating over a symbolic",),
         "The step takes a tensor apart as if it were several. The batch is {batch}: does it have the parts "

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import every_step
+from small_models import Small, every_step
 
 BATCH, STEPS = 8, 6
 
@@ -103,3 +103,28 @@ def test_a_checkpoint_of_a_frozen_layer_is_restored_into_the_same_layer(tmp_path
     assert second.step == STEPS
     for a, b in zip(weights(first), weights(second), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("framework", ["keras3", "tf_keras"])
+def test_a_layer_that_is_trained_later_needs_an_optimizer_that_knows_it(framework):
+    class Unfreezing(Small):
+        knows = False
+
+        def build(self):
+            super().build()
+            if self.knows:
+                self.optimizer.build(self.model.trainable_variables)
+            self.model.layers[0].trainable = False
+
+        def after_loop(self, step, means):
+            self.model.layers[0].trainable = True
+
+    options = {"framework": framework, "strategy": "default", "writers": [],
+               "intervals": every_step(steps_per_loop=1)}  # fmt: skip
+    with pytest.raises(ctl.UsageError, match=r"optimizer.build\(self.model.trainable_variables\)"):
+        Unfreezing(**options).train(2)
+    knowing = type("Knowing", (Unfreezing,), {"knows": True})(**options)
+    knowing.train(1)
+    before = weights(knowing)
+    knowing.train(2)
+    assert all((a != b).any() for a, b in zip(before, weights(knowing), strict=True))
