@@ -24,6 +24,12 @@ def two():
     return {name: outcome(name, strategy) for name in correctness.CASES}
 
 
+@pytest.fixture(scope="module")
+def workers(run_program):
+    program = ["tests/programs/correctness.py", "multi_worker"]
+    return [result.json for result in run_program(2, program)]
+
+
 def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(one, two):
     words, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
     assert (words[:BATCH // 2] > 0).sum() != (words[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
@@ -32,6 +38,22 @@ def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(one, two):
     for a, b in zip(one["tokens"]["weights"], two["tokens"]["weights"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert one["tokens"]["eval"] == pytest.approx(two["tokens"]["eval"], abs=1e-6)
+
+
+def test_epochs_of_data_that_nobody_counted_are_those_of_numpy(one, two):
+    x, y = (a.astype(np.float64) for a in Linear.arrays(None))
+    w, b, errors = np.full([3], 0.3), 0.0, []
+    for first in [0, 8, 16] * 3:
+        rows = slice(first, min(first + BATCH, 20))
+        error = x[rows] @ w + b - y[rows]
+        errors.append(np.mean(error**2))
+        w, b = w - 0.1 * x[rows].T @ error / BATCH, b - 0.1 * error.sum() / BATCH
+    for found in (one["passes"], two["passes"]):
+        assert found["step"] == 9
+        np.testing.assert_allclose(found["losses"], errors, rtol=1e-4)
+        np.testing.assert_allclose(np.ravel(found["weights"][0]), w, atol=1e-5)
+        np.testing.assert_allclose(found["matrix"], x[:20].T @ x[:20], rtol=1e-4)
+        assert found["eval"] == pytest.approx(np.mean((x[:20] @ w + b - y[:20]) ** 2), rel=1e-4)
 
 
 def test_the_gradient_of_a_masked_mean_is_that_of_numpy():
@@ -320,3 +342,31 @@ def test_sparse_gradients_of_any_number_of_rows_train_as_a_loop_by_hand_does(one
         np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
         for weights, table in zip(found["weights"], tables, strict=True):
             np.testing.assert_allclose(weights, table.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", correctness.WITH_WORKERS)
+def test_two_workers_train_as_one_device_does(one, workers, case):
+    alone, first, second = one[case], workers[0][case], workers[1][case]
+    assert first["digest"] == second["digest"]
+    assert first["step"] == alone["step"]
+    for key in ("losses", "mse", "total", "logged", "matrix", "norms", "eval", "scale", "iterations"):
+        if key in alone:
+            np.testing.assert_allclose(first[key], alone[key], atol=1e-5, err_msg=key)
+    for a, b in zip(first["weights"], alone["weights"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(one, workers):
+    for found in (one, *workers):
+        case = found["scaled"]
+        assert (case["step"], case["iterations"], case["scale"]) == (9, 6, 512.0)
+
+
+def test_a_run_resumed_on_workers_with_unequal_shares_goes_on_as_on_one_device(run_program, tmp_path):
+    program = "tests/programs/unequal_shares.py"
+    [alone] = run_program(1, [program, "default", "6", str(tmp_path / "one")])
+    run_program(1, [program, "default", "3", str(tmp_path / "two")])
+    both = run_program(2, [program, "multi_worker", "6", str(tmp_path / "two")])
+    np.testing.assert_allclose(both[0].json["losses"], alone.json["losses"][3:], atol=1e-4)
+    for worker in both:
+        np.testing.assert_allclose(worker.json["weights"], alone.json["weights"], atol=1e-5)
