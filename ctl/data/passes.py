@@ -46,7 +46,7 @@ def open_passes(
       known: batches of a pass, if an earlier run has found out; or COUNT_AGAIN.
     """
     if known == COUNT_AGAIN or (known is not None and skipped >= known and number > 1):
-        known = _length(source)  # shuffles go on as if this run had seen that pass
+        known = length_of(source)  # shuffles go on as if this run had seen that pass
     if known is not None and skipped >= known and number > 1:
         return _rest(source, opened, number, skipped - known, known)
 
@@ -63,7 +63,8 @@ def open_passes(
     )
 
 
-def _length(source: tf.data.Dataset) -> int:
+def length_of(source: tf.data.Dataset) -> int:
+    """Batches of a dataset that ends, by reading them."""
     return int(source.reduce(np.int64(0), lambda n, *_: n + 1))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data import dataset_traits, pipeline
+from ctl.data import dataset_traits, passes, pipeline
 from ctl.data.arrays import ArrayData, ExampleNumbers
 from ctl.data.batches import Batches, prefetched
 from ctl.distribute import parameter_servers
@@ -55,10 +55,7 @@ def open_train_per_worker(
     total = None
     if epochs is not None or (steps is None and mode == "skip"):
         if per_epoch is None:
-            raise UsageError(
-                "the length of train_data is endless or unknown and no number of steps was given. Write "
-                "train(steps=...), or --train_steps."
-            )
+            per_epoch = _counted(source, epochs)
         total = math.ceil((1 if epochs is None else epochs) * per_epoch)
     iterator = iter(parameter_servers.coordinator(strategy).create_per_worker_dataset(share))
     return Batches(
@@ -70,6 +67,17 @@ def open_train_per_worker(
         description=f"{description}, every batch to one of {workers} workers",
         certain=False,
     )
+
+
+def _counted(source: Any, epochs: float | None) -> int:
+    """Batches of data of unknown length: workers at their own speed cannot find out as they train."""
+    if not isinstance(source, tf.data.Dataset) or source.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(
+            "train_data is endless and no number of steps was given. Write train(steps=...), or "
+            "--train_steps."
+        )
+    passes.whole_passes(epochs)
+    return passes.length_of(source)
 
 
 def _of_arrays(source: ArrayData, workers: int, seed: int, start: int) -> Callable:

@@ -96,6 +96,7 @@ def fit(
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
     validation_freq: int = 1,
     *,
     model_dir: str | None = None,
@@ -114,8 +115,7 @@ def fit(
       callbacks: of `ctl`, such as `ctl.EarlyStopping`, or of Keras, which every worker calls with the same
         logs: what the chief's decide counts (stop, learning rate). Those of batches make loops of one step.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
-      checkpoints: where states go; by default `model_dir/checkpoints`.
-      writers: metric writers; by default the console, and TensorBoard and metrics.jsonl in model_dir.
+      checkpoints, writers: where states and metrics go; by default model_dir, and the console.
       save_every_steps: steps between checkpoints; None: once an epoch.
     """
     shown_by, (ours, theirs) = _writers(writers, verbose, model_dir), sorted_callbacks(callbacks, model)
@@ -127,7 +127,7 @@ def fit(
         model,
         train=repeated(source, plan, seed if shuffle else None),
         seed=seed,
-        validation=validation_source(data, source.batch_size, validation_steps),
+        validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
         class_weight=class_weight,
         model_dir=model_dir,
         global_batch_size=source.batch_size,

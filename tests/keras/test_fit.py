@@ -1,6 +1,7 @@
 """`ctl.fit` is `Model.fit`, number for number, on one device and on two replicas."""
 
 import functools
+import inspect
 
 import ctl
 import keras
@@ -234,3 +235,8 @@ def test_repr_of_a_history_has_its_newest_numbers():
     assert text == "History(2 epochs: " + ", ".join(f"{n} {v:.4g}" for n, v in newest.items()) + ")"
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(newest)
     assert repr(ctl.keras.fit.History()) == "History(0 epochs)"
+
+
+def test_arguments_by_position_are_those_of_model_fit():
+    ours, theirs = (list(inspect.signature(f).parameters) for f in (ctl.fit, keras.Model.fit))
+    assert ours[: len(theirs)] == ["model", *theirs[1:]]

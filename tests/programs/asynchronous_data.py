@@ -104,6 +104,17 @@ def unknown(batch_size):
     return tf.data.Dataset.range(99).filter(lambda i: i < 50).batch(batch_size, drop_remainder=True)
 
 
+def endless(batch_size):
+    return unknown(batch_size).repeat()
+
+
+def counted(strategy):
+    """Steps of two epochs of data of unknown length, and the size of their batches."""
+    trainer = type("Counted", (Seen,), {"train_data": staticmethod(unknown)})("arrays", strategy=strategy)
+    trainer.train(epochs=2)
+    return trainer.step, trainer.global_batch_size
+
+
 def broken(batch_size):
     return np.full([200, FEATURES], np.nan, np.float32), np.zeros(200, np.float32)
 
@@ -119,7 +130,7 @@ if __name__ == "__main__":
         "iterations": int(straight.optimizer.iterations.numpy()),
         "python": refused(strategy, train_data=generator),
         "list": refused(strategy, train_step=lambda batch: []),
-        "unknown": refused(strategy, train_data=unknown, steps=None),
+        "endless": refused(strategy, train_data=endless, steps=None), "counted": counted(strategy),
         "file": refused(strategy, train_data=lambda b: ctl.shard(unknown(b), "file")),
         "nan": refused(strategy, LeastSquares, train_data=broken),
         "again": seen("arrays", strategy),

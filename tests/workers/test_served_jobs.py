@@ -109,10 +109,12 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
         assert chief.json[form] == {"most": 1, "all": 320, "step": 40}
     assert chief.json["loss"] == pytest.approx(chief.json["optimum"], rel=1e-5)
     assert chief.json["iterations"] == 300
+    steps, batch_size = chief.json["counted"]
+    assert steps == 2 * (50 // batch_size)
     for name, text in {
         "python": "UsageError: train_data cannot be sent to workers of parameter servers: it calls Py",
         "list": "UsageError: the step returned list; expected a dictionary",
-        "unknown": "UsageError: the length of train_data is endless or unknown and no number of steps",
+        "endless": "UsageError: train_data is endless and no number of steps was given",
         "file": "UsageError: train_data is sharded by 'file', which parameter servers do not do",
         "nan": "NonFiniteError: Step 1: the loss and the gradient are NaN or infinite.",
     }.items():
