@@ -6,7 +6,9 @@
 A metric holds one part of its state per replica; reading it adds them up, so every worker reads.
 """
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,48 @@ def count_outside_replicas(metrics: Iterable[Any]) -> None:
                 )
 
 
+def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
+    """Metrics that make variables at their first update, such as F1Score, make them outside the trace.
+
+    Within it, replicas would each make their own, which TensorFlow cannot.
+    """
+    for metric in metrics:
+        if getattr(metric, "_built", True) or not callable(getattr(metric, "_build", None)):
+            continue
+        update_state = metric.update_state
+
+        @tf.autograph.experimental.do_not_convert
+        def first(
+            y_true: Any,
+            y_pred: Any,
+            *rest: Any,
+            metric: Any = metric,
+            update_state: Any = update_state,
+            **named: Any,
+        ) -> Any:
+            if not metric._built:
+                shapes = tf.convert_to_tensor(y_true).shape, tf.convert_to_tensor(y_pred).shape
+                wanted = len(inspect.signature(metric._build).parameters)
+                _across_replicas(strategy, functools.partial(metric._build, *shapes[2 - wanted :]))
+            return update_state(y_true, y_pred, *rest, **named)
+
+        object.__setattr__(metric, "update_state", first)
+
+
+def _across_replicas(strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
+    """Makes variables once for all replicas, outside the graph; in replica context."""
+
+    def made(_: Any = None) -> None:
+        with tf.init_scope(), strategy.scope():
+            make()
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        made()
+    else:
+        context.merge_call(made)
+
+
 class SetAside:
     """Inside its `with` block metrics count something else; afterwards they go on where they were.
 
@@ -99,5 +143,6 @@ class SetAside:
         reset(self._metrics)
 
     def __exit__(self, *_: Any) -> None:
+        reset(self._metrics)  # also what was made meanwhile
         for part, value in zip(self._parts, self._values, strict=True):
             part.assign(value)

@@ -114,6 +114,9 @@ def _replica_step(
     trainer: TrainerProtocol, step: Callable[[Any], Any], how: Callable[[], Any], skipping: Skipping
 ) -> ReplicaStep:
     trains = step == trainer.train_step
+    keras_metrics.build_outside_steps(
+        keras_metrics.found_in(vars(trainer)), strategies.local(trainer.strategy)
+    )
     made = ReplicaStep(
         step,
         recorder=trainer._recorder,

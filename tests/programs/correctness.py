@@ -8,9 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from rows import BATCH, LENGTH, ROWS
 from small_models import digest, every_step, losses
 
-BATCH, WORDS, LENGTH, CLASSES = 8, 11, 6, 4
+WORDS, CLASSES = 11, 4
 
 
 class Tokens(ctl.Trainer):
@@ -156,11 +157,12 @@ class Products(keras.metrics.Metric):
 
 
 class Passes(Linear):
-    """20 rows that nobody has counted, in batches of 8; the evaluation has a matrix."""
+    """20 rows that nobody has counted, in batches of 8; the evaluation has a matrix and a vector."""
 
     def build(self):
         super().build()
         self.products = Products(name="products")
+        self.f1 = keras.metrics.F1Score(average=None, name="f1")  # makes its variables when it is updated
 
     def train_data(self, batch_size):
         x, y = self.arrays()
@@ -172,7 +174,11 @@ class Passes(Linear):
 
     def eval_step(self, batch):
         self.products.update_state(batch[0])
-        return {"loss": self.errors(batch, training=False), "products": self.products}
+        guess = tf.sigmoid(self.model(batch[0]) - 0.5)
+        labels = tf.one_hot(tf.cast(batch[1] > 0, tf.int32), 2)
+        self.f1.update_state(labels, tf.concat([1 - guess, guess], axis=1))
+        errors = self.errors(batch, training=False)
+        return {"loss": errors, "products": self.products, "f1": self.f1}
 
 
 class ShortByHand(Short):
@@ -264,79 +270,6 @@ class AveragedByHand(Averaged):
         return [(s, v) if slow else (v, s) for v, s in pairs]
 
 
-class Lazy(keras.optimizers.Optimizer):
-    """Momentum that only rows with a gradient have; what is dense or doubled trains another model."""
-
-    def build(self, variables):
-        if not self.built:
-            super().build(variables)
-            self.momenta = self.add_optimizer_variables(variables, "momentum")
-
-    def update_step(self, gradient, variable, learning_rate):
-        momentum = self.momenta[self._get_variable_index(variable)].value
-        rows = 0.9 * tf.gather(momentum, gradient.indices) + gradient.values
-        momentum.scatter_update(tf.IndexedSlices(rows, gradient.indices))
-        step = tf.cast(learning_rate, rows.dtype) * rows
-        variable.scatter_sub(tf.IndexedSlices(step, gradient.indices))
-
-
-class Rows(ctl.Trainer):
-    """Sentences of 0 to 6 words in two tables; the number of rows differs by step and replica.
-
-    17 sentences in batches of 8: the last has one, and one replica of two none.
-    """
-
-    optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.5))
-    words, how = 3000, {}
-
-    def build(self):
-        self.model = tf.Module()
-        start = np.random.default_rng(4).normal(size=[self.words, 4])
-        self.model.left = tf.Variable(start, dtype="float32")
-        self.model.right = tf.Variable(start[::-1], dtype="float32")
-        self.model.get_weights = lambda: [v.numpy() for v in self.model.trainable_variables]
-        self.optimizer = self.optimizer_of()
-        self.optimizer.build(self.model.trainable_variables)
-        self.gradients = ctl.Gradients(**self.how)
-
-    def ids(self):
-        generator = np.random.default_rng(5)
-        ids = generator.integers(1, 40, (17, LENGTH)) * (self.words // 40)
-        ids[np.arange(LENGTH) >= generator.integers(0, LENGTH + 1, (17, 1))] = 0
-        return ids
-
-    def train_data(self, batch_size):
-        return tf.data.Dataset.from_tensor_slices(self.ids()).batch(batch_size).repeat()
-
-    def loss_of(self, ids):
-        found = tf.where(ids > 0)
-        words = tf.gather_nd(ids, found)
-        rows = tf.gather(self.model.left, words) * tf.gather(self.model.right, words - 1)
-        return tf.math.unsorted_segment_sum(tf.reduce_sum(rows, axis=1) ** 2, found[:, 0], tf.shape(ids)[0])
-
-    def train_step(self, ids):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(ids)
-            mean = self.average(loss)
-        self.minimize(mean, tape, self.model.trainable_variables)
-        return {"loss": loss}
-
-
-def rows_with(optimizer, **changes):
-    return type("Rows", (Rows,), {"optimizer_of": staticmethod(optimizer), **changes})
-
-
-LARGE = 20_000  # rows of a table that is never worth sending whole
-ROWS = {
-    "rows_sgd": Rows,
-    "rows_adam": rows_with(lambda: keras.optimizers.Adam(0.1)),
-    "rows_lazy": rows_with(lambda: Lazy(0.05), words=LARGE),
-    "rows_lazy_small_table": rows_with(lambda: Lazy(0.05), words=40),
-    "rows_adagrad": rows_with(lambda: keras.optimizers.Adagrad(0.5)),
-    "rows_lazy_accumulated": rows_with(lambda: Lazy(0.05), how={"accumulate_steps": 3}),
-    "rows_lazy_clipped": rows_with(lambda: Lazy(0.05), how={"clip_norm": 0.5}),
-}
-
 class Contrast(Linear):
     """Each example is compared with all others of the global batch; 17 of them in batches of 8."""
 
@@ -407,6 +340,7 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
         found["naive"] = [row["naive"] for row in rows]
     if name == "passes":
         evaluated = trainer.evaluate()
+        found["f1"] = evaluated["f1"].tolist()
         found["matrix"], found["eval"] = evaluated["products"].tolist(), evaluated["loss"]
     if name == "tokens" or name.startswith("ema"):
         found["eval"] = trainer.evaluate()["loss"]

@@ -53,6 +53,9 @@ def test_epochs_of_data_that_nobody_counted_are_those_of_numpy(one, two):
         np.testing.assert_allclose(found["losses"], errors, rtol=1e-4)
         np.testing.assert_allclose(np.ravel(found["weights"][0]), w, atol=1e-5)
         np.testing.assert_allclose(found["matrix"], x[:20].T @ x[:20], rtol=1e-4)
+        true, guess = y[:20] > 0, x[:20] @ w + b > 0.5
+        f1 = [2 * (t & g).sum() / (t.sum() + g.sum()) for t, g in ((~true, ~guess), (true, guess))]
+        np.testing.assert_allclose(found["f1"], f1, rtol=1e-5)
         assert found["eval"] == pytest.approx(np.mean((x[:20] @ w + b - y[:20]) ** 2), rel=1e-4)
 
 
@@ -349,7 +352,7 @@ def test_two_workers_train_as_one_device_does(one, workers, case):
     alone, first, second = one[case], workers[0][case], workers[1][case]
     assert first["digest"] == second["digest"]
     assert first["step"] == alone["step"]
-    for key in ("losses", "mse", "total", "logged", "matrix", "norms", "eval", "scale", "iterations"):
+    for key in ("losses", "mse", "total", "logged", "matrix", "f1", "norms", "eval", "scale", "iterations"):
         if key in alone:
             np.testing.assert_allclose(first[key], alone[key], atol=1e-5, err_msg=key)
     for a, b in zip(first["weights"], alone["weights"], strict=True):
