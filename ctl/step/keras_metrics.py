@@ -91,26 +91,26 @@ def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy
     Within it, replicas would each make their own, which TensorFlow cannot.
     """
     for metric in metrics:
-        if getattr(metric, "_built", True) or not callable(getattr(metric, "_build", None)):
-            continue
-        update_state = metric.update_state
+        if not getattr(metric, "_built", True) and callable(getattr(metric, "_build", None)):
+            object.__setattr__(metric, "update_state", _built_first(metric, strategy))
 
-        @tf.autograph.experimental.do_not_convert
-        def first(
-            y_true: Any,
-            y_pred: Any,
-            *rest: Any,
-            metric: Any = metric,
-            update_state: Any = update_state,
-            **named: Any,
-        ) -> Any:
-            if not metric._built:
-                shapes = tf.convert_to_tensor(y_true).shape, tf.convert_to_tensor(y_pred).shape
-                wanted = len(inspect.signature(metric._build).parameters)
-                _across_replicas(strategy, functools.partial(metric._build, *shapes[2 - wanted :]))
-            return update_state(y_true, y_pred, *rest, **named)
 
-        object.__setattr__(metric, "update_state", first)
+def _built_first(metric: Any, strategy: tf.distribute.Strategy) -> Callable[..., Any]:
+    """`update_state` of a metric, which builds it from the shapes of what it gets."""
+    update_state = metric.update_state
+    names = list(inspect.signature(type(metric).update_state).parameters)[1:]
+    wanted = len(inspect.signature(metric._build).parameters)
+
+    @tf.autograph.experimental.do_not_convert
+    def built_first(*args: Any, **named: Any) -> Any:
+        if not metric._built:
+            given = dict(zip(names, args, strict=False)) | named
+            used = [given[n] for n in ("y_true", "y_pred") if n in given] or list(given.values())[:1]
+            shapes = [tf.convert_to_tensor(value).shape for value in used]
+            _across_replicas(strategy, functools.partial(metric._build, *shapes[-wanted:]))
+        return update_state(*args, **named)
+
+    return built_first
 
 
 def _across_replicas(strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:

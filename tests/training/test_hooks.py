@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from small_models import BATCH, CLASSES, EXAMPLES, Small, every_step, examples, weights
 
 PER_EPOCH = EXAMPLES // BATCH  # 4 steps
@@ -208,3 +209,26 @@ def test_a_vector_of_the_training_is_a_table():
     assert [(e.step, e.run) for e in tables] == [(2, "train"), (4, "train")]
     assert tables[0].text.splitlines()[2:] == ["| 0 | 2 |", "| 1 | 4 |"]
     assert all("each" not in name for _, _, values in writer.rows for name in values)
+
+
+def test_metrics_that_are_built_by_their_first_update_count_on_replicas(two_replicas):
+    class Late(Small):
+        def build(self):
+            super().build()
+            self.mean = tf_keras.metrics.MeanTensor(name="mean")
+            self.area = keras.metrics.AUC(multi_label=True, name="area")
+
+        def eval_step(self, batch):
+            scores = tf.nn.softmax(self.model(batch[0]))
+            self.mean.update_state(tf.reduce_mean(scores, axis=0), 1.0)
+            self.area.update_state(y_true=tf.one_hot(batch[1], CLASSES), y_pred=scores)
+            return {**super().eval_step(batch), "mean": self.mean, "area": self.area}
+
+        def eval_data(self, batch_size):
+            return examples()
+
+    options = {"writers": [], "global_batch_size": 8}
+    one, two = (Late(strategy=s, **options).evaluate() for s in ("default", two_replicas))
+    assert one["mean"].shape == (CLASSES,) and 0 < one["area"] < 1
+    np.testing.assert_allclose(two["mean"], one["mean"], rtol=1e-5)
+    assert two["area"] == pytest.approx(one["area"], rel=1e-5)
