@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ctl.collectives import graph_errors
 from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import UsageError
-from ctl.hvd import aggregation, graph_errors, objects, process, rendezvous, variables
+from ctl.hvd import aggregation, objects, process, rendezvous, variables
 from ctl.hvd.errors import HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]

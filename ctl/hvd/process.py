@@ -7,13 +7,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ctl.collectives import settings
+from ctl.collectives import graph_errors, settings
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.distribute import rank_variables
 from ctl.errors import UsageError
-from ctl.hvd import graph_errors, keras_compilation
+from ctl.hvd import keras_compilation
 from ctl.hvd import process_sets as process_sets_lib
 from ctl.supervision import heartbeat
 

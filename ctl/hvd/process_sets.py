@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.collectives.engine import Engine
 from ctl.collectives.failures import failure
+from ctl.collectives.tensor_ops import Members
 from ctl.errors import UsageError
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -62,6 +63,15 @@ class ProcessSet:
         if _engine.place.rank not in ranks:
             raise ValueError(f"rank {_engine.place.rank} is not in the process set {self}.")
         return ranks.index(_engine.place.rank)
+
+    def members(self) -> Members:
+        """As `tensor_ops.CollectiveGroup` has it."""
+        return Members(initialized(_engine), *ranks_of(self))
+
+    def check_known(self) -> None:
+        """As `tensor_ops.CollectiveGroup` has it."""
+        if _engine is not None and self.process_set_id not in _known:
+            ranks_of(self)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
@@ -176,13 +186,6 @@ def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
         text = f"rank {engine.place.rank} is not in the process set {process_set}."
         raise failure("INVALID_ARGUMENT", text)
     return number, _known[number]
-
-
-def check_membership(process_set: ProcessSet | None) -> None:
-    """Raises ValueError for a set that the runtime does not know, if there is one to ask."""
-    number = 0 if process_set is None else process_set.process_set_id
-    if _engine is not None and number not in _known:
-        ranks_of(process_set)
 
 
 def _ranks(number: int) -> tuple[int, ...]:

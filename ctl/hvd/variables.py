@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import collective_ops
-from ctl.hvd.collective_ops import Call
+from ctl.collectives import tensor_ops
+from ctl.collectives.tensor_ops import Call
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 _plain = tf.autograph.experimental.do_not_convert
@@ -63,4 +63,4 @@ def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: An
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():
         default += f"_{tensors[0].name}_{tensors[-1].name}".replace(":", "_").replace("/", "_")
-    return collective_ops.outputs(call, tensors, name, default)
+    return tensor_ops.outputs(call, tensors, name, default)

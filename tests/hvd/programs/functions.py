@@ -73,9 +73,9 @@ def case_results_that_nobody_uses():
 
     for _ in range(200):
         assert step(tf.constant(1.0)) == hvd.size()
-    from ctl.hvd import collective_ops
+    from ctl.collectives import tensor_ops
 
-    assert len(collective_ops._on_their_way._asked) <= 70
+    assert len(tensor_ops._on_their_way._asked) <= 70
 
 
 def case_order_in_a_function_is_that_of_the_program():

@@ -13,14 +13,12 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 from ctl.collectives import arithmetic
-from ctl.collectives.engine import Pending
-from ctl.hvd import process
-from ctl.hvd.process_sets import ProcessSet, check_membership, ranks_of
+from ctl.collectives.engine import Engine, Pending
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _LARGE = 1 << 20
@@ -29,13 +27,31 @@ _NOT_THE_PROGRAM = tuple(os.path.dirname(path) + os.sep for path in (__file__, t
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
+class Members(NamedTuple):
+    """Who takes part: the engine of this rank, the number of the set of ranks, and the ranks."""
+
+    engine: Engine
+    number: int
+    ranks: Sequence[int]
+
+
+class CollectiveGroup(Protocol):
+    """Ranks that do collectives together; they may change between two calls of one graph."""
+
+    def members(self) -> Members:
+        """Raises ValueError where there are none, InvalidArgumentError where this rank is not of them."""
+
+    def check_known(self) -> None:
+        """Raises ValueError for a group that can never have members."""
+
+
 @dataclass(frozen=True)
 class Call:
     """What all ranks do; the fields are those of `ctl.collectives.requests.Request`."""
 
     kind: str
     name: str
-    process_set: ProcessSet | None = None
+    group: CollectiveGroup
     op: int = arithmetic.SUM
     prescale: float = 1.0
     postscale: float = 1.0
@@ -53,14 +69,14 @@ class PendingCall:
 
     call: Call
     pending: Pending
-    ranks: Sequence[int]
+    members: Members
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
     """Returns at once. With `has_splits`, the last array holds the splits."""
-    number, ranks = ranks_of(call.process_set)
-    engine = process.engine()
+    members = call.group.members()
+    ranks = members.ranks
     splits: list[int] = []
     if call.has_splits:
         *arrays, given = arrays
@@ -73,12 +89,12 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
     more: dict[str, Any] = {}
     if call.joined:
         more = {"dtypes": [d for d, _ in call.joined], "shapes": [s for _, s in call.joined]}
-    pending = engine.ask(
+    pending = members.engine.ask(
         call.kind,
         call.name,
         ready,
         **more,
-        process_set=number,
+        process_set=members.number,
         op=call.op,
         prescale=call.prescale,
         postscale=call.postscale,
@@ -87,7 +103,7 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
         is_eager=call.is_eager,
         line=call.line,
     )
-    return PendingCall(call, pending, ranks, [array.shape for array in ready])
+    return PendingCall(call, pending, members, [array.shape for array in ready])
 
 
 def result(asked: PendingCall) -> list[np.ndarray]:
@@ -99,13 +115,14 @@ def result(asked: PendingCall) -> list[np.ndarray]:
     more = pending.more or {}
     flat = list(pending.result)
     if call.kind in _REDUCTIONS:
-        count = len(asked.ranks)
+        count = len(asked.members.ranks)
         flat = [arithmetic.finished(a, call.op, count, call.postscale) for a in flat]
     if call.kind in ("allreduce", "broadcast"):
         return [a.reshape(shape) for a, shape in zip(flat, asked.shapes, strict=True)]
-    me = asked.ranks.index(process.rank()) if call.kind != "barrier" else 0
+    ranks = asked.members.ranks
+    me = ranks.index(asked.members.engine.place.rank)
     if call.kind == "reducescatter":
-        rows = [arithmetic.rows_of(shape[0], len(asked.ranks))[me] for shape in asked.shapes]
+        rows = [arithmetic.rows_of(shape[0], len(ranks))[me] for shape in asked.shapes]
     elif call.kind == "allgather":
         by_rank = np.asarray(more["rows"], np.int64)
         rows = by_rank.sum(axis=0).tolist()
@@ -122,7 +139,7 @@ def result(asked: PendingCall) -> list[np.ndarray]:
 
 def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
     """The results of a collective as tensors: eager ones, or those of a graph."""
-    check_membership(call.process_set)
+    call.group.check_known()
     if tf.executing_eagerly():
         line = "" if name else _line()
         asked = ask(replace(call, name=name or default, line=line), [_array(t) for t in tensors])
