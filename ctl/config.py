@@ -69,8 +69,8 @@ class Config:
         "Logical devices to split the CPU into, to test several replicas. 0 turns it off.")
     cross_device_ops: str = _of("word", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
         "How mirrored sums gradients.")
-    communication: str = _of("word", ("auto", "ring", "nccl"),
-        "How multi_worker sums gradients.")
+    communication: str = _of("word", ("auto", "ring", "nccl", "tcp"),
+        "How multi_worker sums gradients: TensorFlow's ring or NCCL, or ctl's own TCP; auto measures.")
     collective_timeout_secs: float = _of("real", 0.0,
         "Longest wait of multi_worker in one all-reduce, in seconds. 0: as long as the other workers live.")
     heartbeat_secs: float = _of("real", 0.0,

@@ -26,7 +26,7 @@ _PROTOCOL = 2
 _TELL_EVERY_SECS = 30.0
 _LOOK_SECS = 0.1
 _RETRY_SECS = 0.05
-_BACKLOG = 4096
+BACKLOG = 4096
 
 
 @dataclass
@@ -44,17 +44,20 @@ class Connections:
     accepted: dict[int, socket.socket]
 
 
-def connect_ranks(place: Ranks, settings: Settings, lost: Callable[[], str] = str) -> Connections:
+def connect_ranks(
+    place: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None
+) -> Connections:
     """Returns when every rank is connected to every other.
 
     Args:
       lost: asked again and again; what it says of a rank that will not come, if anything.
+      server: a socket that listens at this rank's address; None makes one.
 
     Raises UsageError if this rank cannot listen at its address or is not let in, its subclass
     PortInUseError if only the port is taken, and HorovodInternalError if some do not come within
     `start_timeout` seconds, or will not.
     """
-    meeting = _Meeting(place, settings, lost)
+    meeting = _Meeting(place, settings, lost, server)
     try:
         return meeting.run()
     except BaseException:
@@ -65,7 +68,9 @@ def connect_ranks(place: Ranks, settings: Settings, lost: Callable[[], str] = st
 
 
 class _Meeting:
-    def __init__(self, place: Ranks, settings: Settings, lost: Callable[[], str]):
+    def __init__(
+        self, place: Ranks, settings: Settings, lost: Callable[[], str], server: socket.socket | None
+    ):
         self._place = place
         self._lost = lost
         self._settings = settings
@@ -75,7 +80,7 @@ class _Meeting:
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
         self._why = ""  # the newest call came to nothing
-        self._listener = Listener(self._listening(), self._endpoint(place.rank), self._refusal)
+        self._listener = Listener(server or self._listening(), self._endpoint(place.rank), self._refusal)
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="hvd-meeting", daemon=True)
@@ -138,7 +143,7 @@ class _Meeting:
         last: OSError | None = None
         for bound in [host] if is_own else [host, ""]:
             try:
-                return socket.create_server((bound, port), family=family, backlog=_BACKLOG)
+                return socket.create_server((bound, port), family=family, backlog=BACKLOG)
             except OSError as e:
                 last = e
         is_taken = last is not None and last.errno == errno.EADDRINUSE

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives import bootstrap, inline, requests, transfers
+from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
@@ -68,9 +70,16 @@ class Engine:
       place: this rank's.
       settings: see there.
       lost: what a launcher says of a rank that will not come; "" as long as there is none.
+      server: a socket that listens at this rank's address; None makes one.
     """
 
-    def __init__(self, place: Ranks, settings: Settings, lost: Callable[[], str] = str):
+    def __init__(
+        self,
+        place: Ranks,
+        settings: Settings,
+        lost: Callable[[], str] = str,
+        server: socket.socket | None = None,
+    ):
         self.place = place
         self.settings = settings
         self.timeline = Timeline()
@@ -83,7 +92,7 @@ class Engine:
         self._most_inline = _MOST_INLINE // place.size
         if place.size == 1:
             return
-        found = bootstrap.connect_ranks(place, settings, lost)
+        found = bootstrap.connect_ranks(place, settings, lost, server)
         if place.rank == 0:
             self._coordinator = Coordinator(found.accepted, settings, self.timeline)
             self._coordinator.start()
@@ -134,6 +143,11 @@ class Engine:
         if pending.error is not None:
             raise pending.error
         return pending.result
+
+    def sum(self, name: str, values: np.ndarray) -> np.ndarray:
+        """`[n]` of each rank -> `[n]`, their sum; outside of TensorFlow. Raises what went wrong."""
+        (total,) = self.wait(self.ask("allreduce", name, [values], op=SUM, is_eager=False))
+        return total
 
     def lose(self, why: str) -> None:
         """A rank is gone, as the launcher knows before its silence tells; who waits here is told."""

@@ -16,6 +16,7 @@ class Settings:
       stall_warning: until a collective that some ranks have not joined is told; 0 for never.
       stall_shutdown: until it is an error; 0 for never.
       order_timeout: until ranks that wait in different collectives are an error; 0 for never.
+      silence: until a rank that says nothing at all is lost; 0 for never.
       fusion_threshold: bytes of tensors that travel together.
       secret: known to the ranks of one job only.
       timeline: path of a Chrome trace, or "".
@@ -26,6 +27,7 @@ class Settings:
     stall_warning: float = 60.0
     stall_shutdown: float = 0.0
     order_timeout: float = 5.0
+    silence: float = 0.0
     fusion_threshold: int = 128 << 20
     secret: bytes = b""
     timeline: str = ""

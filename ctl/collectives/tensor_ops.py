@@ -23,7 +23,10 @@ from ctl.collectives.engine import Engine, Pending
 _REDUCTIONS = ("allreduce", "reducescatter")
 _LARGE = 1 << 20
 _ALIGNMENT = 64
-_NOT_THE_PROGRAM = tuple(os.path.dirname(path) + os.sep for path in (__file__, tf.__file__) if path)
+_NOT_THE_PROGRAM = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.dirname(tf.__file__) + os.sep,
+)
 _MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 

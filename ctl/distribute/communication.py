@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from ctl.collectives.failures import LostRankError
 from ctl.errors import UsageError
 
 if TYPE_CHECKING:
     from ctl.distribute.topology import Topology
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
-COMMUNICATIONS = ("auto", "ring", "nccl")
+COMMUNICATIONS = ("auto", "ring", "nccl", "tcp")
 PEER_ERRORS = (  # what TensorFlow raises where another task is gone or cannot be reached
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
     tf.errors.CancelledError,
+    LostRankError,
 )
 
 
@@ -44,7 +46,7 @@ def options(word: str, timeout_secs: float) -> tf.distribute.experimental.Commun
         _check_nccl("communication", [d.name for d in tf.config.list_logical_devices("GPU")])
     kind = tf.distribute.experimental.CommunicationImplementation
     return tf.distribute.experimental.CommunicationOptions(
-        implementation={"auto": kind.AUTO, "ring": kind.RING, "nccl": kind.NCCL}[word],
+        implementation={"ring": kind.RING, "nccl": kind.NCCL}.get(word, kind.AUTO),
         timeout_seconds=timeout_secs or None,
     )
 

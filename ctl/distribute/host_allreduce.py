@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.distribute import collective_debug
+from ctl.distribute.engine_all_reduce import engine_of
 from ctl.distribute.strategies import topology_of
 from ctl.distribute.topology import Topology
 
@@ -31,6 +32,9 @@ class HostAllReduce:
         if self.num_workers == 1:
             return values
         collective_debug.announce("agreement", list(values.shape), "float64")
+        engine = engine_of(self._strategy)
+        if engine is not None:
+            return engine.sum("ctl.agreement", values)
         return self._function(tf.constant(values)).numpy()
 
     def _all_reduce(self, values: Any) -> Any:

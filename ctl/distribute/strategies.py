@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute import communication as communication_lib
 from ctl.distribute import devices as devices_lib
-from ctl.distribute import parameter_servers, strategy_factories
+from ctl.distribute import engine_all_reduce, parameter_servers, strategy_factories
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
@@ -96,6 +96,8 @@ def make_strategy(
         how = communication_lib.options(communication, timeout_secs)
         waits = heartbeat_secs, startup_timeout_secs
         made = strategy_factories.multi_worker(whole, devices, num_virtual_devices, how, *waits, flags)
+        if communication == "tcp":
+            engine_all_reduce.use_engine(made, whole.without_servers(), heartbeat_secs)
     else:
         made = _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
     return _made_from(whole, made)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute.engine_all_reduce import engine_of
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
@@ -184,8 +185,8 @@ def _summed(
     taken = {i for places in sparse.values() for i in places}
     dense = [i for i in range(len(gradients)) if i not in taken]
     wanted = [t.wanted() for t in tables if t.must_agree]
-    *totals, found = _all_reduce(
-        context, [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), mine], how.wire_dtype
+    *totals, found = sum_over_replicas(
+        [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), mine], how.wire_dtype
     )
     agreed, summed = iter(totals[: len(wanted)]), list(gradients)
     for i, total in zip(dense, totals[len(wanted) :], strict=True):
@@ -239,21 +240,28 @@ def _conditions_within_replicas() -> bool:
     return tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def _all_reduce(context: Any, gradients: list, wire_dtype: str | None) -> list:
-    """Sum over replicas of dense gradients, in one collective per dtype."""
-    reduced: list = [None] * len(gradients)
+def sum_over_replicas(tensors: Sequence[Any], wire_dtype: str | None = None) -> list:
+    """Dense tensors summed over replicas, in replica context; together, in one collective per dtype."""
+    context = tf.distribute.get_replica_context()
+    reduced: list = [None] * len(tensors)
     dense: dict[tf.DType, list[int]] = {}
-    for i, g in enumerate(gradients):
-        dense.setdefault(g.dtype, []).append(i)
+    for i, tensor in enumerate(tensors):
+        dense.setdefault(tensor.dtype, []).append(i)
     for dtype, places in dense.items():
-        parts = [gradients[i] for i in places]
-        flat = tf.concat([tf.reshape(g, [-1]) for g in parts], axis=0)
         wire = tf.as_dtype(wire_dtype) if wire_dtype and dtype.is_floating else dtype
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flat, wire))
-        total = tf.cast(total, dtype)
-        for i, piece in zip(places, tf.split(total, [_size(g) for g in parts]), strict=True):
-            reduced[i] = tf.reshape(piece, tf.shape(gradients[i]))
+        parts = [tf.cast(tensors[i], wire) for i in places]
+        for i, total in zip(places, _summed_together(context, parts), strict=True):
+            reduced[i] = tf.cast(total, dtype)
     return reduced
+
+
+def _summed_together(context: Any, parts: list) -> list:
+    if engine_of(context.strategy) is not None:  # which sums each where it lies
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+    flat = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+    pieces = tf.split(total, [_size(part) for part in parts])
+    return [tf.reshape(piece, tf.shape(part)) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def _scaled(gradient: Any, factor: Any) -> Any:

@@ -9,7 +9,13 @@ from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
 from ctl.data.resume_position import SavedIterator
-from ctl.distribute import collective_debug, parameter_servers, strategies
+from ctl.distribute import (
+    collective_debug,
+    communication_choice,
+    engine_all_reduce,
+    parameter_servers,
+    strategies,
+)
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
 from ctl.step import gradients, keras_metrics, randomness
@@ -76,6 +82,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
 def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     """What runs `train_step`, traced once per trainer."""
     if session.train_loop is None:
+        _choose_communication(trainer, session)
         counter = session.state.step
         skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
         step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
@@ -94,6 +101,32 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
                 trained=lambda: _trainable(trainer),
             )
     return session.train_loop
+
+
+def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
+    """With `communication="auto"`: the path of the checkpoint that the run goes on from, or the faster."""
+    paths, topology, known = communication_choice.PATHS, trainer.topology, 0.0
+    if trainer.config.communication != "auto" or not engine_all_reduce.can_use_engine(trainer.strategy):
+        return
+    if topology.is_chief and session.resumed is not None:
+        world = session.resumed.world
+        is_same = world.get("workers") == topology.num_workers
+        known = (
+            1.0 + [*paths].index(world["communication"])
+            if is_same and world.get("communication") in paths
+            else 0.0
+        )
+    chosen = int(session.agreement.sum([known])[0])
+    models = [thing for thing in collect(trainer).values() if is_model(thing)]
+    weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
+    communication_choice.choose_communication(
+        trainer.strategy,
+        topology,
+        [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()] or [tf.TensorSpec([1], tf.float32)],
+        lambda tensors: gradients.sum_over_replicas(tensors, trainer.gradients.wire_dtype),
+        known=paths[chosen - 1] if chosen else "",
+        heartbeat_secs=trainer.config.heartbeat_secs,
+    )
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:

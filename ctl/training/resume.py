@@ -11,7 +11,7 @@ from ctl.checkpoints import commit, restoring, saving
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import Manifest, NullCheckpoints
 from ctl.data.batches import Batches
-from ctl.distribute import parameter_servers, strategies
+from ctl.distribute import engine_all_reduce, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
@@ -277,6 +277,7 @@ def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manife
             "workers": place.num_workers,
             "replicas": place.num_replicas,
             "strategy": strategies.word_of(trainer.strategy),
+            "communication": engine_all_reduce.path_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
         data={

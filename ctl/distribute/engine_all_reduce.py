@@ -1,0 +1,206 @@
+"""A MultiWorkerMirroredStrategy whose sums travel over our engine instead of TensorFlow's gRPC ring.
+
+    engine = connect_engine(topology, heartbeat_secs)
+    install_engine(strategy, engine)     # what is traced or run eagerly from here on goes over it
+
+All collectives of the strategy change their path: gradients, means, finiteness, statistics of
+BatchNormalization, what workers agree on. Broadcasts of new variables stay with TensorFlow.
+One replica per worker, on a CPU.
+"""
+
+import atexit
+import itertools
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ctl.collectives import bootstrap, graph_errors, tensor_ops
+from ctl.collectives.arithmetic import SUM
+from ctl.collectives.engine import Engine
+from ctl.collectives.errors import HorovodInternalError
+from ctl.collectives.ranks import among
+from ctl.collectives.settings import Settings
+from ctl.collectives.tensor_ops import Call, Members
+from ctl.distribute import collective_debug
+from ctl.distribute.topology import Topology
+from ctl.errors import PeerLostError, UsageError
+from ctl.io.authenticated_channel import job_secret
+
+_ENGINE = "_ctl_engine"  # attribute of a strategy
+_CONNECT_SECS = 60.0
+_SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worker may be silent
+_numbers = itertools.count()  # of the groups of this process; the same on all workers
+
+
+def connect_engine(topology: Topology, heartbeat_secs: float = 0.0) -> Engine:
+    """Connects this worker with all others; all call it at the same time.
+
+    They find each other through TensorFlow's coordination service. A worker listens at the port after
+    that of its own address, or at any free one if that is taken, until all have met.
+
+    Raises PeerLostError on all workers if some cannot reach each other.
+    """
+    rank, group = topology.worker_index, next(_numbers)
+    made: Engine | None = None
+    with _listening(topology) as server:
+        host = (topology.address or "").rpartition(":")[0]
+        mine = f"{host}:{server.getsockname()[1]} {secrets.token_hex(32)}"
+        told = [text.split() for text in _exchanged(topology, f"{group}/place", mine)]
+        settings = Settings(
+            start_timeout=_CONNECT_SECS,
+            secret=job_secret() or told[0][1].encode(),
+            silence=heartbeat_secs or _SILENCE_SECS,
+        )
+        try:
+            made = Engine(among([place for place, _ in told], rank), settings, server=server)
+            why = ""
+        except (HorovodInternalError, UsageError, OSError) as e:
+            why = str(e)
+    failures = [text for text in _exchanged(topology, f"{group}/met", why or "met") if text != "met"]
+    if failures or made is None:
+        if made is not None:
+            made.close()
+        raise PeerLostError(f"communication 'tcp': the workers cannot reach each other: {failures[0]}")
+    graph_errors.install_graph_errors()
+    atexit.register(made.close)
+    return made
+
+
+def _listening(topology: Topology) -> socket.socket:
+    host, _, port = (topology.address or "").rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_own = host in ("localhost", "::1") or host.startswith("127.")
+    for chosen in (int(port) + 1, 0):
+        try:
+            address = (host if is_own else "", chosen)
+            return socket.create_server(address, family=family, backlog=bootstrap.BACKLOG)
+        except (OSError, OverflowError):
+            continue
+    raise UsageError(f"communication 'tcp' cannot listen at {host}: no port is free there.")
+
+
+def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
+    """The texts of all workers, by rank, through TensorFlow's coordination service."""
+    from tensorflow.python.eager import context
+
+    service: Any = context.context()
+    milliseconds = int(2000 * _CONNECT_SECS)
+    try:
+        service.set_config_key_value(f"ctl/engine/{key}/{topology.worker_index}", mine)
+        return [
+            service.get_config_key_value(f"ctl/engine/{key}/{rank}", milliseconds)
+            for rank in range(topology.num_workers)
+        ]
+    except tf.errors.OpError as e:
+        text = f"communication: the other workers cannot be reached to connect to them: {e.message}"
+        raise PeerLostError(text) from e
+
+
+def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
+    """Whether sums of this strategy could travel over the engine: several workers, a CPU each."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    extended: Any = strategy.extended
+    devices = extended.worker_devices
+    several = strategy.num_replicas_in_sync > len(devices)
+    return several and len(devices) == 1 and "CPU" in devices[0].upper() and bool(_places(strategy))
+
+
+def _places(strategy: tf.distribute.Strategy) -> list[Any]:
+    """Where this TensorFlow keeps what its collectives are launched by; [] if it has no such place."""
+    names = ("_cross_device_ops", "_host_cross_device_ops")
+    found = [getattr(strategy.extended, name, None) for name in names]
+    return found if all(hasattr(place, "_launchers") for place in found) else []
+
+
+def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
+    """From here on the strategy's collectives go over the engine; None: over TensorFlow's own again."""
+    for place in _places(strategy):
+        if not hasattr(place, "_ctl_own_launchers"):
+            place._ctl_own_launchers = place._launchers
+        own = place._ctl_own_launchers
+        place._launchers = own if engine is None else [_Launcher(engine)]
+    setattr(strategy, _ENGINE, engine)
+
+
+def use_engine(strategy: tf.distribute.Strategy, topology: Topology, heartbeat_secs: float) -> None:
+    """Connects the workers and installs the engine. Raises UsageError where it cannot be used."""
+    if strategy.num_replicas_in_sync == 1:
+        return
+    if not can_use_engine(strategy):
+        devices = ", ".join(strategy.extended.worker_devices)
+        raise UsageError(
+            "communication='tcp' sums tensors in the memory of the host, for strategy 'multi_worker' with "
+            f"one CPU per worker; this worker's replicas are on {devices}. Write 'auto'."
+        )
+    install_engine(strategy, connect_engine(topology, heartbeat_secs))
+
+
+def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
+    """What the strategy's collectives go over; None: TensorFlow's own."""
+    return getattr(strategy, _ENGINE, None)
+
+
+class _AllWorkers:
+    """The ranks of an engine, as `tensor_ops.CollectiveGroup`."""
+
+    def __init__(self, engine: Engine):
+        self._members = Members(engine, 0, tuple(range(engine.place.size)))
+
+    def members(self) -> Members:
+        return self._members
+
+    def check_known(self) -> None:
+        """There always are members."""
+
+
+class _Launcher:
+    """Launches collectives as TensorFlow's CollectiveReplicaLauncher does, whose place it takes."""
+
+    def __init__(self, engine: Engine):
+        self._group = _AllWorkers(engine)
+
+    def can_order_nccl(self) -> bool:
+        return True
+
+    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+        return self._sums([tf.convert_to_tensor(input_tensor)])[0]
+
+    def batch_all_reduce(self, input_tensor_packs: Sequence[Sequence[Any]], options: Any = None) -> list:
+        return self._sums([tensor for pack in input_tensor_packs for tensor in pack])
+
+    def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
+        tensor = tf.convert_to_tensor(input_tensor)
+        axis = int(tf.get_static_value(tf.convert_to_tensor(axis)))
+        axis %= tensor.shape.rank
+        order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
+        back = [order.index(i) for i in range(len(order))]
+        rows = tensor if axis == 0 else tf.transpose(tensor, order)
+        (joined,) = self._gathered([rows])
+        return joined if axis == 0 else tf.transpose(joined, back)
+
+    def all_reduce_indexed_slices(self, input_slices: tf.IndexedSlices, options: Any = None) -> Any:
+        values, indices = self._gathered([input_slices.values, input_slices.indices])
+        return tf.IndexedSlices(values, indices, input_slices.dense_shape)
+
+    def _sums(self, tensors: list) -> list:
+        for tensor in tensors:
+            collective_debug.announce("all_reduce", tensor.shape, tensor.dtype.name)
+        call = Call("allreduce", "", self._group, op=SUM, ignores_scope=True)
+        return tensor_ops.outputs(call, tensors, "ctl.sum", "")
+
+    def _gathered(self, tensors: list) -> Iterator[Any]:
+        for tensor in tensors:
+            collective_debug.announce("all_gather", tensor.shape, tensor.dtype.name)
+        call = Call("allgather", "", self._group, ignores_scope=True)
+        return iter(tensor_ops.outputs(call, tensors, "ctl.gather", "")[:-1])
+
+
+def path_of(strategy: tf.distribute.Strategy) -> str:
+    """ "tcp" or "ring" for a strategy that could use both, else ""."""
+    if not can_use_engine(strategy):
+        return ""
+    return "ring" if engine_of(strategy) is None else "tcp"
