@@ -89,7 +89,7 @@ def scaled(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def averaged(total: np.ndarray, count: int) -> np.ndarray:
-    """`total / count` in its own type; integers are cut towards zero."""
+    """`total / count` in its own type, in place where it can be; integers are cut towards zero."""
     if count == 1:
         return total
     if total.dtype in _HALVES:
@@ -98,12 +98,42 @@ def averaged(total: np.ndarray, count: int) -> np.ndarray:
         return np.where(total < 0, -(-total // count), total // count).astype(total.dtype)
     if total.dtype.kind in "ub":
         return (total // count).astype(total.dtype)
-    return total / total.dtype.type(count)
+    return np.divide(total, total.dtype.type(count), out=total if total.flags.writeable else None)
 
 
 def finished(total: np.ndarray, op: int, count: int, postscale: float) -> np.ndarray:
-    """What a rank makes of the reduced numbers of `count` ranks."""
-    return scaled(averaged(total, count) if op == AVERAGE else total, postscale)
+    """What a rank makes of the reduced numbers of `count` ranks, in place where it can be."""
+    mean = averaged(total, count) if op == AVERAGE else total
+    if postscale != 1.0 and mean.dtype in (np.float32, np.float64) and mean.flags.writeable:
+        return np.multiply(mean, mean.dtype.type(postscale), out=mean)
+    return scaled(mean, postscale)
+
+
+def accumulate(total: np.ndarray, halves: np.ndarray) -> None:
+    """`total += halves`, a float32 sum of sixteen-bit floats."""
+    if halves.size <= _FEW:
+        total += widened(halves)
+        return
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        total += tf.cast(halves, tf.float32).numpy()
+
+
+def rounded(total: np.ndarray, out: np.ndarray) -> None:
+    """`out = total`, float32 to sixteen bits."""
+    if total.size <= _FEW:
+        out[...] = narrowed(total, out.dtype)
+        return
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        out[...] = tf.cast(total, out.dtype).numpy()
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Whether a type has sixteen bits per float: sums of more than two are made in float32."""
+    return dtype in _HALVES
 
 
 def rows_of(total: int, count: int) -> list[int]:

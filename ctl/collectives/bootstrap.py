@@ -43,6 +43,11 @@ class Connections:
     peers: dict[int, socket.socket]
     accepted: dict[int, socket.socket]
 
+    def close(self) -> None:
+        """Ends them all."""
+        for sock in (self.control, *self.peers.values(), *self.accepted.values()):
+            sock.close()
+
 
 def connect_ranks(
     place: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None

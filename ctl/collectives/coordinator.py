@@ -5,6 +5,7 @@ are done here, with the numbers that came along. One thread; see `Engine` for th
 """
 
 import contextlib
+import dataclasses
 import selectors
 import socket
 import sys
@@ -20,6 +21,7 @@ from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
 _TICK_SECS = 0.5
+_SIGNS = 4  # of life, within the time that may pass without one
 _ABORT_SECS = 5.0  # for the other ranks to hear why
 _RETRY_SECS = 0.01
 
@@ -38,6 +40,11 @@ class Coordinator:
         self._timeline = timeline
         self._agreement = Agreement(len(sockets), settings, timeline)
         self._inboxes = {rank: Inbox() for rank in sockets}
+        self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) of what was said in full
+        self._silence_secs = settings.silence
+        now = time.monotonic()
+        self._heard_at = dict.fromkeys(sockets, now)
+        self._shown_at = now
         self._selector = selectors.DefaultSelector()
         for rank, sock in self._sockets.items():
             sock.setblocking(False)
@@ -86,11 +93,27 @@ class Coordinator:
             self._timeline.cycle()
             agreement.answer()
             agreement.look_for_stalls()
+            if self._silence_secs:
+                self._show_life()
             for rank in sorted(self._sockets, reverse=True):  # this one, which may leave then, last
                 self._write(rank)
 
+    def _show_life(self) -> None:
+        """Tells the ranks that this one lives; one that has been silent for too long is lost."""
+        now = time.monotonic()
+        if now - self._shown_at < self._silence_secs / _SIGNS:
+            return
+        self._shown_at = now
+        for rank in self._sockets.keys() - self._agreement.gone.keys():
+            silent_secs = now - self._heard_at[rank]
+            if silent_secs > self._silence_secs:
+                self._leave(rank, f"died (silent for {silent_secs:.0f} s)")
+            else:
+                self._agreement.outboxes[rank].put({"type": "alive"})
+
     def _read(self, rank: int) -> None:
         inbox = self._inboxes[rank]
+        self._heard_at[rank] = time.monotonic()
         try:
             inbox.read(self._sockets[rank])
             for header, payload in inbox.messages():
@@ -116,8 +139,14 @@ class Coordinator:
             self._leave(rank, "has left")
         elif kind == "broken":
             self._agreement.tell_lost(header["rank"], header["why"])
-        else:
-            self._agreement.ask(rank, Request(**header), payload)
+        elif kind == "again":
+            said = self._templates[rank, header["as"]]
+            self._agreement.ask(rank, dataclasses.replace(said, id=header["id"]), payload)
+        elif kind in ("ask", "template"):
+            request = Request(**header)
+            if kind == "template":
+                self._templates[rank, request.id] = request
+            self._agreement.ask(rank, request, payload)
 
     def _leave(self, rank: int, how: str) -> None:
         if rank in self._agreement.gone:

@@ -15,6 +15,7 @@ import numpy as np
 from ctl.collectives import bootstrap, inline, requests, transfers
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
 from ctl.collectives.mesh import Mesh
@@ -26,6 +27,8 @@ from ctl.collectives.timeline import Timeline
 _MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
 _LEAVE_SECS = 5.0
 _WAKE_SECS = 1.0
+_SIGNS = 4  # of life, within the time that may pass without one
+_MOST_TEMPLATES = 10_000  # requests that are said in full once
 _ANSWER_SECS = 10.0  # for rank 0 to say that others are late
 
 
@@ -93,32 +96,43 @@ class Engine:
         if place.size == 1:
             return
         found = bootstrap.connect_ranks(place, settings, lost, server)
+        self._control = Channel(found.control)
+        self._heard_at = self._shown_at = time.monotonic()
+        self._templates: dict[tuple, int] = {}
+        self._asking = threading.Lock()
+        try:
+            self._mesh = Mesh(place.rank, found.peers, found.control, self._pump, self._show_life, settings)
+        except Lost as e:
+            found.close()
+            raise HorovodInternalError(f"rank {e.args[1]} is gone ({e.args[0]}).") from e
         if place.rank == 0:
             self._coordinator = Coordinator(found.accepted, settings, self.timeline)
             self._coordinator.start()
-        self._control = Channel(found.control)
-        self._mesh = Mesh(
-            found.peers, found.control, self._pump, settings.stall_warning, settings.stall_shutdown
-        )
         self._to_begin: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
 
-    def ask(self, kind: str, name: str, arrays: Sequence[np.ndarray] = (), **more: Any) -> Pending:
+    def ask(
+        self,
+        kind: str,
+        name: str,
+        arrays: Sequence[np.ndarray] = (),
+        joined: Sequence[tuple[str, tuple[int, ...]]] = (),
+        **more: Any,
+    ) -> Pending:
         """Asks for a collective and returns at once; `more` are fields of `Request`.
 
-        Arrays are contiguous and must not change until it is done. With `dtypes` and `shapes` they are
-        those tensors, one after the other, joined where the type is the same. Raises what broke the
-        group.
+        Arrays are contiguous and must not change until it is done. `joined` are (type, shape) of the
+        tensors in them, where some came joined to one. Raises what broke the group.
         """
         flat = [array.reshape(-1) for array in arrays]
-        if "shapes" not in more:
-            more["dtypes"] = [array.dtype.name for array in arrays]
-            more["shapes"] = [array.shape for array in arrays]
+        told = joined or [(array.dtype.name, array.shape) for array in arrays]
         request = Request(
             id=next(self._numbers),
             name=name,
             kind=kind,
+            dtypes=[dtype for dtype, _ in told],
+            shapes=[shape for _, shape in told],
             is_inline=sum(array.nbytes for array in flat) <= self._most_inline,
             **more,
         )
@@ -132,7 +146,8 @@ class Engine:
             self._pending[request.id] = pending
         payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
         try:
-            self._control.send({"type": "ask", **request.header()}, *payload)
+            with self._asking:  # what another request refers to must have left before
+                self._control.send(self._header(request), *payload)
         except Lost as e:
             self._break(failure("LOST", f"{request}: rank 0 is gone ({e})."))
         return pending
@@ -171,6 +186,17 @@ class Engine:
         self._mesh.close()
         self.timeline.stop()
 
+    def _header(self, request: Request) -> dict[str, Any]:
+        """What says a request; one that says what another did refers to that."""
+        key = request.key()
+        known = self._templates.get(key)
+        if known is not None:
+            return {"type": "again", "id": request.id, "as": known}
+        if len(self._templates) == _MOST_TEMPLATES:
+            return {"type": "ask", **request.header()}
+        self._templates[key] = request.id
+        return {"type": "template", **request.header()}
+
     def _do_alone(self, pending: Pending) -> None:
         request = pending.request
         fault = requests.fault([0], {0: request})
@@ -207,21 +233,32 @@ class Engine:
             self._report(self.place.rank, f"rank {self.place.rank} failed: {e}")
 
     def _wait_for_word(self) -> None:
-        """Until rank 0 says something. With a limit for stalls, it has to as long as somebody waits."""
-        limit_secs = self.settings.stall_shutdown
-        if not limit_secs or self.place.rank == 0:
+        """Until rank 0 says something, as it has to with limits for stalls or for silence."""
+        shutdown_secs = 0.0 if self.place.rank == 0 else self.settings.stall_shutdown
+        if not (shutdown_secs or self.settings.silence):
             return
         poller = select.poll()
         poller.register(self._control.socket, select.POLLIN)
-        heard_at = time.monotonic()
+        waited_at = time.monotonic()
         while not poller.poll(1000 * _WAKE_SECS):
+            self._show_life()
             with self._lock:
                 asked_at = [pending.asked_at for pending in self._pending.values()]
-            silent_secs = time.monotonic() - max(heard_at, min(asked_at, default=math.inf))
-            if silent_secs > limit_secs + _ANSWER_SECS:
+            silent_secs = time.monotonic() - max(waited_at, min(asked_at, default=math.inf))
+            if shutdown_secs and silent_secs > shutdown_secs + _ANSWER_SECS:
                 raise _Broken(
                     f"rank 0 did not answer for {silent_secs:.0f} s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
                 )
+
+    def _show_life(self) -> None:
+        """Tells rank 0 that this rank lives, where there is a limit for silence, and looks for its word."""
+        limit_secs, now = self.settings.silence, time.monotonic()
+        if not limit_secs or now - self._shown_at < limit_secs / _SIGNS:
+            return
+        self._shown_at = now
+        self._control.send({"type": "alive"})
+        if now - self._heard_at > limit_secs:
+            raise _Broken(f"rank 0 has been silent for {now - self._heard_at:.0f} s.")
 
     def _report(self, rank: int, why: str) -> None:
         with contextlib.suppress(Lost):
@@ -233,6 +270,7 @@ class Engine:
         self._heed()
 
     def _heed(self) -> None:
+        self._heard_at = time.monotonic()
         for header, payload in self._control.inbox.messages():
             kind = header["type"]
             if kind == "begin":
@@ -243,6 +281,8 @@ class Engine:
                 pending.result = inline.results_of(pending.request, pending.arrays, header, payload)
                 self.timeline.did(pending.request.name, pending.request.kind, pending.asked_at)
                 pending.finish()
+            elif kind == "alive":
+                continue
             elif kind == "error":
                 pending = self._taken(header["id"])
                 pending.error = failure(header["code"], header["text"])

@@ -1,126 +1,117 @@
 """Large tensors between ranks: each sends to one neighbour while it receives from another."""
 
+import json
+import mmap
 import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
+from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, opened_memory
+from ctl.collectives.settings import Settings
 
-_AT_ONCE = 1 << 20
 _WAKE_SECS = 1.0
+_HELLO_BYTES = 512
+_HELLO_SECS = 60.0
 
 
 class Mesh:
-    """Sockets to the other ranks, used by one thread at a time.
+    """Links to the other ranks, used by one thread at a time.
 
     Args:
+      rank: this one's.
       peers: rank -> connected socket.
       control: socket that is watched meanwhile, with
       pump: what reads it; it raises to end an exchange.
-      stall_warning: seconds without a byte until somebody is told; 0 for never.
-      stall_shutdown: seconds without a byte until the other rank counts as lost; 0 for never.
+      tick: called again and again meanwhile.
+      settings: how long without a byte until somebody is told, or until the other rank counts as lost.
     """
 
     def __init__(
         self,
+        rank: int,
         peers: Mapping[int, socket.socket],
         control: socket.socket,
         pump: Callable[[], None],
-        stall_warning: float,
-        stall_shutdown: float,
+        tick: Callable[[], None],
+        settings: Settings,
     ):
-        self._peers = dict(peers)
         self._control = control
         self._pump = pump
-        self._stall_warning = stall_warning
-        self._stall_shutdown = stall_shutdown
-        self._scratch = np.empty(0, np.uint8)
-        for sock in self._peers.values():
-            sock.setblocking(False)
+        self._tick = tick
+        self._settings = settings
+        self._links = _linked(rank, peers, shares=settings.shares_memory)
 
-    def scratch(self, size: int) -> np.ndarray:
-        """At least `size` bytes, the same again and again: new memory costs more than a sum."""
-        if self._scratch.size < size:
-            self._scratch = np.empty(size, np.uint8)
-        return self._scratch
+    @property
+    def paths(self) -> dict[int, str]:
+        """Rank -> "memory" or "tcp"."""
+        return {r: "memory" if isinstance(k, MemoryLink) else "tcp" for r, k in self._links.items()}
 
-    def exchange(self, to: int, out: np.ndarray, source: int, into: np.ndarray) -> None:
-        """Sends the array `out` to one rank while it fills the array `into` from another.
+    def exchange(
+        self,
+        to: int,
+        out: Sequence[np.ndarray],
+        source: int,
+        size: int,
+        into: np.ndarray | None = None,
+        consume: Consume | None = None,
+    ) -> None:
+        """Sends arrays, joined, to one rank while it receives `size` bytes from another.
 
+        These go into the array `into`, or to `consume`, chunk by chunk. Both ends give the same size.
         Raises Lost, with the rank as its second argument, if one of the two is gone.
         """
-        sending, receiving = _raw(out), _raw(into)
-        sender, receiver = self._peers[to], self._peers[source]
-        sent = received = 0
+        sender, receiver = self._links[to], self._links[source]
+        receiver.receive(size, into, consume)
+        sender.send(out)
         moved_at = told_at = time.monotonic()
-        poller = self._poller(receiver if receiving else None, sender if sending else None)
-        while sent < len(sending) or received < len(receiving):
-            ready = dict(poller.poll(1000 * _WAKE_SECS))
-            is_left = received < len(receiving), sent < len(sending)
-            if is_left[0] and ready.get(receiver.fileno(), 0) & ~select.POLLOUT:
-                received += self._received(receiver, receiving[received:], source)
-                moved_at = time.monotonic()
-            if is_left[1] and ready.get(sender.fileno(), 0) & ~select.POLLIN:
-                sent += self._sent(sender, sending[sent : sent + _AT_ONCE], to)
-                moved_at = time.monotonic()
-            if self._control.fileno() in ready:
-                self._pump()
-            if is_left != (received < len(receiving), sent < len(sending)):
-                poller = self._poller(
-                    receiver if received < len(receiving) else None, sender if sent < len(sending) else None
-                )
-            elif not ready:
-                told_at = self._tell(moved_at, told_at, source if received < len(receiving) else to)
+        while not (sender.is_sent and receiver.is_received):
+            poller, control = self._poller({sender, receiver}), self._control.fileno()
+            wants = {link: (link.wants_read, link.wants_write) for link in (sender, receiver)}
+            while wants == {link: (link.wants_read, link.wants_write) for link in wants}:
+                ready = dict(poller.poll(1000 * _WAKE_SECS))
+                self._tick()
+                if control in ready:
+                    self._pump()
+                for link in wants:
+                    events = ready.get(link.socket.fileno(), 0)
+                    if events & ~select.POLLOUT and link.wants_read:
+                        link.read()
+                    if events & ~select.POLLIN and link.wants_write:
+                        link.write()
+                if ready.keys() - {control}:
+                    moved_at = time.monotonic()
+                elif not ready:
+                    told_at = self._tell(moved_at, told_at, to if receiver.is_received else source)
 
-    def _poller(self, receiver: socket.socket | None, sender: socket.socket | None) -> select.poll:
+    def _poller(self, links: set[Link]) -> select.poll:
         """For descriptors of any number, which `select.select` does not take."""
-        wanted = {self._control.fileno(): select.POLLIN}
-        if receiver is not None:
-            wanted[receiver.fileno()] = select.POLLIN
-        if sender is not None:
-            wanted[sender.fileno()] = wanted.get(sender.fileno(), 0) | select.POLLOUT
         poller = select.poll()
-        for descriptor, events in wanted.items():
-            poller.register(descriptor, events)
+        poller.register(self._control.fileno(), select.POLLIN)
+        for link in links:
+            events = select.POLLIN * link.wants_read | select.POLLOUT * link.wants_write
+            if events:
+                poller.register(link.socket.fileno(), events)
         return poller
 
     def close(self) -> None:
         """Ends all connections."""
-        for sock in self._peers.values():
-            sock.close()
-
-    def _received(self, sock: Any, into: memoryview, rank: int) -> int:
-        try:
-            count = sock.recv_into(into)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError as e:
-            raise Lost(str(e), rank) from e
-        if not count:
-            raise Lost("the connection was closed", rank)
-        return count
-
-    def _sent(self, sock: Any, out: memoryview, rank: int) -> int:
-        try:
-            return sock.send(out)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError as e:
-            raise Lost(str(e), rank) from e
+        for link in self._links.values():
+            link.close()
 
     def _tell(self, moved_at: float, told_at: float, rank: int) -> float:
-        now = time.monotonic()
-        if self._stall_shutdown and now - moved_at > self._stall_shutdown:
+        now, settings = time.monotonic(), self._settings
+        if settings.stall_shutdown and now - moved_at > settings.stall_shutdown:
             raise Lost(
                 f"no bytes to or from it for {now - moved_at:.0f} s, in the middle of a collective; "
                 "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                 rank,
             )
-        if self._stall_warning and now - max(moved_at, told_at) > self._stall_warning:
+        if settings.stall_warning and now - max(moved_at, told_at) > settings.stall_warning:
             print(
                 f"hvd: no bytes to or from rank {rank} since {now - moved_at:.0f} s, in the middle of "
                 "a collective",
@@ -131,5 +122,48 @@ class Mesh:
         return told_at
 
 
-def _raw(array: np.ndarray) -> memoryview:
-    return array.view(np.uint8).data if array.size else memoryview(b"")
+def _linked(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> dict[int, Link]:
+    """A link to each rank: the lower one offers memory, the higher one says whether it can see it."""
+    offered = {peer: SharedMemory() for peer in peers if peer > rank and shares}
+    links: dict[int, Link] = {}
+    try:
+        for peer in (peer for peer in peers if peer > rank):
+            _say(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
+        for peer in (peer for peer in peers if peer < rank):
+            memory = opened_memory(_heard(peers[peer], peer)) if shares else None
+            _say(peers[peer], {"sees": memory is not None}, peer)
+            links[peer] = _link(peers[peer], peer, memory, is_first=False)
+        for peer in (peer for peer in peers if peer > rank):
+            sees = _heard(peers[peer], peer)["sees"]
+            links[peer] = _link(peers[peer], peer, offered[peer].memory if sees else None, is_first=True)
+    finally:
+        for shared in offered.values():
+            shared.release()
+    return links
+
+
+def _link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
+    if memory is None:
+        return SocketLink(sock, peer)
+    return MemoryLink(sock, peer, memory, is_first=is_first)
+
+
+def _say(sock: socket.socket, what: Mapping[str, Any], peer: int) -> None:
+    try:
+        sock.sendall(json.dumps(what).encode().ljust(_HELLO_BYTES))
+    except OSError as e:
+        raise Lost(str(e), peer) from e
+
+
+def _heard(sock: socket.socket, peer: int) -> dict[str, Any]:
+    came = b""
+    sock.settimeout(_HELLO_SECS)
+    try:
+        while len(came) < _HELLO_BYTES:
+            data = sock.recv(_HELLO_BYTES - len(came))
+            if not data:
+                raise Lost("the connection was closed", peer)
+            came += data
+    except OSError as e:
+        raise Lost(str(e), peer) from e
+    return json.loads(came)

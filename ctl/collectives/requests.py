@@ -45,6 +45,13 @@ class Request:
     is_eager: bool = True
     line: str = ""
 
+    def key(self) -> tuple:
+        """Equal for requests that differ in nothing but their `id`."""
+        shapes = tuple(map(tuple, self.shapes))
+        parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
+        how = self.prescale, self.postscale, tuple(self.splits), self.is_inline, self.is_eager, self.line
+        return (*parts, *how)
+
     def header(self) -> dict[str, Any]:
         """For a message."""
         return {name: getattr(self, name) for name in self.__slots__}

@@ -1,58 +1,143 @@
 """Collectives of large tensors over a mesh: bandwidth does not grow with the number of ranks.
 
-`ranks` are those that take part, in order; `me` is this rank's index among them. All buffers are
-one-dimensional NumPy arrays.
+`ranks` are those that take part, in order; `me` is this rank's index among them. Arrays are
+one-dimensional; results are new, and begin where TensorFlow takes memory over without a copy.
 """
 
+import bisect
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from ctl.collectives.arithmetic import reduce_to
+from ctl.collectives import arithmetic, memory
+from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
-_ALIGNMENT = 64
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
+_SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
 
-def ring_allreduce(mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, op: int) -> np.ndarray:
-    """A new array; each part is reduced by one rank and handed on, so all get the same bits."""
-    count = len(ranks)
-    bounds = [mine.size * i // count for i in range(count + 1)]
-    total = _aligned(mine)
-    _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
+class Joined:
+    """Arrays of one type as one vector, without a copy; each begins at a multiple of 64 bytes.
+
+    Attributes:
+      total: such a vector of its own, for the result.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self._arrays = arrays
+        self.dtype = arrays[0].dtype
+        self._step = max(1, memory.ALIGNMENT // self.dtype.itemsize)
+        self._starts = [0]
+        for array in arrays:
+            self._starts.append(self._starts[-1] + -(-array.size // self._step) * self._step)
+        self._padding = np.zeros(self._step, self.dtype)
+        self.total = memory.aligned(self._starts[-1], self.dtype)
+
+    def bounds(self, count: int) -> list[int]:
+        """`count` parts of about the same length, in elements."""
+        steps = self._starts[-1] // self._step
+        return [steps * i // count * self._step for i in range(count + 1)]
+
+    def views(self, low: int, high: int) -> list[np.ndarray]:
+        """The elements from `low` to `high`, as parts of the arrays."""
+        found = []
+        i = bisect.bisect_right(self._starts, low) - 1
+        while low < high:
+            array, start, end = self._arrays[i], self._starts[i], self._starts[i + 1]
+            inner = array[low - start : high - start]
+            if inner.size:
+                found.append(inner)
+            missing = min(end, high) - max(low, start + array.size)
+            if missing > 0:
+                found.append(self._padding[:missing])
+            low, i = end, i + 1
+        return found
+
+    def results(self) -> list[np.ndarray]:
+        """`total`, cut into arrays as those that came."""
+        starts = self._starts[:-1]
+        return [self.total[s : s + a.size] for s, a in zip(starts, self._arrays, strict=True)]
+
+
+def ring_allreduce(
+    mesh: Mesh, ranks: Sequence[int], me: int, arrays: Sequence[np.ndarray], op: int
+) -> list[np.ndarray]:
+    """Each part is reduced by one rank and handed on, so all get the same bits."""
+    joined, count = Joined(arrays), len(ranks)
+    total, bounds = joined.total, joined.bounds(len(ranks))
+    _reduce_parts(mesh, ranks, me, joined, bounds, op)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out, into = (me - step) % count, (me - step - 1) % count
-        mesh.exchange(after, _part(total, bounds, out), before, _part(total, bounds, into))
-    return total
+        part = _part(total, bounds, into)
+        mesh.exchange(after, [_part(total, bounds, out)], before, part.nbytes, part)
+    return joined.results()
 
 
 def ring_reducescatter(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
     """This rank's part of the reduced array; `sizes` are elements by rank."""
-    bounds = _bounds(sizes)
-    total = _aligned(mine)
-    _reduce_parts(mesh, ranks, me, mine, total, bounds, op)
-    return _part(total, bounds, me)
+    joined, bounds = Joined([mine]), _bounds(sizes)
+    _reduce_parts(mesh, ranks, me, joined, bounds, op)
+    return _part(joined.total, bounds, me)
 
 
-def _reduce_parts(mesh: Any, ranks: Any, me: Any, mine: Any, total: Any, bounds: Any, op: Any) -> None:
-    """Leaves part i of `total` reduced on rank i of the ring."""
-    count = len(ranks)
+def _reduce_parts(
+    mesh: Mesh, ranks: Sequence[int], me: int, joined: Joined, bounds: Sequence[int], op: int
+) -> None:
+    """Leaves part i of the total reduced on rank i of the ring."""
+    count, total = len(ranks), joined.total
     if count == 1:
-        total[...] = mine
+        _copy(joined.views(bounds[0], bounds[1]), total[bounds[0] : bounds[1]])
+    elif arithmetic.is_half(joined.dtype) and op in _SUMS and count > 2:
+        _reduce_halves(mesh, ranks, me, joined, bounds)
+        return
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
-    largest = max(b - a for a, b in pairwise(bounds))
-    scratch = mesh.scratch(largest * mine.itemsize)[: largest * mine.itemsize].view(mine.dtype)
     for step in range(count - 1):
         out, into = (me - step - 1) % count, (me - step - 2) % count
-        reduced = _part(total, bounds, into)
-        came = scratch[: reduced.size]
-        mesh.exchange(after, _part(total if step else mine, bounds, out), before, came)
-        reduce_to(reduced, op, _part(mine, bounds, into), came)
+        leaving = [_part(total, bounds, out)] if step else joined.views(bounds[out], bounds[out + 1])
+        size = (bounds[into + 1] - bounds[into]) * joined.dtype.itemsize
+        mesh.exchange(after, leaving, before, size, consume=_reducing(joined, bounds[into], op))
+
+
+def _reducing(joined: Joined, start: int, op: int) -> Consume:
+    """Reduces what comes with the arrays, from element `start` on, into the total."""
+
+    def consume(offset: int, chunk: np.ndarray) -> None:
+        came = chunk.view(joined.dtype)
+        low = start + offset // joined.dtype.itemsize
+        at = 0
+        for mine in joined.views(low, low + came.size):
+            out = joined.total[low + at : low + at + mine.size]
+            arithmetic.reduce_to(out, op, mine, came[at : at + mine.size])
+            at += mine.size
+
+    return consume
+
+
+def _reduce_halves(
+    mesh: Mesh, ranks: Sequence[int], me: int, joined: Joined, bounds: Sequence[int]
+) -> None:
+    """As `_reduce_parts`, for sums of sixteen-bit floats of many ranks: in float32, rounded once.
+
+    As many bytes as on the ring, each to the rank that sums them.
+    """
+    count, out = len(ranks), _part(joined.total, bounds, me)
+    _copy(joined.views(bounds[me], bounds[me + 1]), out)
+    total = np.zeros(out.size, np.float32)
+    arithmetic.accumulate(total, out)
+
+    def consume(offset: int, chunk: np.ndarray) -> None:
+        came = chunk.view(joined.dtype)
+        low = offset // joined.dtype.itemsize
+        arithmetic.accumulate(total[low : low + came.size], came)
+
+    for shift in range(1, count):
+        to, source = (me + shift) % count, (me - shift) % count
+        leaving = joined.views(bounds[to], bounds[to + 1])
+        mesh.exchange(ranks[to], leaving, ranks[source], out.nbytes, consume=consume)
+    arithmetic.rounded(total, out)
 
 
 def ring_allgather(
@@ -61,12 +146,13 @@ def ring_allgather(
     """Bytes of all ranks, joined in order; `sizes` are bytes by rank."""
     count = len(ranks)
     bounds = _bounds(sizes)
-    joined = np.empty(bounds[-1], np.uint8)
+    joined = memory.aligned(bounds[-1], np.dtype(np.uint8))
     _part(joined, bounds, me)[...] = mine
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out, into = (me - step) % count, (me - step - 1) % count
-        mesh.exchange(after, _part(joined, bounds, out), before, _part(joined, bounds, into))
+        part = _part(joined, bounds, into)
+        mesh.exchange(after, [_part(joined, bounds, out)], before, part.nbytes, part)
     return joined
 
 
@@ -88,7 +174,7 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
         into = pieces[i] if i < len(pieces) and place else nothing
         out_index = i - 1 if place else i
         has_out = not is_last and 0 <= out_index < len(pieces)
-        mesh.exchange(after, pieces[out_index] if has_out else nothing, before, into)
+        mesh.exchange(after, [pieces[out_index]] if has_out else [], before, into.nbytes, into)
 
 
 def ring_alltoall(
@@ -98,21 +184,20 @@ def ring_alltoall(
     count = len(ranks)
     out_bounds = _bounds(sizes[me])
     in_bounds = _bounds([row[me] for row in sizes])
-    joined = np.empty(in_bounds[-1], np.uint8)
+    joined = memory.aligned(in_bounds[-1], np.dtype(np.uint8))
     _part(joined, in_bounds, me)[...] = _part(mine, out_bounds, me)
     for shift in range(1, count):
         to, source = (me + shift) % count, (me - shift) % count
-        mesh.exchange(
-            ranks[to], _part(mine, out_bounds, to), ranks[source], _part(joined, in_bounds, source)
-        )
+        part = _part(joined, in_bounds, source)
+        mesh.exchange(ranks[to], [_part(mine, out_bounds, to)], ranks[source], part.nbytes, part)
     return joined
 
 
-def _aligned(like: np.ndarray) -> np.ndarray:
-    """A new array that begins where TensorFlow wants tensors to: it takes such without a copy."""
-    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + like.nbytes].view(like.dtype)
+def _copy(views: Sequence[np.ndarray], out: np.ndarray) -> None:
+    at = 0
+    for view in views:
+        out[at : at + view.size] = view
+        at += view.size
 
 
 def _bounds(sizes: Sequence[int]) -> list[int]:
@@ -121,3 +206,6 @@ def _bounds(sizes: Sequence[int]) -> list[int]:
 
 def _part(buffer: np.ndarray, bounds: Sequence[int], index: int) -> np.ndarray:
     return buffer[bounds[index] : bounds[index + 1]]
+
+
+assert CHUNK % memory.ALIGNMENT == 0  # so that a chunk never ends within a number

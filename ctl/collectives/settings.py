@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ctl.errors import UsageError
 
+PLANE_VARIABLE = "CTL_COLLECTIVES"
+_PLANES = ("auto", "tcp")  # tcp: also between ranks of one machine
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -17,6 +20,7 @@ class Settings:
       stall_shutdown: until it is an error; 0 for never.
       order_timeout: until ranks that wait in different collectives are an error; 0 for never.
       silence: until a rank that says nothing at all is lost; 0 for never.
+      shares_memory: ranks of one machine exchange large tensors through memory that both see.
       fusion_threshold: bytes of tensors that travel together.
       secret: known to the ranks of one job only.
       timeline: path of a Chrome trace, or "".
@@ -28,6 +32,7 @@ class Settings:
     stall_shutdown: float = 0.0
     order_timeout: float = 5.0
     silence: float = 0.0
+    shares_memory: bool = True
     fusion_threshold: int = 128 << 20
     secret: bytes = b""
     timeline: str = ""
@@ -42,11 +47,19 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
         stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
+        shares_memory=_plane(environ) != "tcp",
         fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
         timeline=environ.get("HOROVOD_TIMELINE", ""),
         mark_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),
     )
+
+
+def _plane(environ: Mapping[str, str]) -> str:
+    word = environ.get(PLANE_VARIABLE, "").strip() or "auto"
+    if word not in _PLANES:
+        raise UsageError(f"{PLANE_VARIABLE} is {word!r}; expected one of {', '.join(_PLANES)}.")
+    return word
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -22,6 +22,7 @@ from ctl.collectives.engine import Engine, Pending
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 _LARGE = 1 << 20
+_SMALL = 1 << 16  # bytes of a tensor that is joined with others
 _ALIGNMENT = 64
 _NOT_THE_PROGRAM = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
@@ -63,7 +64,9 @@ class Call:
     is_eager: bool = True
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
-    joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape) of tensors that came as one
+    joined: Sequence[
+        tuple[str, tuple[int, ...]]
+    ] = ()  # (type, shape), where some came as one
 
 
 @dataclass
@@ -89,14 +92,11 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
     ready = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
     if call.kind in _REDUCTIONS:
         ready = [arithmetic.scaled(array, call.prescale) for array in ready]
-    more: dict[str, Any] = {}
-    if call.joined:
-        more = {"dtypes": [d for d, _ in call.joined], "shapes": [s for _, s in call.joined]}
     pending = members.engine.ask(
         call.kind,
         call.name,
         ready,
-        **more,
+        call.joined,
         process_set=members.number,
         op=call.op,
         prescale=call.prescale,
@@ -218,20 +218,26 @@ _on_their_way = _OnTheirWay()
 
 
 def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    """As `_in_graph`, with the tensors of a type joined: TensorFlow is faster at that than NumPy."""
-    order: list[int] = []
-    joined, sizes = [], []
+    """As `_in_graph`, with the small tensors of a type joined: a large one travels from where it lies."""
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    alone = [i for i, t in enumerate(tensors) if sizes[i] * t.dtype.size > _SMALL]
+    groups = [[i] for i in alone]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        chosen = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        order += chosen
-        joined.append(tf.concat([tf.reshape(tensors[i], [-1]) for i in chosen], axis=0))
-        sizes.append([tensors[i].shape.num_elements() for i in chosen])
+        small = [i for i, t in enumerate(tensors) if t.dtype == dtype and i not in alone]
+        groups += [small] if small else []
+    order = [i for group in groups for i in group]
     said = [(tensors[i].dtype.name, tuple(tensors[i].shape.as_list())) for i in order]
-    totals = _in_graph(replace(call, joined=said), joined)
-    parts = [part for total, size in zip(totals, sizes, strict=True) for part in tf.split(total, size)]
+    sent = [
+        tensors[group[0]]
+        if len(group) == 1
+        else tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
+        for group in groups
+    ]
     found: list[Any] = [None] * len(tensors)
-    for i, part in zip(order, parts, strict=True):
-        found[i] = tf.reshape(part, tensors[i].shape)
+    for group, total in zip(groups, _in_graph(replace(call, joined=said), sent), strict=True):
+        parts = [total] if len(group) == 1 else tf.split(total, [sizes[i] for i in group])
+        for i, part in zip(group, parts, strict=True):
+            found[i] = tf.reshape(part, tensors[i].shape)
     return found
 
 

@@ -40,20 +40,15 @@ def carried_out(
 
 
 def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[TransferRequest]) -> list[list[np.ndarray]]:
-    """All tensors of a type as one buffer."""
+    """All tensors of a type as one vector."""
     op = asked[0][0].op
     everything = [array for _, arrays in asked for array in arrays]
     totals: list[np.ndarray] = [array[:0] for array in everything]
     for dtype in dict.fromkeys(array.dtype for array in everything):
         chosen = [i for i, array in enumerate(everything) if array.dtype == dtype]
-        joined = (
-            np.concatenate([everything[i] for i in chosen]) if len(chosen) > 1 else everything[chosen[0]]
-        )
-        buffer = rings.ring_allreduce(mesh, ranks, me, joined, op)
-        start = 0
-        for i in chosen:
-            totals[i] = buffer[start : start + everything[i].size]
-            start += everything[i].size
+        reduced = rings.ring_allreduce(mesh, ranks, me, [everything[i] for i in chosen], op)
+        for i, total in zip(chosen, reduced, strict=True):
+            totals[i] = total
     found = iter(totals)
     return [[next(found) for _ in arrays] for _, arrays in asked]
 

@@ -25,6 +25,7 @@ hvd.init()
 last = hvd.rank() == hvd.size() - 1
 pids = hvd.allgather_object(os.getpid())
 hvd.allreduce(LARGE)
+hvd.barrier()  # all have its result
 
 
 def common():
@@ -62,7 +63,7 @@ def train():  # noqa: PLR0912  one branch for each way
         victim = 0 if how == "stop_rank_0" else hvd.size() - 1
         if hvd.rank() == victim:
             if how == "stop_in_an_exchange":  # the others are between its first and its last byte
-                process.engine()._mesh.exchange = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+                process.engine()._mesh.exchange = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
             else:
                 os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "one_more":
