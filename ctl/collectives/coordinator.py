@@ -139,14 +139,24 @@ class Coordinator:
             self._leave(rank, "has left")
         elif kind == "broken":
             self._agreement.tell_lost(header["rank"], header["why"])
-        elif kind == "again":
-            said = self._templates[rank, header["as"]]
-            self._agreement.ask(rank, dataclasses.replace(said, id=header["id"]), payload)
-        elif kind in ("ask", "template"):
+        elif kind == "several":
+            start = 0
+            for one in header["of"]:
+                size = one.get("size", 0)
+                self._ask(rank, one.pop("type"), one, payload[start : start + size])
+                start += size
+        else:
+            self._ask(rank, kind, header, payload)
+
+    def _ask(self, rank: int, kind: str, header: dict[str, Any], payload: bytes) -> None:
+        header.pop("size")
+        if kind == "again":
+            request = dataclasses.replace(self._templates[rank, header["as"]], id=header["id"])
+        else:
             request = Request(**header)
-            if kind == "template":
-                self._templates[rank, request.id] = request
-            self._agreement.ask(rank, request, payload)
+        if kind == "template":
+            self._templates[rank, request.id] = request
+        self._agreement.ask(rank, request, payload)
 
     def _leave(self, rank: int, how: str) -> None:
         if rank in self._agreement.gone:

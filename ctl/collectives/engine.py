@@ -19,16 +19,17 @@ from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
 from ctl.collectives.mesh import Mesh
+from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
 _MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
+_TINY = 256  # bytes; more, of several all-reduces at a time, travel together between the ranks
 _LEAVE_SECS = 5.0
 _WAKE_SECS = 1.0
 _SIGNS = 4  # of life, within the time that may pass without one
-_MOST_TEMPLATES = 10_000  # requests that are said in full once
 _ANSWER_SECS = 10.0  # for rank 0 to say that others are late
 
 
@@ -98,8 +99,7 @@ class Engine:
         found = bootstrap.connect_ranks(place, settings, lost, server)
         self._control = Channel(found.control)
         self._heard_at = self._shown_at = time.monotonic()
-        self._templates: dict[tuple, int] = {}
-        self._asking = threading.Lock()
+        self._outgoing = Outgoing(self._control)
         try:
             self._mesh = Mesh(place.rank, found.peers, found.control, self._pump, self._show_life, settings)
         except Lost as e:
@@ -127,13 +127,16 @@ class Engine:
         """
         flat = [array.reshape(-1) for array in arrays]
         told = joined or [(array.dtype.name, array.shape) for array in arrays]
+        size = sum(array.nbytes for array in flat)
+        later = size <= self._most_inline and not more.get("is_eager", True) and bool(self._pending)
+        fuses = later and kind == "allreduce" and size > _TINY
         request = Request(
             id=next(self._numbers),
             name=name,
             kind=kind,
             dtypes=[dtype for dtype, _ in told],
             shapes=[shape for _, shape in told],
-            is_inline=sum(array.nbytes for array in flat) <= self._most_inline,
+            is_inline=size <= self._most_inline and not fuses,
             **more,
         )
         pending = Pending(request, flat)
@@ -146,8 +149,7 @@ class Engine:
             self._pending[request.id] = pending
         payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
         try:
-            with self._asking:  # what another request refers to must have left before
-                self._control.send(self._header(request), *payload)
+            self._outgoing.put(request, payload, later=later)
         except Lost as e:
             self._break(failure("LOST", f"{request}: rank 0 is gone ({e})."))
         return pending
@@ -183,19 +185,9 @@ class Engine:
         self._control.end()
         self._thread.join(_LEAVE_SECS)
         self._control.close()
+        self._outgoing.close()
         self._mesh.close()
         self.timeline.stop()
-
-    def _header(self, request: Request) -> dict[str, Any]:
-        """What says a request; one that says what another did refers to that."""
-        key = request.key()
-        known = self._templates.get(key)
-        if known is not None:
-            return {"type": "again", "id": request.id, "as": known}
-        if len(self._templates) == _MOST_TEMPLATES:
-            return {"type": "ask", **request.header()}
-        self._templates[key] = request.id
-        return {"type": "template", **request.header()}
 
     def _do_alone(self, pending: Pending) -> None:
         request = pending.request
@@ -218,6 +210,7 @@ class Engine:
                 self._wait_for_word()
                 self._control.inbox.read(self._control.socket)
                 self._heed()
+                self._outgoing.flush()
                 while self._to_begin:
                     self._begin(self._to_begin.pop(0))
         except Lost as e:
@@ -235,13 +228,18 @@ class Engine:
     def _wait_for_word(self) -> None:
         """Until rank 0 says something, as it has to with limits for stalls or for silence."""
         shutdown_secs = 0.0 if self.place.rank == 0 else self.settings.stall_shutdown
-        if not (shutdown_secs or self.settings.silence):
-            return
-        poller = select.poll()
-        poller.register(self._control.socket, select.POLLIN)
-        waited_at = time.monotonic()
-        while not poller.poll(1000 * _WAKE_SECS):
+        poller, waited_at = select.poll(), time.monotonic()
+        control = self._control.socket.fileno()
+        for descriptor in (control, self._outgoing.descriptor):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            ready = dict(poller.poll(1000 * _WAKE_SECS))
+            if self._outgoing.waits and control not in ready:  # more may come, to be sent together
+                time.sleep(self.settings.cycle)
+                self._outgoing.flush()
             self._show_life()
+            if control in ready:
+                return
             with self._lock:
                 asked_at = [pending.asked_at for pending in self._pending.values()]
             silent_secs = time.monotonic() - max(waited_at, min(asked_at, default=math.inf))

@@ -108,7 +108,11 @@ class Outbox:
 
     def put(self, header: dict[str, Any], *payload: Any) -> None:
         """Queues a message."""
-        self._parts.append(b"".join(packed_message(header, *payload)))
+        part = b"".join(packed_message(header, *payload))
+        if self._parts and isinstance(self._parts[-1], bytearray) and len(self._parts[-1]) < _AT_ONCE:
+            self._parts[-1] += part  # small ones leave together
+        else:
+            self._parts.append(bytearray(part) if len(part) < _AT_ONCE else part)
 
     def write(self, sock: socket.socket) -> None:
         """Sends what the socket takes now; raises Lost if the other end is gone."""
@@ -121,6 +125,8 @@ class Outbox:
             except OSError as e:
                 raise Lost(str(e)) from e
             if sent < len(part):
-                self._parts[0] = memoryview(part)[sent:]
+                self._parts[0] = (
+                    memoryview(bytes(part))[sent:] if isinstance(part, bytearray) else part[sent:]
+                )
                 return
             self._parts.popleft()

@@ -22,6 +22,7 @@ class Settings:
       silence: until a rank that says nothing at all is lost; 0 for never.
       shares_memory: ranks of one machine exchange large tensors through memory that both see.
       fusion_threshold: bytes of tensors that travel together.
+      cycle: for which small requests of a function that follow one another are held back, to go together.
       secret: known to the ranks of one job only.
       timeline: path of a Chrome trace, or "".
       mark_cycles: the trace shows when requests were looked at.
@@ -34,6 +35,7 @@ class Settings:
     silence: float = 0.0
     shares_memory: bool = True
     fusion_threshold: int = 128 << 20
+    cycle: float = 0.001
     secret: bytes = b""
     timeline: str = ""
     mark_cycles: bool = False
@@ -49,6 +51,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
         shares_memory=_plane(environ) != "tcp",
         fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
+        cycle=_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
         timeline=environ.get("HOROVOD_TIMELINE", ""),
         mark_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,9 +65,7 @@ class Call:
     is_eager: bool = True
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
-    joined: Sequence[
-        tuple[str, tuple[int, ...]]
-    ] = ()  # (type, shape), where some came as one
+    joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape), where some came as one
 
 
 @dataclass
@@ -256,10 +255,26 @@ def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         types.append(tf.int32)
     number = tf.numpy_function(ask_from_graph, list(tensors), tf.int64)
     number.set_shape([])
-    found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
+    with _after_the_last_take(call, number.graph):
+        found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
     found = list(found) if isinstance(found, (list, tuple)) else [found]
     _set_shapes(call, numbered, found)
+    _last_takes.setdefault(number.graph, {})[call.group] = found[0].op
     return found
+
+
+_last_takes: Any = weakref.WeakKeyDictionary()  # graph -> group -> the node that takes its newest result
+
+
+def _after_the_last_take(call: Call, graph: Any) -> Any:
+    """In a function, results are taken one after the other: a thread that waits costs more than its turn.
+
+    The nodes of a function ask in the order of the program, and none of them waits for results.
+    """
+    last = (
+        _last_takes.get(graph, {}).get(call.group) if isinstance(graph, tf.__internal__.FuncGraph) else None
+    )
+    return tf.control_dependencies([] if last is None else [last])
 
 
 def barrier_in_graph(call: Call, name: str) -> tf.Operation:
