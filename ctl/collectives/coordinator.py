@@ -139,6 +139,8 @@ class Coordinator:
             self._leave(rank, "has left")
         elif kind == "broken":
             self._agreement.tell_lost(header["rank"], header["why"])
+        elif kind == "alive":
+            return
         elif kind == "several":
             start = 0
             for one in header["of"]:

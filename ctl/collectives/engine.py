@@ -245,7 +245,7 @@ class Engine:
             silent_secs = time.monotonic() - max(waited_at, min(asked_at, default=math.inf))
             if shutdown_secs and silent_secs > shutdown_secs + _ANSWER_SECS:
                 raise _Broken(
-                    f"rank 0 did not answer for {silent_secs:.0f} s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
+                    f"rank 0 did not answer for {silent_secs:.0f} s ({self.settings.stall_name})."
                 )
 
     def _show_life(self) -> None:

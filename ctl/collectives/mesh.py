@@ -108,7 +108,7 @@ class Mesh:
         if settings.stall_shutdown and now - moved_at > settings.stall_shutdown:
             raise Lost(
                 f"no bytes to or from it for {now - moved_at:.0f} s, in the middle of a collective; "
-                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+                f"{settings.stall_name}",
                 rank,
             )
         if settings.stall_warning and now - max(moved_at, told_at) > settings.stall_warning:

@@ -18,6 +18,7 @@ class Settings:
       start_timeout: for all ranks to find each other.
       stall_warning: until a collective that some ranks have not joined is told; 0 for never.
       stall_shutdown: until it is an error; 0 for never.
+      stall_name: of the setting that says so, for errors.
       order_timeout: until ranks that wait in different collectives are an error; 0 for never.
       silence: until a rank that says nothing at all is lost; 0 for never.
       shares_memory: ranks of one machine exchange large tensors through memory that both see.
@@ -31,6 +32,7 @@ class Settings:
     start_timeout: float = 300.0
     stall_warning: float = 60.0
     stall_shutdown: float = 0.0
+    stall_name: str = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     order_timeout: float = 5.0
     silence: float = 0.0
     shares_memory: bool = True

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.collectives.engine import Engine
 from ctl.distribute import engine_all_reduce
+from ctl.distribute.engine_all_reduce import Limits
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError
 
@@ -32,7 +33,7 @@ def choose_communication(
     summed: Sum,
     *,
     known: str = "",
-    heartbeat_secs: float = 0.0,
+    limits: Limits = Limits(),  # noqa: B008  never changes
 ) -> str:
     """Installs the faster of `PATHS` in the strategy, and returns it; "" where there is no choice.
 
@@ -47,7 +48,7 @@ def choose_communication(
     if known == "ring":
         return known
     try:
-        engine = engine_all_reduce.connect_engine(topology, heartbeat_secs)
+        engine = engine_all_reduce.connect_engine(topology, limits)
     except PeerLostError as e:
         if topology.is_chief:
             _log.warning("%s It stays with TensorFlow's ring.", e)

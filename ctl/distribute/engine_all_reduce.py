@@ -1,6 +1,6 @@
 """A MultiWorkerMirroredStrategy whose sums travel over our engine instead of TensorFlow's gRPC ring.
 
-    engine = connect_engine(topology, heartbeat_secs)
+    engine = connect_engine(topology, limits)
     install_engine(strategy, engine)     # what is traced or run eagerly from here on goes over it
 
 All collectives of the strategy change their path: gradients, means, finiteness, statistics of
@@ -13,7 +13,7 @@ import itertools
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from ctl.collectives import bootstrap, graph_errors, tensor_ops
@@ -34,7 +34,14 @@ _SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worke
 _numbers = itertools.count()  # of the groups of this process; the same on all workers
 
 
-def connect_engine(topology: Topology, heartbeat_secs: float = 0.0) -> Engine:
+class Limits(NamedTuple):
+    """Seconds of silence until a worker is lost, and that one collective may take; 0: the default, none."""
+
+    heartbeat_secs: float = 0.0
+    timeout_secs: float = 0.0
+
+
+def connect_engine(topology: Topology, limits: Limits) -> Engine:
     """Connects this worker with all others; all call it at the same time.
 
     They find each other through TensorFlow's coordination service. A worker listens at the port after
@@ -51,7 +58,10 @@ def connect_engine(topology: Topology, heartbeat_secs: float = 0.0) -> Engine:
         settings = Settings(
             start_timeout=_CONNECT_SECS,
             secret=job_secret() or told[0][1].encode(),
-            silence=heartbeat_secs or _SILENCE_SECS,
+            stall_warning=0.0,
+            stall_shutdown=limits.timeout_secs,
+            stall_name="--collective_timeout_secs",
+            silence=limits.heartbeat_secs or _SILENCE_SECS,
         )
         try:
             made = Engine(among([place for place, _ in told], rank), settings, server=server)
@@ -126,7 +136,7 @@ def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> N
     setattr(strategy, _ENGINE, engine)
 
 
-def use_engine(strategy: tf.distribute.Strategy, topology: Topology, heartbeat_secs: float) -> None:
+def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Limits) -> None:
     """Connects the workers and installs the engine. Raises UsageError where it cannot be used."""
     if strategy.num_replicas_in_sync == 1:
         return
@@ -136,7 +146,7 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, heartbeat_s
             "communication='tcp' sums tensors in the memory of the host, for strategy 'multi_worker' with "
             f"one CPU per worker; this worker's replicas are on {devices}. Write 'auto'."
         )
-    install_engine(strategy, connect_engine(topology, heartbeat_secs))
+    install_engine(strategy, connect_engine(topology, limits))
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:

@@ -97,7 +97,8 @@ def make_strategy(
         waits = heartbeat_secs, startup_timeout_secs
         made = strategy_factories.multi_worker(whole, devices, num_virtual_devices, how, *waits, flags)
         if communication == "tcp":
-            engine_all_reduce.use_engine(made, whole.without_servers(), heartbeat_secs)
+            limits = engine_all_reduce.Limits(heartbeat_secs, timeout_secs)
+            engine_all_reduce.use_engine(made, whole.without_servers(), limits)
     else:
         made = _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
     return _made_from(whole, made)

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import tensorflow as tf
+from ctl.collectives.failures import FAILURE_MARK
 from ctl.data import pipeline
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
@@ -120,7 +121,13 @@ def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
     if isinstance(error, PEER_ERRORS):
         return PeerLostError(
             f"Step {step}: another task is gone or cannot be reached "
-            f"({_first_line(text, _PEER_WORDS)}). Its own log tells why."
+            f"({_first_line(text.replace(FAILURE_MARK, ''), _PEER_WORDS)}). Its own log tells why."
+        )
+    if isinstance(error, tf.errors.FailedPreconditionError) and FAILURE_MARK in text:
+        said = text.partition(FAILURE_MARK)[2]
+        return UsageError(
+            f"Step {step}: {said} Workers (ranks) must sum the same things in the same order; "
+            "--check_collectives names the line on each worker."
         )
     words = text.lower()
     if isinstance(error, _OF_NCCL) and "nccl" in words and "invalid" not in words:

@@ -32,7 +32,7 @@ def workers(tmp_path):
                 ))  # fmt: skip
         deadline = time.monotonic() + TIMEOUT_SECS
         while "step 20/" not in logs[0].read_text():
-            assert time.monotonic() < deadline, logs[0].read_text()[-2000:]
+            assert started[0].poll() is None and time.monotonic() < deadline, logs[0].read_text()[-2000:]
             time.sleep(0.05)
         return started, logs
 
@@ -47,10 +47,11 @@ def workers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--heartbeat_secs=3"], "unhealthy"),
-        (["--collective_timeout_secs=3", "--heartbeat_secs=100"], "timed out"),
+        (["--communication=ring", "--heartbeat_secs=3"], "unhealthy"),
+        (["--communication=tcp", "--heartbeat_secs=3"], "silent for"),
+        (["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"], "--collective_timeout_secs"),
     ],
-    ids=["heartbeat", "timeout"],
+    ids=["ring", "tcp", "timeout"],
 )
 def test_a_silent_worker_is_given_up(workers, arguments, words):
     (first, second), logs = workers(*arguments)

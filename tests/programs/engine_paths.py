@@ -1,0 +1,135 @@
+"""Two workers sum over TensorFlow's ring and over the engine, and compare; argv[1] is a directory of both."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+from ctl.collectives.errors import HorovodInternalError
+from ctl.distribute import communication_choice, engine_all_reduce
+from ctl.distribute.engine_all_reduce import Limits, engine_of, install_engine
+
+STRATEGY = ctl.make_strategy("multi_worker", communication="tcp")
+ENGINE = engine_of(STRATEGY)
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+def everything() -> list:
+    """What each kind of collective of the strategy gives."""
+    me = STRATEGY.cluster_resolver.task_id
+    random = np.random.default_rng(me)
+
+    def numbers(*shape, dtype=np.float32):
+        return tf.identity(tf.constant(random.normal(size=shape) * 9, dtype))
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        several = [
+            numbers(300, 70), numbers(), numbers(0, 3), numbers(5, dtype=np.float64),
+            tf.cast(numbers(7), tf.int32), tf.cast(numbers(40_000), tf.bfloat16), numbers(13),
+        ]  # fmt: skip
+        rows = numbers(2 + me, 3)
+        slices = tf.IndexedSlices(numbers(1 + me, 2), tf.range(1 + me), tf.constant([9, 2]))
+        joined = context.all_reduce(SUM, slices)
+        return [
+            *context.all_reduce(SUM, several),
+            context.all_reduce(MEAN, numbers(4)),
+            context.all_gather(rows, axis=0),
+            context.all_gather(tf.transpose(rows), axis=1),
+            tf.math.unsorted_segment_sum(joined.values, joined.indices, 9),
+        ]
+
+    results = tf.function(lambda: STRATEGY.run(replica), autograph=False)()
+    eager = STRATEGY.reduce(SUM, numbers(6), axis=None)
+    return [np.asarray(r, np.float64) if r.dtype == tf.bfloat16 else r.numpy() for r in [*results, eager]]
+
+
+class Job(ctl.Trainer):
+    """Rows of an embedding, statistics of all replicas, a limit of the norm."""
+
+    def build(self):
+        self.model = keras.Sequential([
+            keras.layers.Embedding(5000, 4), keras.layers.Flatten(),
+            keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(3),
+        ])  # fmt: skip
+        self.model.build([None, 2])
+        self.optimizer = keras.optimizers.Adam(0.01)
+        self.gradients = ctl.Gradients(clip_norm=0.5)
+
+    def train_data(self, batch_size):
+        x = np.random.default_rng(3).integers(0, 5000, [64, 2])
+        return ctl.from_arrays((x, x[:, 0] % 3), batch_size, seed=1)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, self.model(x, training=True), from_logits=True
+            )
+            loss = self.average(losses)
+        self.minimize(loss, tape, self.model.trainable_variables)
+        return {"loss": losses}
+
+
+def trained(steps=6, **options) -> tuple[list, Job]:
+    trainer = Job(strategy=STRATEGY, global_batch_size=12, writers=[], seed=4, **options)
+    trainer.train(steps)
+    return [np.array(w) for w in trainer.model.get_weights()], trainer
+
+
+def equal(some, others) -> bool:
+    return len(some) == len(others) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def main(where: Path) -> None:
+    found = {"paths": sorted(set(ENGINE._mesh.paths.values()))}
+    over_tcp, (weights_tcp, _) = everything(), trained(communication="tcp")
+    install_engine(STRATEGY, None)
+    over_ring, (weights_ring, _) = everything(), trained(communication="ring")
+    found["sums"], found["weights"] = equal(over_tcp, over_ring), equal(weights_tcp, weights_ring)
+
+    lines: list[str] = []
+    logging.getLogger("ctl").setLevel(logging.INFO)
+    logging.getLogger("ctl").addHandler(logging.Handler())
+    logging.getLogger("ctl").handlers[-1].emit = lambda record: lines.append(record.getMessage())
+    trained(communication="auto")
+    found["measured"] = [line for line in lines if line.startswith("communication:")]
+    found["fits"] = not found["measured"] or found["measured"][0].endswith(
+        "tcp" if engine_of(STRATEGY) else "ring"
+    )
+
+    measure = communication_choice._measured
+    found["kept"] = []
+    for faster in ("ring", "tcp"):  # the second run goes on from the first: its path stays
+        communication_choice._measured = lambda *_, f=faster: {p: float(p != f) for p in ("ring", "tcp")}
+        install_engine(STRATEGY, None)
+        trained(3 + 3 * len(found["kept"]), communication="auto", model_dir=str(where / "kept"))
+        found["kept"].append("tcp" if engine_of(STRATEGY) else "ring")
+    communication_choice._measured = measure
+
+    install_engine(STRATEGY, None)
+    engine_all_reduce._CONNECT_SECS = 3.0
+    if STRATEGY.cluster_resolver.task_id == 1:
+        engine_all_reduce.Engine = fails
+    lines.clear()
+    weights, trainer = trained(communication="auto")
+    found["unreachable"] = [engine_of(STRATEGY) is None, equal(weights, weights_ring), lines]
+    try:
+        engine_all_reduce.use_engine(STRATEGY, trainer.topology, Limits())
+    except ctl.PeerLostError as e:
+        found["refused"] = str(e)
+    print(json.dumps(found))
+
+
+def fails(*_, **__):
+    raise HorovodInternalError("no way to rank 0")
+
+
+main(Path(sys.argv[1]))
