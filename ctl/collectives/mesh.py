@@ -130,7 +130,8 @@ def _linked(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> d
         for peer in (peer for peer in peers if peer > rank):
             _say(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
         for peer in (peer for peer in peers if peer < rank):
-            memory = opened_memory(_heard(peers[peer], peer)) if shares else None
+            offer = _heard(peers[peer], peer)
+            memory = opened_memory(offer) if shares else None
             _say(peers[peer], {"sees": memory is not None}, peer)
             links[peer] = _link(peers[peer], peer, memory, is_first=False)
         for peer in (peer for peer in peers if peer > rank):

@@ -111,7 +111,8 @@ class Agreement:
         for found in self._table.waiting():
             if shut and now - found.since > shut:
                 missing = ranks_named(self._table.missing(found))
-                text = f"{found.any_request}: {missing} did not ask for it within {shut:g} s ({self._settings.stall_name})."
+                limit = f"{shut:g} s ({self._settings.stall_name})"
+                text = f"{found.any_request}: {missing} did not ask for it within {limit}."
                 self._fail(found, "LOST", text)
 
     def _fail_what_needs_the_gone(self) -> None:

@@ -49,7 +49,10 @@ def workers(tmp_path):
     [
         (["--communication=ring", "--heartbeat_secs=3"], "unhealthy"),
         (["--communication=tcp", "--heartbeat_secs=3"], "silent for"),
-        (["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"], "--collective_timeout_secs"),
+        (
+            ["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"],
+            "--collective_timeout_secs",
+        ),
     ],
     ids=["ring", "tcp", "timeout"],
 )

@@ -1,4 +1,4 @@
-"""Two workers sum over TensorFlow's ring and over the engine, and compare; argv[1] is a directory of both."""
+"""Two workers sum over TensorFlow's ring and over the engine, and compare; argv[1] is for checkpoints."""
 
 import json
 import logging

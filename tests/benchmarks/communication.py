@@ -1,0 +1,180 @@
+"""Step time of several workers on loopback, by the path that sums of gradients take.
+
+    python tests/benchmarks/communication.py --rounds=3 --model=cnn --workers=2
+
+Each round runs every variant, one after the other; printed are medians over rounds of the median step,
+and their ratio to the tutorial's: MultiWorkerMirroredStrategy with one call per step. `none` does not sum.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIANTS = ("tutorial", "ring", "tcp", "tcp,bfloat16", "none")
+EACH = 32  # examples of a worker's batch
+LOOP = 10  # steps per loop
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", help="a variant, in this process")
+    parser.add_argument("--out", help="where the first worker writes its figure")
+    flags = parser.parse_args()
+    if flags.only:
+        seconds = tutorial(flags) if flags.only == "tutorial" else trained(flags)
+        if flags.out:
+            Path(flags.out).write_text(json.dumps(1e3 * statistics.median(seconds)))
+        return
+    found = {variant: [] for variant in VARIANTS}
+    for _ in range(flags.rounds):
+        for variant in VARIANTS:
+            found[variant].append(run(variant, flags))
+    medians = {variant: statistics.median(times) for variant, times in found.items()}
+    print(f"{flags.model}, {flags.workers} workers\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
+    for variant, ms in medians.items():
+        print(f"{variant:16}{ms:12.1f}{ms / medians['tutorial']:8.2f}")
+
+
+def run(variant, flags):
+    sys.path[:0] = [str(ROOT)]
+    from ctl.launch.ports import free_ports
+
+    addresses = [f"localhost:{port}" for port in free_ports(flags.workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "figure.json")
+        started = []
+        for i in range(flags.workers):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+            if variant != "none":
+                environ["TF_CONFIG"] = json.dumps(config)
+            arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
+            arguments += [f"--workers={flags.workers}", f"--out={out if i == 0 else ''}"]
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, *arguments], env=environ,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )
+            )  # fmt: skip
+        codes = [process.wait() for process in started]
+        if any(codes):
+            raise SystemExit(f"{variant}: exit codes {codes}")
+        return json.loads(out.read_text())
+
+
+def model_of(kind):
+    """Of 2.8 million parameters in 6 variables, or of 25 million in 160."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    if kind == "cnn":
+        inner = [
+            layers.Conv2D(32, 3, activation="relu"), layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+        ]  # fmt: skip
+    else:
+        inner = [layers.Flatten(), layers.Dense(560, activation="relu")]
+        inner += [layers.Dense(560, activation="relu") for _ in range(78)]
+    return keras.Sequential([layers.Input((28, 28, 1)), *inner, layers.Dense(10)])
+
+
+def arrays():
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return random.random((512, 28, 28, 1), np.float32), random.integers(0, 10, 512)
+
+
+def losses_of(y, logits):
+    import keras
+
+    return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+
+
+def tutorial(flags):
+    """Seconds per step of a hand-written loop, as TensorFlow's guide has it."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    batch = EACH * flags.workers
+    with strategy.scope():
+        model, optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
+    data = tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch)
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+
+    @tf.function
+    def step(iterator):
+        def replica(x, y):
+            with tf.GradientTape() as tape:
+                losses = losses_of(y, model(x, training=True))
+                loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.reduce(
+            tf.distribute.ReduceOp.SUM, strategy.run(replica, next(iterator)), axis=None
+        )
+
+    seconds = []
+    for number in range(flags.steps + LOOP):
+        started = time.perf_counter()
+        step(iterator)
+        if number >= LOOP:
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def trained(flags):
+    """Seconds per step of a Trainer."""
+    import ctl
+    import keras
+    import tensorflow as tf
+
+    path, _, wire_dtype = flags.only.partition(",")
+    batch = EACH * (1 if path == "none" else flags.workers)
+    stamps = []
+
+    class Job(ctl.Trainer):
+        def build(self):
+            self.model, self.optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
+            self.gradients = ctl.Gradients(wire_dtype=wire_dtype or None)
+
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch_size)
+
+        def train_step(self, example):
+            x, y = example
+            with tf.GradientTape() as tape:
+                losses = losses_of(y, self.model(x, training=True))
+                loss = self.average(losses)
+            self.minimize(loss, tape, self.model.trainable_variables)
+            return {"loss": losses}
+
+        def after_loop(self, step, means):
+            stamps.append(time.perf_counter())
+
+    where = {"strategy": "default"}
+    if path != "none":
+        where = {"strategy": "multi_worker", "communication": path}
+    intervals = ctl.Intervals(steps_per_loop=LOOP, log=ctl.Every(), save=ctl.Every(), evaluate=ctl.Every())
+    Job(**where, global_batch_size=batch, writers=[], intervals=intervals).train(flags.steps + 2 * LOOP)
+    return [(b - a) / LOOP for a, b in itertools.pairwise(stamps[1:])]
+
+
+if __name__ == "__main__":
+    main()
