@@ -22,6 +22,7 @@ from ctl.collectives import arithmetic
 from ctl.collectives.engine import Engine, Pending
 
 _REDUCTIONS = ("allreduce", "reducescatter")
+NODE_NAME = "CtlCollective"  # part of the name of a node that asks for a collective
 _LARGE = 1 << 20
 _SMALL = 1 << 16  # bytes of a tensor that is joined with others
 _ALIGNMENT = 64
@@ -253,7 +254,7 @@ def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         types.append(tf.int64)
     elif call.kind == "alltoall":
         types.append(tf.int32)
-    number = tf.numpy_function(ask_from_graph, list(tensors), tf.int64)
+    number = tf.numpy_function(ask_from_graph, list(tensors), tf.int64, name=NODE_NAME)
     number.set_shape([])
     with _after_the_last_take(call, number.graph):
         found = tf.numpy_function(take_from_graph, [number], types, stateful=False)

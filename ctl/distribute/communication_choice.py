@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.collectives.engine import Engine
 from ctl.distribute import engine_all_reduce
-from ctl.distribute.engine_all_reduce import Limits
+from ctl.distribute.engine_all_reduce import PeerLimits
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError
 
@@ -33,7 +33,7 @@ def choose_communication(
     summed: Sum,
     *,
     known: str = "",
-    limits: Limits = Limits(),  # noqa: B008  never changes
+    limits: PeerLimits = PeerLimits(),  # noqa: B008  never changes
 ) -> str:
     """Installs the faster of `PATHS` in the strategy, and returns it; "" where there is no choice.
 

@@ -34,14 +34,14 @@ _SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worke
 _numbers = itertools.count()  # of the groups of this process; the same on all workers
 
 
-class Limits(NamedTuple):
+class PeerLimits(NamedTuple):
     """Seconds of silence until a worker is lost, and that one collective may take; 0: the default, none."""
 
     heartbeat_secs: float = 0.0
     timeout_secs: float = 0.0
 
 
-def connect_engine(topology: Topology, limits: Limits) -> Engine:
+def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
     """Connects this worker with all others; all call it at the same time.
 
     They find each other through TensorFlow's coordination service. A worker listens at the port after
@@ -136,7 +136,7 @@ def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> N
     setattr(strategy, _ENGINE, engine)
 
 
-def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Limits) -> None:
+def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
     """Connects the workers and installs the engine. Raises UsageError where it cannot be used."""
     if strategy.num_replicas_in_sync == 1:
         return
@@ -146,7 +146,7 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Lim
             "communication='tcp' sums tensors in the memory of the host, for strategy 'multi_worker' with "
             f"one CPU per worker; this worker's replicas are on {devices}. Write 'auto'."
         )
-    install_engine(strategy, connect_engine(topology, limits))
+    install_engine(strategy, connect_engine(topology.without_servers(), limits))
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:

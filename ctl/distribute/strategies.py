@@ -21,6 +21,7 @@ import tensorflow as tf
 from ctl.distribute import communication as communication_lib
 from ctl.distribute import devices as devices_lib
 from ctl.distribute import engine_all_reduce, parameter_servers, strategy_factories
+from ctl.distribute.engine_all_reduce import PeerLimits
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
@@ -62,8 +63,7 @@ def make_strategy(
       num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
       cross_device_ops, communication: how mirrored and multi_worker add up; see docs/flags.md.
       timeout_secs: for multi_worker, of one collective; heartbeat_secs: of silence until a peer is lost.
-      tpu: name or address of a TPU; empty for the one of this environment.
-      variable_partitioner: how parameter servers share large variables, e.g. "min_size:256K".
+      tpu: its name or address; variable_partitioner: for parameter servers, e.g. "min_size:256K".
       startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
       flags: name -> value, equal on all workers; topology: None reads the environment.
 
@@ -72,7 +72,6 @@ def make_strategy(
     workers that are not alike; PeerLostError for one that does not come.
     """
     _check_word(word)
-    _look_for_devices()
     whole = topology or detection.read_topology()
     if whole.evaluates:
         return _made_from(whole, _private())
@@ -93,12 +92,11 @@ def make_strategy(
         return _made_from(whole, parameter_servers.connect_cluster(whole, devices, variable_partitioner))
     _check_cluster(word, whole)
     if word == "multi_worker":
-        how = communication_lib.options(communication, timeout_secs)
         waits = heartbeat_secs, startup_timeout_secs
+        how = communication_lib.options(communication, timeout_secs)
         made = strategy_factories.multi_worker(whole, devices, num_virtual_devices, how, *waits, flags)
         if communication == "tcp":
-            limits = engine_all_reduce.Limits(heartbeat_secs, timeout_secs)
-            engine_all_reduce.use_engine(made, whole.without_servers(), limits)
+            engine_all_reduce.use_engine(made, whole, PeerLimits(heartbeat_secs, timeout_secs))
     else:
         made = _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
     return _made_from(whole, made)
@@ -150,11 +148,9 @@ def place_of_counter(strategy: tf.distribute.Strategy) -> Any:
 
 
 def _check_word(word: str) -> None:
+    """Raises UsageError for another one than those of `WORDS`; looks for devices."""
     if word not in WORDS:
         raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
-
-
-def _look_for_devices() -> None:
     with log_filter.quiet():  # the first look for GPUs is noisy without one
         tf.config.list_physical_devices()
 

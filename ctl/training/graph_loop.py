@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from ctl.collectives.tensor_ops import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
 from ctl.data.pipeline import tuple_of
@@ -119,7 +120,7 @@ class StepLoop:
         self.trace(batches)
         nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
         everywhere = itertools.chain(nodes, *functions.values())
-        return any(node.op.startswith("Collective") for node in everywhere)
+        return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in everywhere)
 
     def refresh(self) -> None:
         """The user's code has run, and may have changed which variables are trained."""

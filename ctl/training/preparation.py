@@ -125,7 +125,7 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
         [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()] or [tf.TensorSpec([1], tf.float32)],
         lambda tensors: gradients.sum_over_replicas(tensors, trainer.gradients.wire_dtype),
         known=paths[chosen - 1] if chosen else "",
-        limits=engine_all_reduce.Limits(
+        limits=engine_all_reduce.PeerLimits(
             trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
         ),
     )

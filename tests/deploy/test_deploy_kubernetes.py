@@ -212,14 +212,14 @@ def test_exit_codes_that_no_restart_helps_end_the_job_and_others_do_not():
     assert codes == [errors.EXIT_FAILED, errors.EXIT_USAGE]
 
 
-def test_peers_may_use_one_port_and_with_gpus_all():
+def test_peers_may_use_two_ports_and_with_gpus_all():
     ports = [
         of_kind(made("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][0].get(
             "ports"
         )
         for g in ("--gpus=0", "--gpus=1")
     ]
-    assert ports == [[{"protocol": "TCP", "port": 2222}], None]
+    assert ports == [[{"protocol": "TCP", "port": 2222, "endPort": 2223}], None]
 
 
 def test_a_new_volume_is_for_one_node_only_where_one_pod_uses_it():

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.collectives.errors import HorovodInternalError
 from ctl.distribute import communication_choice, engine_all_reduce
-from ctl.distribute.engine_all_reduce import Limits, engine_of, install_engine
+from ctl.distribute.engine_all_reduce import PeerLimits, engine_of, install_engine
 
 STRATEGY = ctl.make_strategy("multi_worker", communication="tcp")
 ENGINE = engine_of(STRATEGY)
@@ -123,7 +123,7 @@ def main(where: Path) -> None:
     weights, trainer = trained(communication="auto")
     found["unreachable"] = [engine_of(STRATEGY) is None, equal(weights, weights_ring), lines]
     try:
-        engine_all_reduce.use_engine(STRATEGY, trainer.topology, Limits())
+        engine_all_reduce.use_engine(STRATEGY, trainer.topology, PeerLimits())
     except ctl.PeerLostError as e:
         found["refused"] = str(e)
     print(json.dumps(found))

@@ -171,7 +171,7 @@ def _policies(job: KubernetesJob) -> list[Document]:
         "training_policy": has_own_policy,
         "training_labels": {JOBSET: job.name} if options.runtime else labels,
         "peers": job.has_peers,
-        "one_port": not options.gpus,
+        "few_ports": not options.gpus,
         "closed": [name for name, is_closed in components.items() if is_closed],
     }
     return documents("kubernetes_network_policy.yaml", values)
