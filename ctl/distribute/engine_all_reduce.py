@@ -9,6 +9,7 @@ One replica per worker, on a CPU.
 """
 
 import atexit
+import dataclasses
 import itertools
 import secrets
 import socket
@@ -21,7 +22,7 @@ from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.ranks import among
-from ctl.collectives.settings import Settings
+from ctl.collectives.settings import read_settings
 from ctl.collectives.tensor_ops import Call, Members
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
@@ -55,7 +56,8 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
         host = (topology.address or "").rpartition(":")[0]
         mine = f"{host}:{server.getsockname()[1]} {secrets.token_hex(32)}"
         told = [text.split() for text in _exchanged(topology, f"{group}/place", mine)]
-        settings = Settings(
+        settings = dataclasses.replace(
+            read_settings(),
             start_timeout=_CONNECT_SECS,
             secret=job_secret() or told[0][1].encode(),
             stall_warning=0.0,

@@ -4,9 +4,11 @@
 
 Each round runs every variant, one after the other; printed are medians over rounds of the median step,
 and their ratio to the tutorial's: MultiWorkerMirroredStrategy with one call per step. `none` does not sum.
+With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -29,6 +31,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
     parser.add_argument("--only", help="a variant, in this process")
     parser.add_argument("--out", help="where the first worker writes its figure")
     flags = parser.parse_args()
@@ -38,33 +41,66 @@ def main():
             Path(flags.out).write_text(json.dumps(1e3 * statistics.median(seconds)))
         return
     found = {variant: [] for variant in VARIANTS}
-    for _ in range(flags.rounds):
-        for variant in VARIANTS:
-            found[variant].append(run(variant, flags))
+    with network(flags) as places:
+        for _ in range(flags.rounds):
+            for variant in VARIANTS:
+                found[variant].append(run(variant, flags, places))
     medians = {variant: statistics.median(times) for variant, times in found.items()}
-    print(f"{flags.model}, {flags.workers} workers\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
+    where = f", {flags.network}" if flags.network else ""
+    print(f"{flags.model}, {flags.workers} workers{where}\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
     for variant, ms in medians.items():
         print(f"{variant:16}{ms:12.1f}{ms / medians['tutorial']:8.2f}")
 
 
-def run(variant, flags):
+@contextlib.contextmanager
+def network(flags):
+    """(address, command before a worker's) for each worker."""
     sys.path[:0] = [str(ROOT)]
     from ctl.launch.ports import free_ports
 
-    addresses = [f"localhost:{port}" for port in free_ports(flags.workers)]
+    if not flags.network:
+        yield [(f"localhost:{port}", []) for port in free_ports(flags.workers)]
+        return
+    spaces = [f"ctl{os.getpid()}{side}" for side in "ab"]
+    ends = [f"v{space[3:]}" for space in spaces]
+    inside = [["ip", "netns", "exec", space] for space in spaces]
+    shape = ["root", "tbf", "rate", flags.network, "burst", "256k", "latency", "100ms"]
+    setup = [
+        *(["ip", "netns", "add", space] for space in spaces),
+        ["ip", "link", "add", ends[0], "netns", spaces[0], "type", "veth",
+         "peer", "name", ends[1], "netns", spaces[1]],
+        *([*inside[i], "ip", "address", "add", f"10.99.0.{i + 1}/24", "dev", ends[i]] for i in (0, 1)),
+        *([*inside[i], "ip", "link", "set", name, "up"] for i in (0, 1) for name in ("lo", ends[i])),
+        *([*inside[i], "tc", "qdisc", "add", "dev", ends[i], *shape] for i in (0, 1)),
+    ]  # fmt: skip
+    try:
+        for command in setup:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"skipped, {' '.join(command)}: {done.stderr.strip()}")
+        yield [(f"10.99.0.{i + 1}:2222", inside[i]) for i in (0, 1)]
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+
+
+def run(variant, flags, places):
+    addresses = [address for address, _ in places]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figure.json")
         started = []
         for i in range(flags.workers):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
             environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+            if flags.network:  # the processes could share memory
+                environ["CTL_COLLECTIVES"] = "tcp"
             if variant != "none":
                 environ["TF_CONFIG"] = json.dumps(config)
             arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
             arguments += [f"--workers={flags.workers}", f"--out={out if i == 0 else ''}"]
             started.append(
                 subprocess.Popen(
-                    [sys.executable, __file__, *arguments], env=environ,
+                    [*places[i][1], sys.executable, __file__, *arguments], env=environ,
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 )
             )  # fmt: skip
