@@ -8,6 +8,7 @@ for loop in TrainLoop(...).loops(step, steps, signals):
 What is done about it is `ctl.training.run`'s.
 """
 
+import contextlib
 import enum
 import logging
 import time
@@ -29,6 +30,7 @@ from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
+from ctl.training.step_trace import StepTrace
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
@@ -132,6 +134,7 @@ class TrainLoop:
       failure: what the hook raised; the run ends after this loop.
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
       epochs: the ends of epochs are due, as "epoch".
+      trace: which steps to trace, or None.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -157,6 +160,7 @@ class TrainLoop:
         self._timers = Timers(intervals, time.perf_counter())
         self.asked: Callable[[], frozenset[str]] = frozenset
         self.epochs = False
+        self.trace: StepTrace | None = None
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -166,9 +170,11 @@ class TrainLoop:
         mark = self._next_mark(step)
         end = None
         while end is None and (steps is None or step < steps):
-            asked = max(1, self._next_length([e - step for e in (mark, steps) if e is not None]))
+            marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
+            asked = max(1, self._next_length([e - step for e in marks if e is not None]))
             before = self.interval.sums()
-            ran = self._run(asked)
+            with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
+                ran = self._run(asked, timed=not traced)
             step += ran
             self._check_lease()
             self._writers.note(Progressed(step))
@@ -210,16 +216,16 @@ class TrainLoop:
         """Why a loop ran fewer steps than it should."""
         return End.DATA_ENDED
 
-    def _run(self, asked: int) -> int:
+    def _run(self, asked: int, *, timed: bool = True) -> int:
         """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""
         compiled, start = self._graph_loop.has_run, time.perf_counter()
         with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
         secs = time.perf_counter() - start
-        self.interval.ran(ran, secs if compiled else None)
-        if compiled:
+        self.interval.ran(ran, secs if compiled and timed else None)
+        if compiled and timed:
             self._length.took(steps=ran, secs=secs)
-        else:
+        if not compiled:
             self._writers.note(Traced(self._graph_loop.graph_def()))
         return ran
 

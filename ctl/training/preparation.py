@@ -16,7 +16,7 @@ from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.supervision import heartbeat
-from ctl.training import checkpoint_follower, resume, validation
+from ctl.training import checkpoint_follower, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
@@ -39,6 +39,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     """Builds, checks and restores."""
     if not validation.is_written(trainer, "build"):
         validation.methods(trainer, "train")
+    step_trace.check_trace(trainer)
     validation.directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
     with strategies.place_of_counter(trainer.strategy):

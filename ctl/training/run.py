@@ -1,5 +1,6 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ def train(
             signals.Signals() as received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
+            run.traced(),
         ):
             session.signals = received
             end = run.train(received)
@@ -122,6 +124,7 @@ class Run:
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
+        self._loop.trace = run_support.trace_of(trainer)
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
@@ -132,6 +135,11 @@ class Run:
         self._interrupted = False  # an evaluation, by a signal
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
+
+    def traced(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the steps: a trace that has begun is written, however they end."""
+        trace = self._loop.trace
+        return contextlib.closing(trace) if trace else contextlib.nullcontext()
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._trainer)

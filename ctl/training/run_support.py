@@ -8,8 +8,9 @@ from ctl.errors import Stopped
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved
 from ctl.supervision import heartbeat, signals
-from ctl.training import error_translation
+from ctl.training import error_translation, run_metadata
 from ctl.training.session import Session
+from ctl.training.step_trace import StepTrace
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
@@ -31,6 +32,14 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         writers.note(Saved(step, path))
 
     return checkpoint_saving.around(session.manager, session.state, told)
+
+
+def trace_of(trainer: TrainerProtocol) -> StepTrace | None:
+    """What `--profile` asks for."""
+    if not trainer.config.profile:
+        return None
+    where = f"{run_metadata.log_dir(trainer)}/train/plugins/profile"
+    return StepTrace(trainer.config.profile, where, f"worker_{trainer.topology.worker_index}")
 
 
 def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:
