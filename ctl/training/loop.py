@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -29,11 +29,12 @@ from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.loop_length import Interval, LoopLength
+from ctl.training.loop_length import Interval, LoopLength, LoopTimes
 from ctl.training.step_trace import StepTrace
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
+_DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
@@ -86,11 +87,11 @@ class Loop:
 
 
 class Vote(NamedTuple):
-    """What workers add up at the end of a loop; the chief alone fills in the first five.
+    """What workers add up at the end of a loop; the chief alone fills in the first six.
 
     Attributes:
       length: of the next loop; wait: steps until workers add up again.
-      log, evaluate, save: 1 if the chief's clock says that it is due.
+      log, evaluate, save: 1 if the chief's clock says that it is due; profile: if `ctl profile` does.
       stop, sigterm, interrupt: 1 for each worker that wants to stop, or has received the signal.
     """
 
@@ -99,13 +100,14 @@ class Vote(NamedTuple):
     log: float = 0.0
     evaluate: float = 0.0
     save: float = 0.0
+    profile: float = 0.0
     stop: float = 0.0
     sigterm: float = 0.0
     interrupt: float = 0.0
 
     @property
     def due(self) -> frozenset[str]:
-        return frozenset(name for name in ("log", "evaluate", "save") if getattr(self, name))
+        return frozenset(name for name in _DUE if getattr(self, name))
 
 
 class GraphLoop(Protocol):
@@ -122,6 +124,14 @@ class GraphLoop(Protocol):
     def graph_def(self) -> tf.compat.v1.GraphDef | None: ...
 
 
+class Profiler(Protocol):
+    """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step."""
+
+    times: LoopTimes
+
+    def run(self, graph_loop: Any, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
+
+
 class TrainLoop:
     """Runs the steps of one call of `train`.
 
@@ -134,7 +144,7 @@ class TrainLoop:
       failure: what the hook raised; the run ends after this loop.
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
       epochs: the ends of epochs are due, as "epoch".
-      trace: which steps to trace, or None.
+      trace: which steps to trace, or None; profiler: what measures a step, or None.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -161,6 +171,7 @@ class TrainLoop:
         self.asked: Callable[[], frozenset[str]] = frozenset
         self.epochs = False
         self.trace: StepTrace | None = None
+        self.profiler: Profiler | None = None
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -168,13 +179,14 @@ class TrainLoop:
         """From `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
         mark = self._next_mark(step)
-        end = None
+        end, profiles = None, False
         while end is None and (steps is None or step < steps):
             marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
-            asked = max(1, self._next_length([e - step for e in marks if e is not None]))
+            limits = [e - step for e in marks if e is not None]
+            asked = 1 if profiles else max(1, self._next_length(limits))
             before = self.interval.sums()
             with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
-                ran = self._run(asked, timed=not traced)
+                ran = self._profile() if profiles else self._run(asked, timed=not traced)
             step += ran
             self._check_lease()
             self._writers.note(Progressed(step))
@@ -185,6 +197,7 @@ class TrainLoop:
                 due = self.due(step)
                 mark = self._next_mark(step)
             stop, due, signalled = self._agree(step, stop, due, signals)
+            profiles, due = "profile" in due, due - {"profile"}
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
@@ -221,12 +234,22 @@ class TrainLoop:
         compiled, start = self._graph_loop.has_run, time.perf_counter()
         with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
-        secs = time.perf_counter() - start
+        secs = (end := time.perf_counter()) - start
+        if self.profiler is not None and compiled and timed:
+            self.profiler.times.took(ran, start, end)
         self.interval.ran(ran, secs if compiled and timed else None)
         if compiled and timed:
             self._length.took(steps=ran, secs=secs)
         if not compiled:
             self._writers.note(Traced(self._graph_loop.graph_def()))
+        return ran
+
+    def _profile(self) -> int:
+        """A step that is measured before it is made; returns 1, or 0 where the data have ended."""
+        assert self.profiler is not None
+        run = self.profiler.run
+        self.interval.packed, ran = run(self._graph_loop, self._batches, self.interval.packed)
+        self.interval.ran(ran, None)
         return ran
 
     def _ready(self) -> frozenset[str]:

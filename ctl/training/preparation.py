@@ -77,24 +77,39 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
 def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     """What runs `train_step`, traced once per trainer."""
     if session.train_loop is None:
-        counter = session.state.step
-        skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
-        step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
         if parameter_servers.is_used(trainer.strategy):
+            step = _train_step(trainer, session, None)
             session.train_loop = ScheduledLoop(
-                trainer.strategy, step, counter=counter, trained=lambda: _trainable(trainer)
+                trainer.strategy, step, counter=session.state.step, trained=lambda: _trainable(trainer)
             )
         else:
-            single = trainer.intervals.steps_per_loop == 1
-            session.train_loop = StepLoop(
-                trainer.strategy,
-                step,
-                trainer.topology,
-                counter=counter,
-                single=single,
-                trained=lambda: _trainable(trainer),
-            )
+            session.train_loop = new_train_loop(trainer, session)
     return session.train_loop
+
+
+def new_train_loop(
+    trainer: TrainerProtocol, session: Session, *, jit_compile: bool | None = None
+) -> StepLoop:
+    """What runs `train_step` on workers in step, with traces of its own."""
+    return StepLoop(
+        trainer.strategy,
+        _train_step(trainer, session, jit_compile),
+        trainer.topology,
+        counter=session.state.step,
+        single=trainer.intervals.steps_per_loop == 1,
+        trained=lambda: _trainable(trainer),
+    )
+
+
+def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | None) -> ReplicaStep:
+    """`jit_compile` in place of the trainer's, if it is given."""
+
+    def compiles() -> bool:
+        return trainer.jit_compile if jit_compile is None else jit_compile
+
+    policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
+    skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)
+    return _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
@@ -112,9 +127,12 @@ def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:
 
 
 def _replica_step(
-    trainer: TrainerProtocol, step: Callable[[Any], Any], how: Callable[[], Any], skipping: Skipping
+    trainer: TrainerProtocol,
+    step: Callable[[Any], Any],
+    how: Callable[[], Any],
+    skipping: Skipping,
+    compiles: Callable[[], bool] = lambda: False,
 ) -> ReplicaStep:
-    trains = step == trainer.train_step
     keras_metrics.build_outside_steps(
         keras_metrics.found_in(vars(trainer)), strategies.local(trainer.strategy)
     )
@@ -123,7 +141,7 @@ def _replica_step(
         recorder=trainer._recorder,
         how=how,
         num_replicas=trainer.topology.num_replicas,
-        jit_compile=lambda: trains and trainer.jit_compile,
+        jit_compile=compiles,
         metrics=keras_metrics.found_in(vars(trainer)),
         skipping=skipping,
     )

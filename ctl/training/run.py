@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
+from ctl.training.step_profiler import StepProfiler
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -125,6 +126,7 @@ class Run:
         self._interval = self._loop.interval
         self._loop.asked = self._asked
         self._loop.trace = run_support.trace_of(trainer)
+        self._loop.profiler = self._profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
@@ -136,10 +138,13 @@ class Run:
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
 
-    def traced(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
         """Around the steps: a trace that has begun is written, however they end."""
-        trace = self._loop.trace
-        return contextlib.closing(trace) if trace else contextlib.nullcontext()
+        with contextlib.closing(self._profiler), contextlib.ExitStack() as stack:
+            if self._loop.trace:
+                stack.enter_context(contextlib.closing(self._loop.trace))
+            yield
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._trainer)
@@ -150,9 +155,10 @@ class Run:
         return self._loop.failure or self._session.callbacks.failure
 
     def _asked(self) -> frozenset[str]:
-        """What `Trainer.save` has asked for since the last look."""
+        """What `Trainer.save` has asked for since the last look, and `ctl profile`."""
         asked, self._session.save_asked = self._session.save_asked, False
-        return frozenset({"save"}) if asked else frozenset()
+        due = {"save": asked, "profile": self._profiler.is_due()}
+        return frozenset(name for name, now in due.items() if now)
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
@@ -252,6 +258,8 @@ class Run:
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
+        if "save" in due or owed:
+            self._profiler.times.pause()
         if "save" in due:
             self._save(step, owed)
         if owed:
@@ -357,7 +365,7 @@ class Run:
             self._interval.fetch(self._session.agreement.sum)
         self._session.loop_state = self._state(owed)
         self._session.metrics = self.metrics if self._evaluated_at == step else {}
-        with heartbeat.here.doing(heartbeat.SAVING):
+        with heartbeat.here.doing(heartbeat.SAVING), self._profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
     def _state(self, owed: frozenset[str]) -> dict[str, Any]:

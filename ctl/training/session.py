@@ -60,6 +60,7 @@ class Session:
     short_steps: int = 0  # without a full batch among them
     source: str | None = None  # a line about the data of the newest checkpoint
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
+    profiled: bool = False  # `ctl profile` has measured a step
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:
