@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def _of(kind: str, default: Any, text: str) -> Any:
     """A field; `kind` is "text", "bool", "list", "word" (one of `default`, whose first is the default),
-    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto") or "range"."""
+    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto") or "range"
+    ("first:last" or "")."""
     words = default if kind == "word" else ()
     first = default[0] if kind == "word" else default
     return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})

@@ -1,7 +1,7 @@
 """A batch that is taken off an open source, to be given again: once, or without end.
 
 taken = take(batches, agreement.sum)
-repeated(batches, taken, strategy)         # the same batch, again and again
+without_end(batches, taken, strategy)      # the same batch, again and again
 once(batches, taken, strategy)             # what the source would have given next
 """
 
@@ -33,7 +33,7 @@ def once(batches: Batches, element: Any, strategy: tf.distribute.Strategy) -> Ba
     return dataclasses.replace(batches, iterator=_iterator(batches, element, strategy, count=1))
 
 
-def repeated(batches: Batches, element: Any, strategy: tf.distribute.Strategy) -> Batches:
+def without_end(batches: Batches, element: Any, strategy: tf.distribute.Strategy) -> Batches:
     """`element` without end."""
     iterator = _iterator(batches, element, strategy, count=None)
     return dataclasses.replace(batches, iterator=iterator, ends_unknown=False, passes=None)
@@ -45,25 +45,36 @@ def _iterator(batches: Batches, element: Any, strategy: tf.distribute.Strategy, 
     if isinstance(batches.iterator, tf.data.Iterator):
         return iter(_dataset([element], [spec]).repeat(count))
     shares = strategy.experimental_local_results(element)
-    specs = getattr(spec, "_value_specs", [spec] * len(shares))
-    dataset = _dataset(list(shares), list(specs)).repeat(count)
+    specs = [tf.nest.map_structure(lambda s, i=i: _of_replica(s, i), spec) for i in range(len(shares))]
+    dataset = _dataset(list(shares), specs).repeat(count)
     return iter(strategy.distribute_datasets_from_function(lambda _: dataset))
 
 
-def _dataset(elements: list, specs: list) -> tf.data.Dataset:
-    """One element after the other, each of the first one's type."""
+def _of_replica(spec: Any, index: int) -> Any:
+    """The type of one replica's value, in that of the values of all."""
+    of_each = getattr(spec, "_value_specs", None)
+    return spec if of_each is None else of_each[index]
 
-    def of_type(*parts: Any) -> Any:
-        shapes = [s.shape for s in tf.nest.flatten(specs[0], expand_composites=True)]
+
+def _dataset(elements: list, specs: list) -> tf.data.Dataset:
+    """One element after the other, each of its own type."""
+    made = [_of_type(element, spec) for element, spec in zip(elements, specs, strict=True)]
+    dataset = made[0]
+    for other in made[1:]:
+        dataset = dataset.concatenate(other)
+    return dataset
+
+
+def _of_type(element: Any, spec: Any) -> tf.data.Dataset:
+    shapes = [s.shape for s in tf.nest.flatten(spec, expand_composites=True)]
+
+    @tf.autograph.experimental.do_not_convert
+    def typed(*parts: Any) -> Any:
         flat = [
             tf.raw_ops.PlaceholderWithDefault(input=part, shape=shape)
             for part, shape in zip(parts, shapes, strict=True)
         ]
-        return tf.nest.pack_sequence_as(specs[0], flat, expand_composites=True)
+        return tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
 
-    flat = [tuple(tf.nest.flatten(e, expand_composites=True)) for e in elements]
-    one_by_one = [tf.data.Dataset.from_tensors(parts).map(of_type) for parts in flat]
-    dataset = one_by_one[0]
-    for other in one_by_one[1:]:
-        dataset = dataset.concatenate(other)
-    return dataset
+    parts = tuple(tf.nest.flatten(element, expand_composites=True))
+    return tf.data.Dataset.from_tensors(parts).map(typed)

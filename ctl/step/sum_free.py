@@ -1,6 +1,6 @@
 """For measurements: steps without their sums over replicas, and those sums alone.
 
-with without_sums(strategy) as sums:
+with without_sums(first=0) as sums:
     loop.trace(batches)                   # each replica keeps its own gradients
 call = sums_alone(strategy, sums)         # (steps) -> runs as many sums as so many steps have
 """
@@ -21,24 +21,31 @@ class SumOfStep(NamedTuple):
 
 
 @contextlib.contextmanager
-def without_sums(strategy: tf.distribute.Strategy) -> Iterator[list[SumOfStep]]:
-    """What is traced within keeps what each replica has; the list tells of the sums that were left out."""
-    found: list[SumOfStep] = []
-    extended: Any = strategy.extended
+def without_sums(first: int) -> Iterator[list[SumOfStep]]:
+    """What is traced within keeps what each replica has; the list tells of the sums that were left out.
 
-    def kept(reduce_op: Any, value: Any, options: Any = None) -> Any:
-        context = tf.distribute.get_replica_context()
-        replica = tf.get_static_value(context.replica_id_in_sync_group)
-        if replica is None or int(replica) % len(extended.worker_devices) == 0:
+    Args:
+      first: number of this process's first replica, whose sums are told.
+    """
+    found: list[SumOfStep] = []
+    kind: Any = tf.distribute.ReplicaContext
+    own = vars(kind).get("all_reduce")
+
+    def kept(context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if int(tf.get_static_value(context.replica_id_in_sync_group)) == first:
             graph = tf.compat.v1.get_default_graph()
-            found.extend(SumOfStep(t.shape, t.dtype, graph) for t in tf.nest.flatten(value, True))
+            tensors = tf.nest.flatten(value, expand_composites=True)
+            found.extend(SumOfStep(t.shape, t.dtype, graph) for t in tensors)
         return value
 
-    extended._replica_ctx_all_reduce = kept
+    kind.all_reduce = kept
     try:
         yield found
     finally:
-        del extended._replica_ctx_all_reduce
+        if own is None:
+            del kind.all_reduce
+        else:
+            kind.all_reduce = own
 
 
 def of_last_trace(sums: Sequence[SumOfStep]) -> list[SumOfStep]:

@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="ctl profile",
         usage="ctl profile [--json=PATH] -- command [its options]",
         description="Runs a training and measures once where the time of a step goes: waiting for input, "
-        "computing, communicating, host, saving.\nPrints a table and what to try. The training goes on as if "
-        "nothing was.",
+        "computing,\ncommunicating, host, saving. Prints a table and what to try. The training goes on as "
+        "if nothing was.",
         epilog=f"examples:\n  {PROFILE_EXAMPLE}\n"
         "  ctl profile -- ctl launch --workers=2 -- python -m models.mnist\n"
         "  ctl launch -H a:1,b:1 -- ctl profile -- python -m models.mnist",

@@ -110,22 +110,21 @@ def profile_text(profile: StepProfile) -> str:
         f"  {'':<18}  ms a step  share",
     ]
     for name, secs in [*profile.parts().items(), ("all", profile.whole)]:
-        line = f"  {name:<18}  {secs * 1e3:>9.3f}  {secs / profile.whole:>4.0%}  {_remark(profile, name)}"
-        lines.append(line.rstrip().replace("%", " %", 1))
+        share = 100 * secs / profile.whole
+        line = f"  {name:<18}  {secs * 1e3:>9.3f}  {share:>3.0f} %  {_remark(profile, name)}"
+        lines.append(line.rstrip())
     return "\n".join([*lines, advice(profile)])
 
 
 def _remark(profile: StepProfile, name: str) -> str:
-    if name == "communicating":
-        if profile.alone is None:
-            return "  not measured"
-        if profile.hidden is not None and profile.sums:
-            return f"  {profile.sums * 1e3:.3f} ms alone; {profile.hidden:.0%} hidden behind computing".replace(
-                "%", " %"
-            )
+    if name == "communicating" and profile.alone is None:
+        return "  not measured"
+    if name == "communicating" and profile.sums and profile.hidden is not None:
+        alone = f"{profile.sums * 1e3:.3f} ms alone"
+        return f"  {alone}; {100 * profile.hidden:.0f} % hidden behind computing"
     if name == "computing" and profile.alone and profile.fastest:
         late = profile.alone / profile.fastest - 1
-        return f"  the slowest worker takes {100 * late:.0f} percent longer" if late > _WORTH else ""
+        return f"  the slowest worker takes {100 * late:.0f} % longer" if late > _WORTH else ""
     if name == "saving" and profile.save_every:
         return f"  {profile.one_save * 1e3:.0f} ms every {profile.save_every:.0f} steps"
     return ""
@@ -167,8 +166,8 @@ def _of_communication(profile: StepProfile) -> str:
     batch = 2 * profile.global_batch_size
     gain = 2 * profile.whole / (2 * profile.whole - profile.communication)
     larger = (
-        f"a global batch of {batch} (with accumulate_steps=2 where memory is short) brings about {gain:.2f} x "
-        "the examples per second"
+        f"a global batch of {batch} (with accumulate_steps=2 where memory is short) brings about "
+        f"{gain:.2f} x the examples per second"
     )
     if profile.wire_dtype or not (profile.sums and profile.sums_16_bit):
         return larger
@@ -181,8 +180,8 @@ def _of_communication(profile: StepProfile) -> str:
 def _of_host(profile: StepProfile) -> str:
     if profile.steps_per_loop > 1:
         return (
-            "log more rarely (--log_every_steps), and look at after_loop and callbacks; without it, steps are "
-            f"{_faster(profile, profile.host)}"
+            "log more rarely (--log_every_steps), and look at after_loop and callbacks; without it, steps "
+            f"are {_faster(profile, profile.host)}"
         )
     return f"with --steps_per_loop=10 steps are {_faster(profile, 0.9 * profile.host)}"
 
@@ -198,7 +197,9 @@ def _of_computing(profile: StepProfile) -> str:
     """Nothing around the computation is worth a change."""
     share = f"Computing is {100 * profile.computing / profile.whole:.0f} % of a step"
     if profile.replicas > 1:
-        share = f"{share} and communication {100 * profile.communication / profile.whole:.0f} %, no bottleneck"
+        share = (
+            f"{share} and communication {100 * profile.communication / profile.whole:.0f} %, no bottleneck"
+        )
     if profile.compiled and profile.alone and profile.alone - profile.compiled > 0.05 * profile.whole:
         gain = _faster(profile, profile.alone - profile.compiled)
         return f"{share}: with --jit_compile steps are {gain}."

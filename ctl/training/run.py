@@ -1,9 +1,8 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def train(
             signals.Signals() as received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
-            run.traced(),
+            run_support.closing(run.trace, run.profiler),
         ):
             session.signals = received
             end = run.train(received)
@@ -95,6 +94,7 @@ class Run:
     Attributes:
       means: of the newest log; metrics: of the newest evaluation.
       rates: (steps, seconds) of each log, training alone.
+      trace, profiler: what `--profile` and `ctl profile` ask for.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Run:
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
-        self._loop.trace = run_support.trace_of(trainer)
-        self._loop.profiler = self._profiler = StepProfiler(trainer, session)
+        self._loop.trace = self.trace = run_support.trace_of(trainer)
+        self._loop.profiler = self.profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
@@ -137,14 +137,6 @@ class Run:
         self._interrupted = False  # an evaluation, by a signal
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
-
-    @contextlib.contextmanager
-    def traced(self) -> Iterator[None]:
-        """Around the steps: a trace that has begun is written, however they end."""
-        with contextlib.closing(self._profiler), contextlib.ExitStack() as stack:
-            if self._loop.trace:
-                stack.enter_context(contextlib.closing(self._loop.trace))
-            yield
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._trainer)
@@ -157,7 +149,7 @@ class Run:
     def _asked(self) -> frozenset[str]:
         """What `Trainer.save` has asked for since the last look, and `ctl profile`."""
         asked, self._session.save_asked = self._session.save_asked, False
-        due = {"save": asked, "profile": self._profiler.is_due()}
+        due = {"save": asked, "profile": self.profiler.is_due()}
         return frozenset(name for name, now in due.items() if now)
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -259,7 +251,7 @@ class Run:
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
         if "save" in due or owed:
-            self._profiler.times.pause()
+            self.profiler.times.pause()
         if "save" in due:
             self._save(step, owed)
         if owed:
@@ -365,7 +357,7 @@ class Run:
             self._interval.fetch(self._session.agreement.sum)
         self._session.loop_state = self._state(owed)
         self._session.metrics = self.metrics if self._evaluated_at == step else {}
-        with heartbeat.here.doing(heartbeat.SAVING), self._profiler.saving():
+        with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
     def _state(self, owed: frozenset[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ back, and the step is made with that batch, by the trace that trains.
 """
 
 import contextlib
-import dataclasses
+import functools
 import json
 import logging
 import random
@@ -84,7 +84,7 @@ class StepProfiler:
         if taken is None:  # the data have ended
             return graph_loop.run(batches, 1, packed)
         with heartbeat.here.doing(heartbeat.COMPILING), _random_state_kept():
-            found = self._measured(held_batch.repeated(batches, taken, self._trainer.strategy))
+            found = self._measured(held_batch.without_end(batches, taken, self._trainer.strategy))
         if found is not None and self._trainer.topology.is_chief:
             self._show(found)
         return graph_loop.run(held_batch.once(batches, taken, self._trainer.strategy), 1, packed)
@@ -171,17 +171,21 @@ class Variants:
         step_loops["cached"].trace(batches)
         compiles = not trainer.jit_compile and trainer.gradients.accumulate_steps == 1
         self._sums: list[sum_free.SumOfStep] = []
-        with sum_free.without_sums(self._strategy) as sums:
+        first = trainer.topology.worker_index * trainer.topology.num_local_replicas
+        with sum_free.without_sums(first) as sums:
             for name, wanted in (("alone", self._several), ("compiled", compiles)):
                 if wanted:
                     jit = trainer.jit_compile or name == "compiled"
                     loop = preparation.new_train_loop(trainer, session, jit_compile=jit)
-                    if self._everywhere(lambda loop=loop: loop.trace(batches)):
+                    if self._everywhere(functools.partial(loop.trace, batches)):
                         step_loops[name] = loop
                 if name == "alone":
                     self._sums = list(sums)
         self._loops = step_loops
-        variables = [*session.state.variables.values(), *(v for s in step_loops.values() for v in s.variables())]
+        variables = [
+            *session.state.variables.values(),
+            *(v for s in step_loops.values() for v in s.variables()),
+        ]
         parts = [p for v in variables for p in self._strategy.experimental_local_results(v)]
         self._values = [(p, tf.identity(p)) for p in {id(p): p for p in parts}.values()]
 
@@ -191,14 +195,14 @@ class Variants:
             variable.assign(value)
 
     def seconds(self, steps: int, rounds: int) -> dict[str, float]:
-        """Name of a field of `StepProfile` -> seconds of a step; those that could not be had are left out."""
+        """Name of a field of `StepProfile` -> seconds of a step; none of what could not be run."""
         calls: dict[str, Callable[[int], Any]] = {n: self._call(loop) for n, loop in self._loops.items()}
         if self._sums and (sums := sum_free.of_last_trace(self._sums)):
             calls["sums"] = sum_free.sums_alone(self._strategy, sums)
             calls["sums_16_bit"] = sum_free.sums_alone(self._strategy, sums, tf.bfloat16)
         found: dict[str, list[float]] = {}
         for name, call in list(calls.items()):  # the first call also compiles
-            if not self._everywhere(lambda call=call: self._timed(call, 1), together=name in _WITH_SUMS):
+            if not self._everywhere(functools.partial(self._timed, call, 1), name in _WITH_SUMS):
                 del calls[name]
         for _ in range(rounds):  # in turns, so that all see the same noise
             for name, call in calls.items():

@@ -33,13 +33,13 @@ def check_trace(trainer: TrainerProtocol) -> None:
         )
     if parameter_servers.is_used(trainer.strategy):
         raise UsageError(
-            f"profile is {trainer.config.profile!r}, and workers of parameter servers go at their own speed: "
-            "no step is the same on all of them. Leave --profile out, or use another strategy."
+            f"profile is {trainer.config.profile!r}, and workers of parameter servers go at their own "
+            "speed: no step is the same on all of them. Leave --profile out, or use another strategy."
         )
 
 
 class StepTrace:
-    """Traces the steps after `first` completed ones, up to `last`; a run that resumes between them, the rest.
+    """Traces the steps after `first` completed ones, up to `last`; the rest, in a run that resumes there.
 
     Args:
       directory: of the trace, which is the same for all workers.
