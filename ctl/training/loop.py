@@ -31,6 +31,7 @@ from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength, LoopTimes
 from ctl.training.step_trace import StepTrace
+from ctl.training.stragglers import Stragglers
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
@@ -144,6 +145,7 @@ class TrainLoop:
       failure: what the hook raised; the run ends after this loop.
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
       epochs: the ends of epochs are due, as "epoch".
+      stragglers: compares the workers in step, or None.
       trace: which steps to trace, or None; profiler: what measures a step, or None.
     """
 
@@ -170,6 +172,7 @@ class TrainLoop:
         self._timers = Timers(intervals, time.perf_counter())
         self.asked: Callable[[], frozenset[str]] = frozenset
         self.epochs = False
+        self.stragglers: Stragglers | None = None
         self.trace: StepTrace | None = None
         self.profiler: Profiler | None = None
         self._agree_at = 0
@@ -238,6 +241,8 @@ class TrainLoop:
         if self.profiler is not None and compiled and timed:
             self.profiler.times.took(ran, start, end)
         self.interval.ran(ran, secs if compiled and timed else None)
+        if self.stragglers is not None:
+            self.stragglers.ran(ran, secs if compiled and timed else None)
         if compiled and timed:
             self._length.took(steps=ran, secs=secs)
         if not compiled:
@@ -250,6 +255,8 @@ class TrainLoop:
         run = self.profiler.run
         self.interval.packed, ran = run(self._graph_loop, self._batches, self.interval.packed)
         self.interval.ran(ran, None)
+        if self.stragglers is not None:
+            self.stragglers.ran(ran, None)
         return ran
 
     def _ready(self) -> frozenset[str]:
@@ -290,8 +297,16 @@ class TrainLoop:
             vote = vote._replace(
                 length=self._length.proposed, wait=self._rate * _AGREE_SECS, **dict.fromkeys(ready, 1.0)
             )
-        total = Vote(*self._agreement.sum(vote))
+        total = self._sum_of_votes(vote)
         self._length.length = int(total.length)
         self._agree_at = step + max(1, int(total.wait))
         signalled = signals.agree([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled
+
+    def _sum_of_votes(self, vote: Vote) -> Vote:
+        """Over workers; the seconds that each has waited travel with them."""
+        if self.stragglers is None:
+            return Vote(*self._agreement.sum(vote))
+        total = self._agreement.sum([*vote, *self.stragglers.mine()])
+        self.stragglers.compare(total[len(vote) :])
+        return Vote(*total[: len(vote)])

@@ -15,6 +15,7 @@ from ctl.distribute.keras_objects import plain
 from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
+from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
 from ctl.training import checkpoint_follower, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
@@ -69,6 +70,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
     session = Session(state, manager, agreement, callbacks, position)
+    if place.num_workers > 1 and not parameter_servers.is_used(trainer.strategy):
+        session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)
     return session
@@ -109,7 +112,9 @@ def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | 
 
     policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
     skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)
-    return _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
+    made = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
+    made.times = session.step_times
+    return made
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:

@@ -125,6 +125,7 @@ class Run:
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
+        self._loop.stragglers = run_support.stragglers_of(trainer, session)
         self._loop.trace = self.trace = run_support.trace_of(trainer)
         self._loop.profiler = self.profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}

@@ -13,6 +13,7 @@ from ctl.training import error_translation, run_metadata
 from ctl.training.session import Session
 from ctl.training.step_profiler import StepProfiler
 from ctl.training.step_trace import StepTrace
+from ctl.training.stragglers import Stragglers
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
@@ -34,6 +35,12 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         writers.note(Saved(step, path))
 
     return checkpoint_saving.around(session.manager, session.state, told)
+
+
+def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | None:
+    """What compares the workers in step, if there are several."""
+    times, place = session.step_times, trainer.topology
+    return None if times is None else Stragglers(times.total, place.workers, place.worker_index)
 
 
 def trace_of(trainer: TrainerProtocol) -> StepTrace | None:
