@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 
 class StepTimes:
     """Adds the seconds up in a variable, within the graph of the steps.
+
+    Not where operations are deterministic: TensorFlow then has no clock, and the totals are NaN.
 
     Args:
       first: number of this process's first replica; the others wait as long as it does.
@@ -26,12 +29,13 @@ class StepTimes:
     def total(self) -> np.ndarray:
         """`[2]`: seconds until now in which steps waited for sums, and for their input."""
         found: np.ndarray = self._secs.numpy()
-        return found
+        return found if _has_clock() else np.full(2, np.nan)
 
     def of_sum(self, ready: Sequence[Any], act: Callable[[], Any]) -> Any:
         """Called in the trace: `act()`, which waits for other workers once the tensors `ready` exist."""
         context = tf.distribute.get_replica_context()
-        if context and int(tf.get_static_value(context.replica_id_in_sync_group)) != self._first:
+        here = context is None or int(tf.get_static_value(context.replica_id_in_sync_group)) == self._first
+        if not (here and _has_clock()):
             return act()
         before = _now(ready)
         done = act()
@@ -40,6 +44,8 @@ class StepTimes:
 
     def of_input(self, act: Callable[[], Any]) -> Any:
         """Called in the trace: `act()`, which takes a batch."""
+        if not _has_clock():
+            return act()
         with tf.control_dependencies([before := _now([])]):
             taken = act()
         self._add([0.0, _now([taken]) - before])
@@ -47,6 +53,11 @@ class StepTimes:
 
     def _add(self, secs: list) -> None:
         self._secs.assign_add(tf.stack([tf.cast(s, tf.float64) for s in secs]), read_value=False)
+
+
+def _has_clock() -> bool:
+    enabled: bool = config.is_op_determinism_enabled()
+    return not enabled
 
 
 def _now(after: Sequence[Any]) -> Any:

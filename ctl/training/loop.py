@@ -29,7 +29,7 @@ from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.loop_length import Interval, LoopLength, LoopTimes
+from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.step_trace import StepTrace
 from ctl.training.stragglers import Stragglers
 
@@ -128,8 +128,7 @@ class GraphLoop(Protocol):
 class Profiler(Protocol):
     """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step."""
 
-    times: LoopTimes
-
+    def took(self, steps: int, start: float, end: float) -> None: ...
     def run(self, graph_loop: Any, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
 
 
@@ -239,7 +238,7 @@ class TrainLoop:
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
         secs = (end := time.perf_counter()) - start
         if self.profiler is not None and compiled and timed:
-            self.profiler.times.took(ran, start, end)
+            self.profiler.took(ran, start, end)
         self.interval.ran(ran, secs if compiled and timed else None)
         if self.stragglers is not None:
             self.stragglers.ran(ran, secs if compiled and timed else None)

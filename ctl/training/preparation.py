@@ -17,7 +17,7 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import checkpoint_follower, resume, step_trace, validation
+from ctl.training import checkpoint_follower, profile_report, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
@@ -70,7 +70,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
     session = Session(state, manager, agreement, callbacks, position)
-    if place.num_workers > 1 and not parameter_servers.is_used(trainer.strategy):
+    several = place.num_workers > 1 or profile_report.requested() is not None
+    if several and not parameter_servers.is_used(trainer.strategy):
         session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)

@@ -23,7 +23,8 @@ class StepProfile:
 
     Attributes:
       step: completed steps at the measurement.
-      training: of the graph call, as training goes; cached: with data that are there already.
+      training: of the graph call, as training goes; input_wait: that it waits for its batch.
+      cached: the same steps with a batch that is there already.
       alone: the same without any sum over replicas, on the slowest worker; None: not measured.
       fastest: `alone` on the fastest worker.
       sums: the sums alone, nothing beside them; sums_16_bit: in bfloat16.
@@ -41,6 +42,7 @@ class StepProfile:
     wire_dtype: str | None
     jit_compile: bool
     training: float
+    input_wait: float
     cached: float
     alone: float | None = None
     fastest: float | None = None
@@ -59,12 +61,14 @@ class StepProfile:
     @property
     def input(self) -> float:
         """Seconds in which a step waits for its batch."""
-        return max(0.0, self.training - self.cached)
+        return min(self.input_wait, self.training)
 
     @property
     def communication(self) -> float:
-        """Seconds by which the sums over replicas make a step longer."""
-        return 0.0 if self.alone is None else max(0.0, min(self.cached, self.training) - self.alone)
+        """Seconds by which the sums over replicas make a step longer, as a share of what is no input."""
+        if self.alone is None or self.alone >= self.cached:
+            return 0.0
+        return (1.0 - self.alone / self.cached) * (self.training - self.input)
 
     @property
     def computing(self) -> float:
@@ -76,7 +80,7 @@ class StepProfile:
         """The share of the sums that runs while something is computed; None: not known."""
         if not self.sums or self.alone is None:
             return None
-        return max(0.0, 1.0 - self.communication / self.sums)
+        return min(1.0, max(0.0, 1.0 - (self.cached - self.alone) / self.sums))
 
     @property
     def whole(self) -> float:
@@ -103,7 +107,9 @@ class StepProfile:
 
 def profile_text(profile: StepProfile) -> str:
     """The table and the sentence."""
-    several = f"{profile.workers} workers, {profile.replicas} replicas, " if profile.replicas > 1 else ""
+    several = f"{profile.replicas} replicas, " if profile.replicas > 1 else ""
+    if profile.workers > 1:
+        several = f"{profile.workers} workers, {several}"
     lines = [
         f"ctl profile: {profile.model} at step {profile.step}; {several}"
         f"global batch {profile.global_batch_size}",
@@ -117,6 +123,8 @@ def profile_text(profile: StepProfile) -> str:
 
 
 def _remark(profile: StepProfile, name: str) -> str:
+    if name == "waiting for input":
+        return f"  {profile.cached * 1e3:.3f} ms a step in all with the batch at hand"
     if name == "communicating" and profile.alone is None:
         return "  not measured"
     if name == "communicating" and profile.sums and profile.hidden is not None:

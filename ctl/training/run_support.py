@@ -40,7 +40,11 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
 def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | None:
     """What compares the workers in step, if there are several."""
     times, place = session.step_times, trainer.topology
-    return None if times is None else Stragglers(times.total, place.workers, place.worker_index)
+    return (
+        None
+        if times is None or place.num_workers == 1
+        else Stragglers(times.total, place.workers, place.worker_index)
+    )
 
 
 def trace_of(trainer: TrainerProtocol) -> StepTrace | None:

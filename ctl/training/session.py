@@ -62,7 +62,7 @@ class Session:
     source: str | None = None  # a line about the data of the newest checkpoint
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
     profiled: bool = False  # `ctl profile` has measured a step
-    step_times: StepTimes | None = None  # of several workers in step
+    step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:

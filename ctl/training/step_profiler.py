@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import random
 import statistics
 import tempfile
@@ -49,11 +50,30 @@ class StepProfiler:
     def __init__(self, trainer: TrainerProtocol, session: Session):
         self._trainer, self._session, self.times = trainer, session, LoopTimes()
         self._saves: list[float] = []
+        self._first: tuple[int, np.ndarray] | None = None  # step, seconds waited, after the first loop
         self._json = profile_report.requested() if trainer.topology.is_chief else None
         self._waits = self._json is not None and not session.profiled
         if self._waits and parameter_servers.is_used(trainer.strategy):
             self._waits = False
             _log.warning("ctl profile measures workers in step, not those of parameter servers.")
+
+    def took(self, steps: int, start: float, end: float) -> None:
+        """A loop ran, by the clock; not the first one, which compiles."""
+        self.times.took(steps, start, end)
+        if self._first is None:
+            self._first = self._waited()
+
+    def _waited(self) -> tuple[int, np.ndarray]:
+        times = self._session.step_times
+        return self._session.step, np.full(2, np.nan) if times is None else times.total()
+
+    def _input_wait(self) -> float:
+        """Seconds of a step in which it waits for its batch, on the worker that waits longest."""
+        (step, total), (first, before) = self._waited(), self._first or self._waited()
+        place = self._trainer.topology
+        here = np.zeros(place.num_workers)
+        here[place.worker_index] = (total - before)[1] / max(1, step - first)
+        return float(np.max(self._session.agreement.sum(here)))
 
     def is_due(self) -> bool:
         """On the chief: enough loops have run; true once."""
@@ -101,6 +121,7 @@ class StepProfiler:
         """All measurements; every variable has its value again afterwards."""
         trainer = self._trainer
         training, host = self.times.typical() or (0.0, 0.0)
+        input_wait = self._input_wait()
         training, host, steps = self._chiefs(
             [training, host, max(1, min(self.times.longest, int(_CALL_SECS / max(training, 1e-9))))]
         )
@@ -127,6 +148,7 @@ class StepProfiler:
             wire_dtype=trainer.gradients.wire_dtype,
             jit_compile=trainer.jit_compile,
             training=training,
+            input_wait=max(0.0, training - secs["cached"]) if math.isnan(input_wait) else input_wait,
             host=host,
             one_save=one_save,
             save_every=self._save_every(batches, training + host),
@@ -241,7 +263,7 @@ class Variants:
         except Exception as e:
             if together:
                 raise
-            _log.info("ctl profile leaves out what cannot be traced or run: %s", e)
+            _log.debug("ctl profile leaves out what cannot be traced or run: %s", e)
             return not self._sum([1.0])[0]
         return not self._sum([0.0])[0]
 

@@ -53,6 +53,9 @@ class Stragglers:
             self._begin()
         if self._secs < _WINDOW_SECS or self._steps < _WINDOW_STEPS:
             return
+        if np.isnan(self._sums).any():  # a worker has no clock, see StepTimes
+            self._begin()
+            return
         own, inputs = self._secs - self._sums[0], self._sums[1]
         slow = int(np.argmax(own))
         late = own[slow] - np.median(np.delete(own, slow))

@@ -7,7 +7,7 @@ from ctl.training.profile_report import StepProfile, advice, profile_text
 
 ALONE = StepProfile(
     model="Mnist", step=120, workers=1, replicas=1, global_batch_size=128, steps_per_loop=50,
-    wire_dtype=None, jit_compile=False, training=0.010, cached=0.010,
+    wire_dtype=None, jit_compile=False, training=0.010, input_wait=0.0, cached=0.010,
 )  # fmt: skip
 TWO = dataclasses.replace(
     ALONE, workers=2, replicas=2, cached=0.010, alone=0.006, fastest=0.006, sums=0.005, sums_16_bit=0.003
@@ -21,7 +21,7 @@ def changed(profile, **fields):
 @pytest.mark.parametrize(
     "profile",
     [ALONE, TWO, changed(TWO, training=0.009), changed(TWO, alone=0.02),
-     changed(ALONE, cached=0.02, host=0.1), changed(TWO, one_save=1.0, save_every=50, training=0.03)],
+     changed(ALONE, input_wait=0.02, host=0.1), changed(TWO, one_save=1.0, save_every=50, training=0.03)],
 )  # fmt: skip
 def test_parts_are_not_negative_and_add_up_to_the_whole(profile):
     assert min(profile.parts().values()) >= 0
@@ -31,7 +31,8 @@ def test_parts_are_not_negative_and_add_up_to_the_whole(profile):
 @pytest.mark.parametrize(
     ("profile", "words"),
     [
-        (changed(ALONE, training=0.020), ["Waiting for input is 50 %", "prefetch()", "2.00 x as fast"]),
+        (changed(ALONE, training=0.020, input_wait=0.010),
+         ["Waiting for input is 50 %", "prefetch()", "2.00 x as fast"]),
         (TWO, ["Communication is 40 %", "wire_dtype='bfloat16' steps are about 1.25 x as fast",
                "batch of 256", "accumulate_steps=2", "about 1.25 x the examples"]),
         (changed(TWO, wire_dtype="bfloat16"), ["Communication is 40 % of a step: a global batch of 256"]),

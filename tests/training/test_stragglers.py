@@ -55,7 +55,7 @@ def test_another_one_and_the_end_are_told(messages):
     assert "keeps up with the others again" in messages()[-1]
 
 
-@pytest.mark.parametrize("what", ["little", "turns", "few", "short"])
+@pytest.mark.parametrize("what", ["little", "turns", "few", "short", "no clock"])
 def test_what_is_no_straggler_is_not_named(messages, what):
     seen = started()
     if what == "little":
@@ -64,6 +64,8 @@ def test_what_is_no_straggler_is_not_named(messages, what):
         windows(seen, 1, waits)
     if what == "few":
         windows(seen, 4, (0.5, 0.1, 0.5), steps=1)
+    if what == "no clock":
+        windows(seen, 9, (0.5, 0.1, np.nan))
     if what == "short":
         windows(seen, 9, (0.05, 0.01, 0.05), secs=0.1)
     assert messages() == []
