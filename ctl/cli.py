@@ -18,6 +18,7 @@ _SUBCOMMANDS = {
     "doctor": ("ctl.tools.doctor", "print what this process understands of its cluster"),
     "inspect": ("ctl.tools.inspect", "show the checkpoints of a run"),
     "launch": ("ctl.launch.cli", "start the workers of one job, and look after them"),
+    "profile": ("ctl.tools.profile", "show where the time of a step goes"),
 }
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def _of(kind: str, default: Any, text: str) -> Any:
     """A field; `kind` is "text", "bool", "list", "word" (one of `default`, whose first is the default),
-    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1) or "steps" (whole, or "auto")."""
+    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto") or "range"
+    ("first:last" or "")."""
     words = default if kind == "word" else ()
     first = default[0] if kind == "word" else default
     return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})
@@ -98,6 +99,9 @@ class Config:
     check_collectives: bool = _of("bool", False,
         "Workers compare their collectives before they run them, and name the line that breaks the "
         "order. Slow: for debugging.")
+    profile: str = _of("range", "",
+        "Steps to trace for TensorBoard's profile plugin, first:last, such as 100:110 for the ten after "
+        "step 100. The trace goes into model_dir/logs. Empty: none.")
     data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
         "How a resumed run finds its position in the data: by index, by skipping, or with a saved "
         "iterator.")
@@ -197,6 +201,19 @@ def steps_per_loop(value: int | str) -> int | str:
     return int(text)
 
 
+def step_range(value: str) -> tuple[int, int]:
+    """The numbers of "first:last", or (0, 0) of an empty text; raises UsageError."""
+    if value == "":
+        return 0, 0
+    first, _, last = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if all(n.isascii() and n.isdigit() and len(n) < 19 for n in (first, last)) and int(first) < int(last):
+        return int(first), int(last)
+    raise UsageError(
+        f"profile is {value!r}; expected two numbers of steps, first:last, the second one larger. "
+        "Write profile='100:110' for the ten steps after step 100."
+    )
+
+
 def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value of a field in its type; raises UsageError."""
     name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
@@ -218,6 +235,9 @@ def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
         expected = f"one of {', '.join(words)}"
     elif kind == "steps":
         return steps_per_loop(value)
+    elif kind == "range":
+        step_range(value := "" if value is None else value)
+        return value
     else:
         value = "" if value is None else str(value) if isinstance(value, PathLike) else value
         good, expected = isinstance(value, str), "a text"
@@ -234,7 +254,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         default: Any = found.default
         if kind == "word":
             flags.DEFINE_enum(name, default, found.metadata["words"], text, **where)
-        elif kind in ("text", "steps"):
+        elif kind in ("text", "steps", "range"):
             flags.DEFINE_string(name, default, text, **where)
         elif kind == "bool":
             flags.DEFINE_bool(name, default, text, **where)

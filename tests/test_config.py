@@ -117,7 +117,7 @@ def test_a_property_of_a_class_is_no_default(monkeypatch):
 
 # three values of each kind, as text and as value; none is a default
 OTHERS = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 13),
-          "positive": (11, 12, 13), "steps": (11, 12, 13),
+          "positive": (11, 12, 13), "steps": (11, 12, 13), "range": ("1:2", "3:4", "5:6"),
           "list": (("cpu:0",), ("cpu:1",), ("gpu:0",))}  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from ctl.distribute.engine_all_reduce import engine_of
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
+from ctl.step.step_times import StepTimes
 
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
 _LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
@@ -115,7 +116,7 @@ def _zeros(gradient: Any) -> Any:
     return tf.zeros_like(gradient)
 
 
-def apply(update: Update, how: Gradients) -> Any:
+def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any:
     """Sums over replicas, checks, clips and applies; returns the global norm `[]` before clipping.
 
     Under loss scaling, and with `when`, the norm comes with its count: (0, 0) for a step that changed
@@ -123,12 +124,15 @@ def apply(update: Update, how: Gradients) -> Any:
 
     Called in replica context. Where loss or gradient is not finite on any replica, the policy of `how`
     holds on all of them; "stop" raises InvalidArgumentError with finiteness.MESSAGE as the graph runs.
+    `times`: where to add up how long this worker waits in the sum.
     """
     *gradients, loss_flag = update.gradients
     context = tf.distribute.get_replica_context()
     found = None
     if context.num_replicas_in_sync > 1:
-        gradients, found = _summed(context, gradients, loss_flag, update, how)
+        parts = context, gradients, loss_flag, update, how
+        timed = (lambda ready, act: act()) if times is None else times.of_sum
+        gradients, found = timed(gradients, lambda: _summed(*parts))
     elif update.may_be_empty:
         gradients = [without_no_row(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     rows_once = [merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]

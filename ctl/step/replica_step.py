@@ -18,6 +18,7 @@ from ctl.step.keras_losses import allow_division, refuse_division
 from ctl.step.logged import Logged, logged, split
 from ctl.step.mask_counts import MaskCounts
 from ctl.step.skip_nonfinite import Skipping
+from ctl.step.step_times import StepTimes
 
 
 class Recorder(threading.local):
@@ -36,6 +37,7 @@ class Recorder(threading.local):
         self.empty = None  # true where this replica has no example; None: never
         self.counts: MaskCounts | None = None  # of masks, if the batch is one part of several
         self.even = False  # static shapes are the same on all replicas
+        self.times: StepTimes | None = None  # where this replica's waits are added up
 
     def begin(
         self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
@@ -51,7 +53,7 @@ class Recorder(threading.local):
         if self.waits:
             self.updates.append(update)
         else:
-            self.norms[self._norm_name(update.label)] = gradient_path.apply(update, how)
+            self.norms[self._norm_name(update.label)] = gradient_path.apply(update, how, self.times)
             if update.good is not None:
                 self.goods.append((update.good, update.found))
 
@@ -93,6 +95,9 @@ class ReplicaStep:
       jit_compile: () -> whether to compile.
       metrics: Keras metrics that the step may update.
       skipping: what happens to a step that is left out.
+
+    Attributes:
+      times: where the waits of this worker are added up; None: nowhere.
     """
 
     def __init__(
@@ -117,6 +122,7 @@ class ReplicaStep:
         self._even = False
         self._parts = 1
         self.totals = Totals()
+        self.times: StepTimes | None = None
 
     def function(
         self, share_of: Callable[[Any], Share] = Share, even: bool = False
@@ -174,6 +180,7 @@ class ReplicaStep:
         """The replica's share, and what may have to be put back."""
         refuse_division(self._num_replicas)
         self._recorder.even = self._even
+        self._recorder.times = self.times
         return self._share_of(element), self._skipping.before()
 
     @tf.autograph.experimental.do_not_convert

@@ -133,6 +133,10 @@ class StepLoop:
         """Forgets the batches of the last call, so that their pipeline can end."""
         self._bound = None, None
 
+    def variables(self) -> list[tf.Variable]:
+        """Those that the traces use, also what no attribute of the trainer owns."""
+        return [v for function in self._functions.values() for v in function.variables]
+
     def graph_def(self) -> Any:
         """The graph of the step as a GraphDef, once something ran; None before."""
         for function in self._functions.values():
@@ -147,14 +151,14 @@ class StepLoop:
         return self._lengths[steps]
 
     def _one(self, iterator: Any, packed: Any) -> Any:
-        return packed + self._summed(self._strategy.run(self._replica, (next(iterator),)))
+        return packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
 
     def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
         for _ in tf.range(steps):
             tf.autograph.experimental.set_loop_options(
                 shape_invariants=[(packed, tf.TensorShape([None, 2]))]
             )
-            packed = packed + self._summed(self._strategy.run(self._replica, (next(iterator),)))
+            packed = packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
         return packed
 
     def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
@@ -164,13 +168,31 @@ class StepLoop:
             tf.autograph.experimental.set_loop_options(
                 shape_invariants=[(packed, tf.TensorShape([None, 2]))]
             )
-            element = iterator.get_next_as_optional()
+            element = self._next_if_any(iterator)
             more = self._everywhere(element.has_value(), iterator)
             if more:
                 result = self._strategy.run(self._replica, (element.get_value(),))
                 packed = packed + self._summed(result)
                 done += 1
         return packed, done
+
+    @tf.autograph.experimental.do_not_convert
+    def _next(self, iterator: Any) -> Any:
+        times = self._step.times
+        return next(iterator) if times is None else times.of_input(lambda: next(iterator))
+
+    @tf.autograph.experimental.do_not_convert
+    def _next_if_any(self, iterator: Any) -> Any:
+        times, found = self._step.times, []
+        if times is None:
+            return iterator.get_next_as_optional()
+
+        def take() -> Any:
+            found.append(iterator.get_next_as_optional())
+            return found[0].has_value()
+
+        times.of_input(take)
+        return found[0]
 
     @tf.autograph.experimental.do_not_convert
     def _summed(self, result: Any) -> Any:
@@ -191,5 +213,7 @@ class StepLoop:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, tf.int32))
 
-        total = self._strategy.run(count, (here,))
+        times = self._step.times
+        act = lambda: self._strategy.run(count, (here,))  # noqa: E731
+        total = act() if times is None else times.of_sum([here], act)
         return tf.equal(total, self._workers)

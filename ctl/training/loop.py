@@ -8,12 +8,13 @@ for loop in TrainLoop(...).loops(step, steps, signals):
 What is done about it is `ctl.training.run`'s.
 """
 
+import contextlib
 import enum
 import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -29,9 +30,12 @@ from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
+from ctl.training.step_trace import StepTrace
+from ctl.training.stragglers import Stragglers
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
+_DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
@@ -84,11 +88,11 @@ class Loop:
 
 
 class Vote(NamedTuple):
-    """What workers add up at the end of a loop; the chief alone fills in the first five.
+    """What workers add up at the end of a loop; the chief alone fills in the first six.
 
     Attributes:
       length: of the next loop; wait: steps until workers add up again.
-      log, evaluate, save: 1 if the chief's clock says that it is due.
+      log, evaluate, save: 1 if the chief's clock says that it is due; profile: if `ctl profile` does.
       stop, sigterm, interrupt: 1 for each worker that wants to stop, or has received the signal.
     """
 
@@ -97,13 +101,14 @@ class Vote(NamedTuple):
     log: float = 0.0
     evaluate: float = 0.0
     save: float = 0.0
+    profile: float = 0.0
     stop: float = 0.0
     sigterm: float = 0.0
     interrupt: float = 0.0
 
     @property
     def due(self) -> frozenset[str]:
-        return frozenset(name for name in ("log", "evaluate", "save") if getattr(self, name))
+        return frozenset(name for name in _DUE if getattr(self, name))
 
 
 class GraphLoop(Protocol):
@@ -120,6 +125,13 @@ class GraphLoop(Protocol):
     def graph_def(self) -> tf.compat.v1.GraphDef | None: ...
 
 
+class Profiler(Protocol):
+    """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step."""
+
+    def took(self, steps: int, start: float, end: float) -> None: ...
+    def run(self, graph_loop: Any, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
+
+
 class TrainLoop:
     """Runs the steps of one call of `train`.
 
@@ -132,6 +144,8 @@ class TrainLoop:
       failure: what the hook raised; the run ends after this loop.
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
       epochs: the ends of epochs are due, as "epoch".
+      stragglers: compares the workers in step, or None.
+      trace: which steps to trace, or None; profiler: what measures a step, or None.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -157,6 +171,9 @@ class TrainLoop:
         self._timers = Timers(intervals, time.perf_counter())
         self.asked: Callable[[], frozenset[str]] = frozenset
         self.epochs = False
+        self.stragglers: Stragglers | None = None
+        self.trace: StepTrace | None = None
+        self.profiler: Profiler | None = None
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -164,11 +181,14 @@ class TrainLoop:
         """From `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
         mark = self._next_mark(step)
-        end = None
+        end, profiles = None, False
         while end is None and (steps is None or step < steps):
-            asked = max(1, self._next_length([e - step for e in (mark, steps) if e is not None]))
+            marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
+            limits = [e - step for e in marks if e is not None]
+            asked = 1 if profiles else max(1, self._next_length(limits))
             before = self.interval.sums()
-            ran = self._run(asked)
+            with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
+                ran = self._profile() if profiles else self._run(asked, timed=not traced)
             step += ran
             self._check_lease()
             self._writers.note(Progressed(step))
@@ -179,6 +199,7 @@ class TrainLoop:
                 due = self.due(step)
                 mark = self._next_mark(step)
             stop, due, signalled = self._agree(step, stop, due, signals)
+            profiles, due = "profile" in due, due - {"profile"}
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
@@ -210,17 +231,31 @@ class TrainLoop:
         """Why a loop ran fewer steps than it should."""
         return End.DATA_ENDED
 
-    def _run(self, asked: int) -> int:
+    def _run(self, asked: int, *, timed: bool = True) -> int:
         """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""
         compiled, start = self._graph_loop.has_run, time.perf_counter()
         with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
-        secs = time.perf_counter() - start
-        self.interval.ran(ran, secs if compiled else None)
-        if compiled:
+        secs = (end := time.perf_counter()) - start
+        if self.profiler is not None and compiled and timed:
+            self.profiler.took(ran, start, end)
+        self.interval.ran(ran, secs if compiled and timed else None)
+        if self.stragglers is not None:
+            self.stragglers.ran(ran, secs if compiled and timed else None)
+        if compiled and timed:
             self._length.took(steps=ran, secs=secs)
-        else:
+        if not compiled:
             self._writers.note(Traced(self._graph_loop.graph_def()))
+        return ran
+
+    def _profile(self) -> int:
+        """A step that is measured before it is made; returns 1, or 0 where the data have ended."""
+        assert self.profiler is not None
+        run = self.profiler.run
+        self.interval.packed, ran = run(self._graph_loop, self._batches, self.interval.packed)
+        self.interval.ran(ran, None)
+        if self.stragglers is not None:
+            self.stragglers.ran(ran, None)
         return ran
 
     def _ready(self) -> frozenset[str]:
@@ -261,8 +296,16 @@ class TrainLoop:
             vote = vote._replace(
                 length=self._length.proposed, wait=self._rate * _AGREE_SECS, **dict.fromkeys(ready, 1.0)
             )
-        total = Vote(*self._agreement.sum(vote))
+        total = self._sum_of_votes(vote)
         self._length.length = int(total.length)
         self._agree_at = step + max(1, int(total.wait))
         signalled = signals.agree([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled
+
+    def _sum_of_votes(self, vote: Vote) -> Vote:
+        """Over workers; the seconds that each has waited travel with them."""
+        if self.stragglers is None:
+            return Vote(*self._agreement.sum(vote))
+        total = self._agreement.sum([*vote, *self.stragglers.mine()])
+        self.stragglers.compare(total[len(vote) :])
+        return Vote(*total[: len(vote)])

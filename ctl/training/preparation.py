@@ -21,8 +21,9 @@ from ctl.distribute.keras_objects import plain
 from ctl.step import gradients, keras_metrics, randomness
 from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
+from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import checkpoint_follower, resume, validation
+from ctl.training import checkpoint_follower, profile_report, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
@@ -45,6 +46,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     """Builds, checks and restores."""
     if not validation.is_written(trainer, "build"):
         validation.methods(trainer, "train")
+    step_trace.check_trace(trainer)
     validation.directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
     with strategies.place_of_counter(trainer.strategy):
@@ -74,6 +76,9 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
     session = Session(state, manager, agreement, callbacks, position)
+    several = place.num_workers > 1 or profile_report.requested() is not None
+    if several and not parameter_servers.is_used(trainer.strategy):
+        session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)
     return session
@@ -83,23 +88,13 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     """What runs `train_step`, traced once per trainer."""
     if session.train_loop is None:
         _choose_communication(trainer, session)
-        counter = session.state.step
-        skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
-        step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
         if parameter_servers.is_used(trainer.strategy):
+            step = _train_step(trainer, session, None)
             session.train_loop = ScheduledLoop(
-                trainer.strategy, step, counter=counter, trained=lambda: _trainable(trainer)
+                trainer.strategy, step, counter=session.state.step, trained=lambda: _trainable(trainer)
             )
         else:
-            single = trainer.intervals.steps_per_loop == 1
-            session.train_loop = StepLoop(
-                trainer.strategy,
-                step,
-                trainer.topology,
-                counter=counter,
-                single=single,
-                trained=lambda: _trainable(trainer),
-            )
+            session.train_loop = new_train_loop(trainer, session)
     return session.train_loop
 
 
@@ -109,13 +104,9 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     if trainer.config.communication != "auto" or not engine_all_reduce.can_use_engine(trainer.strategy):
         return
     if topology.is_chief and session.resumed is not None:
-        world = session.resumed.world
-        is_same = world.get("workers") == topology.num_workers
-        known = (
-            1.0 + [*paths].index(world["communication"])
-            if is_same and world.get("communication") in paths
-            else 0.0
-        )
+        before = session.resumed.world.get("communication")
+        if before in paths and session.resumed.world.get("workers") == topology.num_workers:
+            known = 1.0 + paths.index(before)
     chosen = int(session.agreement.sum([known])[0])
     models = [thing for thing in collect(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
@@ -129,6 +120,33 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
             trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
         ),
     )
+
+
+def new_train_loop(
+    trainer: TrainerProtocol, session: Session, *, jit_compile: bool | None = None
+) -> StepLoop:
+    """What runs `train_step` on workers in step, with traces of its own."""
+    return StepLoop(
+        trainer.strategy,
+        _train_step(trainer, session, jit_compile),
+        trainer.topology,
+        counter=session.state.step,
+        single=trainer.intervals.steps_per_loop == 1,
+        trained=lambda: _trainable(trainer),
+    )
+
+
+def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | None) -> ReplicaStep:
+    """`jit_compile` in place of the trainer's, if it is given."""
+
+    def compiles() -> bool:
+        return trainer.jit_compile if jit_compile is None else jit_compile
+
+    policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
+    skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)
+    made = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
+    made.times = session.step_times
+    return made
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
@@ -146,9 +164,12 @@ def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:
 
 
 def _replica_step(
-    trainer: TrainerProtocol, step: Callable[[Any], Any], how: Callable[[], Any], skipping: Skipping
+    trainer: TrainerProtocol,
+    step: Callable[[Any], Any],
+    how: Callable[[], Any],
+    skipping: Skipping,
+    compiles: Callable[[], bool] = lambda: False,
 ) -> ReplicaStep:
-    trains = step == trainer.train_step
     keras_metrics.build_outside_steps(
         keras_metrics.found_in(vars(trainer)), strategies.local(trainer.strategy)
     )
@@ -157,7 +178,7 @@ def _replica_step(
         recorder=trainer._recorder,
         how=how,
         num_replicas=trainer.topology.num_replicas,
-        jit_compile=lambda: trains and trainer.jit_compile,
+        jit_compile=compiles,
         metrics=keras_metrics.found_in(vars(trainer)),
         skipping=skipping,
     )

@@ -20,6 +20,7 @@ from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
+from ctl.training.step_profiler import StepProfiler
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -57,6 +58,7 @@ def train(
             signals.Signals() as received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
+            run_support.closing(run.trace, run.profiler),
         ):
             session.signals = received
             end = run.train(received)
@@ -92,6 +94,7 @@ class Run:
     Attributes:
       means: of the newest log; metrics: of the newest evaluation.
       rates: (steps, seconds) of each log, training alone.
+      trace, profiler: what `--profile` and `ctl profile` ask for.
     """
 
     def __init__(
@@ -122,6 +125,9 @@ class Run:
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
+        self._loop.stragglers = run_support.stragglers_of(trainer, session)
+        self._loop.trace = self.trace = run_support.trace_of(trainer)
+        self._loop.profiler = self.profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
@@ -142,9 +148,10 @@ class Run:
         return self._loop.failure or self._session.callbacks.failure
 
     def _asked(self) -> frozenset[str]:
-        """What `Trainer.save` has asked for since the last look."""
+        """What `Trainer.save` has asked for since the last look, and `ctl profile`."""
         asked, self._session.save_asked = self._session.save_asked, False
-        return frozenset({"save"}) if asked else frozenset()
+        due = {"save": asked, "profile": self.profiler.is_due()}
+        return frozenset(name for name, now in due.items() if now)
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
@@ -244,6 +251,8 @@ class Run:
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
+        if "save" in due or owed:
+            self.profiler.times.pause()
         if "save" in due:
             self._save(step, owed)
         if owed:
@@ -349,7 +358,7 @@ class Run:
             self._interval.fetch(self._session.agreement.sum)
         self._session.loop_state = self._state(owed)
         self._session.metrics = self.metrics if self._evaluated_at == step else {}
-        with heartbeat.here.doing(heartbeat.SAVING):
+        with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
     def _state(self, owed: frozenset[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What surrounds the steps of a run: who watches them, who writes checkpoints, what errors become."""
 
 import contextlib
+from collections.abc import Iterator
 
 from ctl.checkpoints import saving as checkpoint_saving
 from ctl.distribute import parameter_servers
@@ -8,8 +9,11 @@ from ctl.errors import Stopped
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved
 from ctl.supervision import heartbeat, signals
-from ctl.training import error_translation
+from ctl.training import error_translation, run_metadata
 from ctl.training.session import Session
+from ctl.training.step_profiler import StepProfiler
+from ctl.training.step_trace import StepTrace
+from ctl.training.stragglers import Stragglers
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
@@ -31,6 +35,35 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         writers.note(Saved(step, path))
 
     return checkpoint_saving.around(session.manager, session.state, told)
+
+
+def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | None:
+    """What compares the workers in step, if there are several."""
+    times, place = session.step_times, trainer.topology
+    return (
+        None
+        if times is None or place.num_workers == 1
+        else Stragglers(times.total, place.workers, place.worker_index)
+    )
+
+
+def trace_of(trainer: TrainerProtocol) -> StepTrace | None:
+    """What `--profile` asks for."""
+    if not trainer.config.profile:
+        return None
+    where = f"{run_metadata.log_dir(trainer)}/train/plugins/profile"
+    return StepTrace(trainer.config.profile, where, f"worker_{trainer.topology.worker_index}")
+
+
+@contextlib.contextmanager
+def closing(trace: StepTrace | None, profiler: StepProfiler) -> Iterator[None]:
+    """Around the steps: a trace that has begun is written, however they end."""
+    try:
+        yield
+    finally:
+        profiler.close()
+        if trace is not None:
+            trace.close()
 
 
 def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:

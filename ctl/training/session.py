@@ -14,6 +14,7 @@ from ctl.distribute import communication
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
+from ctl.step.step_times import StepTimes
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
@@ -60,6 +61,8 @@ class Session:
     short_steps: int = 0  # without a full batch among them
     source: str | None = None  # a line about the data of the newest checkpoint
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
+    profiled: bool = False  # `ctl profile` has measured a step
+    step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:

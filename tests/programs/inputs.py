@@ -1,12 +1,15 @@
 """A worker: trains on inputs of every kind and prints what came of each as JSON."""
 
 import json
+import logging
 import sys
+import time
 
 import ctl
 import keras
 import numpy as np
 import tensorflow as tf
+from ctl.training import stragglers
 from small_models import every_step, losses
 
 CLASSES, FEATURES = 3, 4
@@ -88,6 +91,38 @@ class OneBadRow(Finite):
         return tf.data.Dataset.from_tensor_slices((x, np.arange(100) % CLASSES)).batch(batch_size)
 
 
+def slowly(x):
+    """`x`, later than on the first worker."""
+    return tf.ensure_shape(tf.numpy_function(lambda a: time.sleep(0.02) or a, [x], tf.float32), x.shape)
+
+
+class SlowInput(Linear):
+    """The second worker's batches come late; nobody knows how many there are."""
+
+    def train_data(self, batch_size):
+        data = tf.data.Dataset.range(400).map(lambda i: (tf.ones([FEATURES]), i % CLASSES))
+        data = data.batch(batch_size, drop_remainder=True).filter(lambda x, y: True)
+        return data if self.topology.is_chief else data.map(lambda x, y: (slowly(x), y))
+
+
+class SlowStep(Finite):
+    """The second worker's steps take longer."""
+
+    def train_step(self, batch):
+        x, y = batch
+        return super().train_step((x if self.topology.is_chief else slowly(x), y))
+
+
+def named(kind, strategy):
+    """What the log says of slow workers, with short windows."""
+    seen, handler = [], logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    logging.getLogger("ctl").addHandler(handler)
+    stragglers._WINDOW_SECS = 0.0
+    outcome(kind, strategy, 24)
+    return [message for message in seen if "slower than the others" in message]
+
+
 def outcome(kind, strategy, steps, **options):
     writer = ctl.MemoryWriter()
     options = {"intervals": every_step(), **options}
@@ -119,6 +154,7 @@ def main(word: str) -> None:
     }
     result["by the clock"]["saved"] = saved.steps()
     if word == "multi_worker":
+        result["slow"] = [named(kind, strategy) for kind in (SlowInput, SlowStep)]
         result["uneven"] = outcome(Uneven, strategy, 100)
     print(json.dumps(result))
 

@@ -1,10 +1,12 @@
 """Two workers save, restore and predict by hand; argv[1] is a directory that both see."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import ctl
+from ctl.training import loop_length, step_profiler
 from small_models import Small, digest, every_step, examples
 
 
@@ -47,6 +49,21 @@ def hooked(where: Path, strategy) -> dict:
             "rate": float(trainer.optimizer.learning_rate.numpy())}  # fmt: skip
 
 
+def profiled(where: Path, strategy) -> dict:
+    """The same training with and without `ctl profile`, which asks the chief alone."""
+    loop_length._LEAST_LOOPS, loop_length._LEAST_SECS, step_profiler._CALL_SECS = 2, 0.0, 0.01
+    digests, profile = [], where / f"profile-{strategy.cluster_resolver.task_id}.json"
+    for _ in range(2):
+        intervals = every_step(save=ctl.Every())
+        trainer = Small(strategy=strategy, writers=[], intervals=intervals, optimizer="adam", tf_data=True)
+        trainer.train(8)
+        digests.append(digest(trainer))
+        if trainer.topology.is_chief:
+            os.environ["CTL_PROFILE"] = str(profile)
+    found = json.loads(profile.read_text()) if profile.exists() else {}
+    return {"digests": digests, "measured": trainer._session.profiled, "profile": found}
+
+
 def main(where: Path) -> None:
     never = every_step(log=ctl.Every(), save=ctl.Every())
     first = Saves(model_dir=where / "run", strategy="multi_worker", writers=[], intervals=never)
@@ -65,7 +82,7 @@ def main(where: Path) -> None:
     print(json.dumps({
         "path": path, "step": step, "same": digest(first) == digest(second), "names": names,
         "digest": digest(second), "rows": len(predicted), "refused": refused, "code": code,
-        "hooked": hooked(where, first.strategy),
+        "hooked": hooked(where, first.strategy), "profiled": profiled(where, first.strategy),
     }))  # fmt: skip
 
 

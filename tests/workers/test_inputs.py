@@ -48,3 +48,10 @@ def test_a_nan_in_one_replica_stops_all_before_the_update_and_names_step_and_che
 def test_the_chief_s_clock_decides_when_everyone_saves(seen):
     assert seen["chief"]["by the clock"]["saved"] == seen["worker"]["by the clock"]["saved"]
     assert len(seen["chief"]["by the clock"]["saved"]) >= 2
+
+
+def test_a_worker_that_the_others_wait_for_is_named_by_the_chief_and_what_it_is(seen):
+    for what, said in zip(("input", "step"), seen["chief"]["slow"], strict=True):
+        assert len(said) == 1 and said[0].startswith("Worker 1 (127.0.0.1:"), said
+        assert f"It is its {what} that takes longer" in said[0]
+    assert seen["worker"]["slow"] == [[], []]

@@ -1,12 +1,19 @@
-"""`save`, `restore`, `predict` and hooks of two workers."""
+"""`save`, `restore`, `predict`, hooks and `ctl profile` of two workers."""
 
 import pytest
 
 pytestmark = pytest.mark.workers
 
 
-def test_workers_save_restore_and_predict_by_hand(run_program, tmp_path):
-    chief, other = (r.json for r in run_program(2, ["tests/programs/verbs.py", str(tmp_path)]))
+@pytest.fixture(scope="module")
+def seen(run_program, tmp_path_factory):
+    """What tests/programs/verbs.py found, on the chief and on the other worker."""
+    where = tmp_path_factory.mktemp("verbs")
+    return [r.json for r in run_program(2, ["tests/programs/verbs.py", str(where)])]
+
+
+def test_workers_save_restore_and_predict_by_hand(seen):
+    chief, other = seen
     assert chief["path"].endswith("/ckpt-4") and other["path"] is None
     for worker in (chief, other):
         assert worker["step"] == 4 and worker["same"] and worker["names"] == ["ckpt-2", "ckpt-4"]
@@ -22,3 +29,12 @@ def test_workers_save_restore_and_predict_by_hand(run_program, tmp_path):
         assert worker["step"] == 8 and worker["rate"] == pytest.approx(0.1 / 4)
     assert mine["saved"][-1] == "ckpt-8"
     assert chief["digest"] == other["digest"] and (chief["rows"], other["rows"]) == (5, 6)
+
+
+def test_a_step_of_two_workers_is_measured_where_the_chief_is_asked_and_changes_nothing(seen):
+    plain, *others = [d for worker in seen for d in worker["profiled"]["digests"]]
+    assert others == [plain] * 3 and all(worker["profiled"]["measured"] for worker in seen)
+    found, nothing = (worker["profiled"]["profile"] for worker in seen)
+    assert not nothing and (found["workers"], found["replicas"]) == (2, 2)
+    assert found["sums"] > 0 and found["sums_16_bit"] > 0 and found["alone"] >= found["fastest"] > 0
+    assert sum(found["parts"].values()) == pytest.approx(found["whole"])

@@ -1,0 +1,99 @@
+"""`--profile=100:110`: TensorFlow's trace of some steps, where TensorBoard's profile plugin finds it.
+
+logs/train/plugins/profile/steps_100-110/worker_0.xplane.pb     # a file for each worker
+
+A step is a graph call of its own meanwhile, so that the plugin can tell steps apart.
+"""
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from ctl.config import step_range
+from ctl.distribute import parameter_servers
+from ctl.errors import UsageError
+from ctl.io import paths
+from ctl.training.trainer_protocol import TrainerProtocol
+
+_log = logging.getLogger("ctl")
+
+
+def check_trace(trainer: TrainerProtocol) -> None:
+    """Raises UsageError where a trace is asked for and has no place, or no steps to show."""
+    if not trainer.config.profile:
+        return
+    if not (trainer.log_dir or trainer.model_dir):
+        raise UsageError(
+            f"profile is {trainer.config.profile!r} and there is no model_dir, where the trace goes. Give "
+            "--model_dir as well, or leave --profile out."
+        )
+    if parameter_servers.is_used(trainer.strategy):
+        raise UsageError(
+            f"profile is {trainer.config.profile!r}, and workers of parameter servers go at their own "
+            "speed: no step is the same on all of them. Leave --profile out, or use another strategy."
+        )
+
+
+class StepTrace:
+    """Traces the steps after `first` completed ones, up to `last`; the rest, in a run that resumes there.
+
+    Args:
+      directory: of the trace, which is the same for all workers.
+      name: of this worker's file in it.
+    """
+
+    def __init__(self, steps: str, directory: str, name: str):
+        self._first, self._last = step_range(steps)
+        self.path = paths.path(directory) / f"steps_{self._first}-{self._last}" / f"{name}.xplane.pb"
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._done = False
+
+    def next_mark(self, step: int) -> int | None:
+        """Where the loop after `step` has to end."""
+        if step < self._first:
+            return self._first
+        return step + 1 if self._covers(step) else None
+
+    def _covers(self, step: int) -> bool:
+        return self._first <= step < self._last and not self._done
+
+    @contextlib.contextmanager
+    def around(self, step: int) -> Iterator[bool]:
+        """Around a loop that begins at `step`; whether it is traced."""
+        if not self._covers(step):
+            yield False
+            return
+        self._start()
+        event: Any = tf.profiler.experimental.Trace("train", step_num=step + 1, _r=1)
+        with event:
+            yield True
+        if step + 1 == self._last:
+            self.close()
+
+    def _start(self) -> None:
+        if self._temporary is not None:
+            return
+        self._temporary = tempfile.TemporaryDirectory(prefix="ctl-profile-", ignore_cleanup_errors=True)
+        try:
+            tf.profiler.experimental.start(self._temporary.name)
+        except tf.errors.OpError as e:
+            self._temporary.cleanup()
+            self._done = True
+            _log.warning("--profile: the trace cannot be started (%s); training goes on.", e.message)
+
+    def close(self) -> None:
+        """Writes the trace, if one has begun."""
+        if self._temporary is None or self._done:
+            return
+        self._done = True
+        with self._temporary as directory:
+            try:
+                tf.profiler.experimental.stop()
+                for found in Path(directory).rglob("*.xplane.pb"):
+                    paths.copy_tree(found, self.path)
+            except (OSError, tf.errors.OpError) as e:
+                _log.warning("%s cannot be written (%s); training goes on.", self.path, e)
