@@ -1,5 +1,6 @@
 """Sums and scales of NumPy arrays, as Horovod's users expect them of each type."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OPS = {AVERAGE: "Average", SUM: "Sum", ADASUM: "Adasum", MIN: "Min", MAX: "Max", PRODUCT: "Product"}
 _UFUNCS = {AVERAGE: np.add, SUM: np.add, MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_BLOCK = 1 << 16  # elements that are added at a time: they stay in the cache
 _FEW = 1024  # elements for which asking TensorFlow costs more than it saves
 _HALVES = (np.dtype(np.float16), _BFLOAT16)
 
@@ -23,13 +25,46 @@ def dtype_named(name: str) -> np.dtype:
 
 def reduce_to(out: np.ndarray, op: int, one: np.ndarray, other: np.ndarray) -> None:
     """`out = one op other`, elementwise; sixteen-bit floats by way of float32."""
-    if out.dtype in _HALVES and out.size > _FEW:
+    if out.dtype == _BFLOAT16 and op in (SUM, AVERAGE) and out.size > _FEW:
+        for start in range(0, out.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            _add_bfloat16(out[part], one[part], other[part])
+    elif out.dtype in _HALVES and out.size > _FEW:
         out[...] = _by_tensorflow(op, one, other)
     elif out.dtype in _HALVES:
         wide = _UFUNCS[op](widened(one), widened(other))
         out[...] = narrowed(wide, out.dtype)
     else:
         _UFUNCS[op](one, other, out=out)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread that adds."""
+
+    def __init__(self) -> None:
+        self.words = np.empty((2, _BLOCK), np.uint32)
+
+
+_scratch = _Scratch()
+
+
+def _add_bfloat16(out: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
+    """`out = one + other`, rounded to the nearest; in this thread, as TensorFlow's wait for others."""
+    total, more = _scratch.words[:, : out.size]
+    total[...], more[...] = one.view(np.uint16), other.view(np.uint16)
+    total <<= 16
+    more <<= 16
+    wide = total.view(np.float32)
+    wide += more.view(np.float32)
+    if not np.isfinite(wide.sum()):  # rounding would make other numbers of some NaN
+        out[...] = narrowed(wide, out.dtype)
+        return
+    np.right_shift(total, 16, out=more)
+    more &= 1
+    more += 0x7FFF
+    total += more
+    total >>= 16
+    out.view(np.uint16)[...] = total
 
 
 def _by_tensorflow(op: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -172,9 +172,12 @@ def _array(tensor: Any) -> np.ndarray:
 
 def _tensor(array: np.ndarray) -> tf.Tensor:
     """A large array, which nobody else has, is not copied. TensorFlow aborts on unaligned memory."""
-    is_own = array.nbytes > _LARGE and array.flags.writeable and array.dtype.kind in "fiu"
-    if is_own and array.ctypes.data % _ALIGNMENT == 0:
+    is_own = array.nbytes > _LARGE and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
+    if is_own and array.dtype.kind in "fiu":
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    if is_own and array.dtype == tf.bfloat16.as_numpy_dtype:  # of which DLPack knows nothing
+        bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
+        return tf.bitcast(bits, tf.bfloat16)
     return tf.convert_to_tensor(array)
 
 

@@ -105,6 +105,8 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
     "collectives": (
         Flag("--fusion-threshold-mb", "fusion_threshold_mb", "tensors up to so many MiB travel together",
              whole_number(0), "MIB"),
+        Flag("--cycle-time-ms", "cycle_time_ms", "for so long small requests of a function wait for others",
+             _number, "MS"),
         Flag("--timeline-filename", "timeline_filename", "write what happened when, for "
              "chrome://tracing", text, "FILE"),
         Flag("--timeline-mark-cycles", "timeline_mark_cycles", "with a mark for each cycle"),
@@ -128,7 +130,7 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--jsrun", "use_jsrun", "refused: there is no MPI"),
     ),
     "meaningless": (
-        _ignored("--cycle-time-ms", _number), _ignored("--cache-capacity", whole_number(0)),
+        _ignored("--cache-capacity", whole_number(0)),
         _ignored("--log-level", one_of(*LEVELS)),
         Flag("--log-with-timestamp --no-log-hide-timestamp", "log_with_timestamp"),
         Flag("--log-without-timestamp --log-hide-timestamp", "log_with_timestamp", sets=False),

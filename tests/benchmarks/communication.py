@@ -3,7 +3,8 @@
     python tests/benchmarks/communication.py --rounds=3 --model=cnn --workers=2
 
 Each round runs every variant, one after the other; printed are medians over rounds of the median step,
-and their ratio to the tutorial's: MultiWorkerMirroredStrategy with one call per step. `none` does not sum.
+and their ratio to the first one's. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
+`none` does not sum.
 With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
 """
 
@@ -31,6 +32,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
     parser.add_argument("--only", help="a variant, in this process")
     parser.add_argument("--out", help="where the first worker writes its figure")
@@ -40,16 +42,16 @@ def main():
         if flags.out:
             Path(flags.out).write_text(json.dumps(1e3 * statistics.median(seconds)))
         return
-    found = {variant: [] for variant in VARIANTS}
+    found = {variant: [] for variant in flags.variants}
     with network(flags) as places:
         for _ in range(flags.rounds):
-            for variant in VARIANTS:
+            for variant in flags.variants:
                 found[variant].append(run(variant, flags, places))
     medians = {variant: statistics.median(times) for variant, times in found.items()}
     where = f", {flags.network}" if flags.network else ""
     print(f"{flags.model}, {flags.workers} workers{where}\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
     for variant, ms in medians.items():
-        print(f"{variant:16}{ms:12.1f}{ms / medians['tutorial']:8.2f}")
+        print(f"{variant:16}{ms:12.1f}{ms / medians[flags.variants[0]]:8.2f}")
 
 
 @contextlib.contextmanager
