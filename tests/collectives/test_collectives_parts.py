@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, requests, settings
 from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
+from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.table import Table
@@ -275,3 +276,64 @@ def test_a_timeline_is_a_chrome_trace(tmp_path):
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START", "process_name"} <= set(names)
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["x", ""]
     assert sum(e["ph"] == "B" for e in events) == sum(e["ph"] == "E" for e in events) == 1
+
+
+def test_bfloat16_that_is_not_finite_stays_so_in_a_sum():
+    bits = np.arange(2**16, dtype=np.uint16)
+    one = bits.view(ml_dtypes.bfloat16)
+    other = np.roll(bits, 12345).view(ml_dtypes.bfloat16)
+    total = np.empty_like(one)
+    arithmetic.reduce_to(total, arithmetic.SUM, one, other)
+    with np.errstate(all="ignore"):
+        want = (one.astype(np.float32) + other.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    numbers = ~np.isnan(want.astype(np.float32))
+    assert (total.view(np.uint16)[numbers] == want.view(np.uint16)[numbers]).all()
+    assert np.isnan(total[~numbers].astype(np.float32)).all() and not numbers.all()
+
+
+def test_means_are_made_in_place_where_the_memory_is_ours():
+    total = np.array([2.0, 4.0], np.float32)
+    assert arithmetic.finished(total, arithmetic.AVERAGE, 2, 3.0) is total
+    assert total.tolist() == [3.0, 6.0]
+    kept = np.frombuffer(np.array([2.0, 4.0], np.float32).tobytes(), np.float32)  # read-only
+    assert arithmetic.finished(kept, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
+    assert kept.tolist() == [2.0, 4.0]
+
+
+def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
+    ours, theirs = socket.socketpair()
+    outgoing, inbox = Outgoing(Channel(ours)), Inbox()
+
+    def came():
+        theirs.setblocking(False)
+        inbox.read(theirs)
+        return list(inbox.messages())
+
+    def request(number, name):
+        return Request(number, name, "allreduce", ["float32"], [(2,)], is_inline=True)
+
+    data = [np.full(2, i, np.float32).view(np.uint8) for i in range(4)]
+    outgoing.put(request(0, "a"), [data[0]], later=False)
+    ((header, payload),) = came()
+    assert (header["type"], header["name"], payload) == ("template", "a", data[0].tobytes())
+    outgoing.put(request(1, "a"), [data[1]], later=True)
+    outgoing.put(request(2, "b"), [data[2]], later=True)
+    assert outgoing.waits and came() == []
+    outgoing.flush()
+    outgoing.flush()
+    ((header, payload),) = came()
+    assert [one["type"] for one in header["of"]] == ["again", "template"]
+    assert header["of"][0]["as"] == 0 and [one["size"] for one in header["of"]] == [8, 8]
+    assert payload == data[1].tobytes() + data[2].tobytes()
+    outgoing.put(request(3, "b"), [data[3]], later=True)
+    outgoing.put(request(4, "a"), [], later=False)  # what waits goes first
+    assert [one["id"] for one in came()[0][0]["of"]] == [3, 4]
+    outgoing.close()
+
+
+@pytest.mark.parametrize("word", ["shm", "TCP"])
+def test_an_unknown_data_plane_is_refused(word):
+    with pytest.raises(UsageError, match="expected one of auto, tcp"):
+        settings.read_settings({"CTL_COLLECTIVES": word})
+    assert not settings.read_settings({"CTL_COLLECTIVES": "tcp"}).shares_memory
+    assert settings.read_settings({"HOROVOD_CYCLE_TIME": "2.5"}).cycle == 0.0025

@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import free_ports
 from ctl.checkpoints import restoring
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
+from ctl.collectives.failures import failure
 from ctl.distribute.platforms import detection, slurm
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, ReadError
@@ -159,6 +160,19 @@ def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind
     assert type(explained("NCCL: invalid usage")) is kind
     assert type(explained("something else")) is kind
     assert type(explained("NCCL: unhandled system error", several=False)) is kind
+
+
+def test_errors_of_the_engine_are_those_of_tensorflow_s_path():
+    def explained(error):
+        return error_translation.explained(
+            error, step=3, manager=None, batch_size=8,
+            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), several=True,
+        )  # fmt: skip
+
+    lost = explained(failure("LOST", "rank 1 died (the connection was closed)"))
+    assert isinstance(lost, PeerLostError) and "(rank 1 died (the connection" in str(lost)
+    apart = explained(failure("FAILED_PRECONDITION", "ctl.sum: the shape of the tensor differs, ..."))
+    assert isinstance(apart, ctl.UsageError) and "Step 3: ctl.sum: the shape" in str(apart)
 
 
 CANNOT_CONNECT = """
