@@ -20,6 +20,7 @@ from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
+PAUSE_SECS = 5.0  # between two looks of one process that was not stopped
 _TICK_SECS = 0.5
 _SIGNS = 4  # of life, within the time that may pass without one
 _ABORT_SECS = 5.0  # for the other ranks to hear why
@@ -44,7 +45,7 @@ class Coordinator:
         self._silence_secs = settings.silence
         now = time.monotonic()
         self._heard_at = dict.fromkeys(sockets, now)
-        self._shown_at = now
+        self._shown_at = self._awake_at = now
         self._selector = selectors.DefaultSelector()
         for rank, sock in self._sockets.items():
             sock.setblocking(False)
@@ -101,6 +102,10 @@ class Coordinator:
     def _show_life(self) -> None:
         """Tells the ranks that this one lives; one that has been silent for too long is lost."""
         now = time.monotonic()
+        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and maybe all of them
+            for rank in self._heard_at:
+                self._heard_at[rank] += now - self._awake_at
+        self._awake_at = now
         if now - self._shown_at < self._silence_secs / _SIGNS:
             return
         self._shown_at = now

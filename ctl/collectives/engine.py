@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from ctl.collectives import bootstrap, inline, requests, transfers
 from ctl.collectives.arithmetic import SUM
-from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
@@ -98,7 +98,7 @@ class Engine:
             return
         found = bootstrap.connect_ranks(place, settings, lost, server)
         self._control = Channel(found.control)
-        self._heard_at = self._shown_at = time.monotonic()
+        self._heard_at = self._shown_at = self._awake_at = time.monotonic()
         self._outgoing = Outgoing(self._control)
         try:
             self._mesh = Mesh(place.rank, found.peers, found.control, self._pump, self._show_life, settings)
@@ -251,6 +251,9 @@ class Engine:
     def _show_life(self) -> None:
         """Tells rank 0 that this rank lives, where there is a limit for silence, and looks for its word."""
         limit_secs, now = self.settings.silence, time.monotonic()
+        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and maybe all of them
+            self._heard_at += now - self._awake_at
+        self._awake_at = now
         if not limit_secs or now - self._shown_at < limit_secs / _SIGNS:
             return
         self._shown_at = now

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ctl.collectives import arithmetic, requests, settings
+from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import Ranks
@@ -337,3 +338,23 @@ def test_an_unknown_data_plane_is_refused(word):
         settings.read_settings({"CTL_COLLECTIVES": word})
     assert not settings.read_settings({"CTL_COLLECTIVES": "tcp"}).shares_memory
     assert settings.read_settings({"HOROVOD_CYCLE_TIME": "2.5"}).cycle == 0.0025
+
+
+def test_a_rank_is_lost_for_its_own_silence_not_for_that_of_a_stopped_machine():
+    pairs = {rank: socket.socketpair() for rank in range(2)}
+    found = settings.Settings(silence=30.0)
+    coordinator = Coordinator({r: ours for r, (ours, _) in pairs.items()}, found, Timeline())
+
+    def earlier(secs, *, all_stopped):
+        coordinator._shown_at -= secs
+        for rank in (0, 1) if all_stopped else (1,):
+            coordinator._heard_at[rank] -= secs
+        if all_stopped:
+            coordinator._awake_at -= secs
+        coordinator._show_life()
+        return coordinator._agreement.gone
+
+    assert earlier(3600.0, all_stopped=True) == {}
+    assert earlier(10.0, all_stopped=False) == {}
+    gone = earlier(31.0, all_stopped=False)
+    assert list(gone) == [1] and "silent for" in gone[1]
