@@ -55,8 +55,10 @@ def _add_bfloat16(out: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
     total <<= 16
     more <<= 16
     wide = total.view(np.float32)
-    wide += more.view(np.float32)
-    if not np.isfinite(wide.sum()):  # rounding would make other numbers of some NaN
+    with np.errstate(all="ignore"):
+        wide += more.view(np.float32)
+        is_finite = np.isfinite(wide.sum())
+    if not is_finite:  # rounding would make other numbers of some NaN
         out[...] = narrowed(wide, out.dtype)
         return
     np.right_shift(total, 16, out=more)

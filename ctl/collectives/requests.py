@@ -9,6 +9,7 @@ from ctl.collectives.arithmetic import OPS, dtype_named
 
 FAILED_PRECONDITION = "FAILED_PRECONDITION"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
+_MOST_SAID = 3  # tensors of one request, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class Request:
         ]
 
     def __str__(self) -> str:
-        tensors = ", ".join(
-            f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-        )
+        said = [f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        more = len(said) - _MOST_SAID
+        tensors = ", ".join(said[:_MOST_SAID]) + (f" and {more} more" if more > 0 else "")
         return f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
 
 
