@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from ctl import config
 from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
@@ -18,6 +19,7 @@ from ctl.step.skip_nonfinite import Skipping
 from ctl.supervision import heartbeat
 from ctl.training import checkpoint_follower, resume, validation
 from ctl.training.callback_runner import CallbackRunner
+from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
 from ctl.training.parameter_server_loop import ScheduledLoop
@@ -52,6 +54,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         if "on_nonfinite" in trainer.config.given:  # `build` may have made its own Gradients
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
+        trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
         validation.model(trainer)
         validation.optimizers(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
@@ -75,12 +78,17 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
 
 def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     """What runs `train_step`, traced once per trainer."""
-    if session.train_loop is None:
+    in_program = config.jit_compile(trainer.jit_compile) == "loop"
+    if session.train_loop is None or isinstance(session.train_loop, CompiledLoop) != in_program:
         counter = session.state.step
         skipping = Skipping(lambda: trainer.gradients.on_nonfinite, lambda: statistics_of(trainer), counter)
         step = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping)
         if parameter_servers.is_used(trainer.strategy):
             session.train_loop = ScheduledLoop(
+                trainer.strategy, step, counter=counter, trained=lambda: _trainable(trainer)
+            )
+        elif in_program:
+            session.train_loop = CompiledLoop(
                 trainer.strategy, step, counter=counter, trained=lambda: _trainable(trainer)
             )
         else:
@@ -122,7 +130,7 @@ def _replica_step(
         recorder=trainer._recorder,
         how=how,
         num_replicas=trainer.topology.num_replicas,
-        jit_compile=lambda: trains and trainer.jit_compile,
+        jit_compile=lambda: trains and config.jit_compile(trainer.jit_compile) == "step",
         metrics=keras_metrics.found_in(vars(trainer)),
         skipping=skipping,
     )
