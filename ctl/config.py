@@ -95,8 +95,8 @@ class Config:
         "Evaluate, predict and export with the moving averages of the weights, if the optimizer has "
         "them (use_ema=True). Training continues with the weights themselves.")
     jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
-        "What XLA compiles: nothing; forward and backward of the step (also --jit_compile); or all steps of "
-        "a loop as one program, on one replica, with data of ctl.from_arrays.")
+        "What XLA compiles: nothing; forward and backward of the step (also --jit_compile alone); or all "
+        "steps of a loop as one program, on one replica, with data of ctl.from_arrays.")
     check_collectives: bool = _of("bool", False,
         "Workers compare their collectives before they run them, and name the line that breaks the "
         "order. Slow: for debugging.")

@@ -120,14 +120,17 @@ class ArrayData:
         """
         with tf.device(device):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
-        seed = seed if self._seed is None else self._seed
+        seed, end = seed if self._seed is None else self._seed, None
+        if total is not None:
+            last = (-(-total // self.batch_size) - 1) * self.batch_size
+            end = sum(map(int, self._batch(last, total)))
         return RowWindows(
             arrays,
             self._functions,
             lambda places: self._index(places, seed),
             self.batch_size,
             start=int(self._batch(start, total)[0]),
-            end=None if self.epochs_apart else total,
+            end=end,
             epochs_apart=self.epochs_apart,
         )
 

@@ -59,7 +59,7 @@ def open_train_data(
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, topology, seed, start_examples, epochs, indexed)
     if indexed:
-        row_windows.refuse(type(source).__name__)
+        row_windows.refuse("only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset")
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, topology, start_examples)
     check_dataset(source, "train_data", global_batch_size, topology)

@@ -86,11 +86,9 @@ class RowWindows:
     def _next(self, steps: int) -> Segment | None:
         while self._place >= self._window_start + self._stride:
             self._window, self._window_start = next(self.iterator), self._window_start + self._stride
-        left = steps * self._size
+        left = steps * self._size if self._end is None else self._end - self._place
         if self._apart:
-            left = self._examples - self._place % self._examples
-        elif self._end is not None:
-            left = self._end - self._place
+            left = min(left, self._examples - self._place % self._examples)
         if left <= 0:
             return None
         here = -(-(self._window_start + self._stride - self._place) // self._size)  # begin in the window
@@ -99,14 +97,6 @@ class RowWindows:
         found = Segment(self._window, self._place - self._window_start, steps, size)
         self._place += steps * size
         return found
-
-    def batch(self, arrays: Any, rows: Any) -> Any:
-        """Traced: numbers of examples `[b]` -> the batch, after the functions; as tf.data would."""
-        batch = tf.nest.map_structure(lambda a: tf.gather(a, rows), arrays)
-        for function in self.functions:
-            spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
-            batch = as_tensors(function(*batch) if spread else function(batch))
-        return batch
 
     def check_dtypes(self) -> None:
         """Raises UsageError for examples that XLA cannot hold."""
@@ -118,17 +108,27 @@ class RowWindows:
             )
 
 
+def batch_of(arrays: Any, rows: Any, functions: Sequence[Callable]) -> Any:
+    """Traced: numbers of examples `[b]` -> the batch, after the functions; as tf.data would."""
+    batch = tf.nest.map_structure(lambda a: tf.gather(a, rows), arrays)
+    for function in functions:
+        spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
+        made = function(*batch) if spread else function(batch)
+        batch = as_tensors(tuple(made) if isinstance(made, list) else made)
+    return batch
+
+
 def refuse(source: str) -> None:
     """Raises UsageError for data that are not in memory."""
     raise UsageError(
-        f"jit_compile='loop' needs data in memory, and train_data gives a {source}. Return "
+        f"jit_compile='loop' needs data in memory, and train_data gives {source}. Return "
         "ctl.from_arrays(arrays, batch_size), or write --jit_compile=step."
     )
 
 
 @tf.autograph.experimental.do_not_convert
 def as_tensors(batch: Any) -> Any:
-    """What a function of tf.data returns, as tensors; a list becomes one tensor."""
+    """What a function of tf.data returns, as tensors; a list within becomes one tensor."""
     if isinstance(batch, dict):
         return type(batch)((k, as_tensors(v)) for k, v in batch.items())
     if isinstance(batch, tuple):

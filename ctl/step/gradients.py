@@ -228,7 +228,7 @@ def _apply_when(update: Update, gradients: list) -> None:
         return tf.constant(0)
 
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1 or _conditions_within_replicas():
+    if _conditions_within_replicas():
         tf.cond(update.when, lambda: put(*gradients), lambda: tf.constant(0))
         return
 

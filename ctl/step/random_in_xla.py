@@ -1,8 +1,9 @@
-"""Random numbers in XLA programs that are TensorFlow's, so that a compiled loop draws the same dropout masks.
+"""TensorFlow's random numbers within XLA, so that a compiled loop draws the same dropout masks.
 
-For one seed both draw the same bits (Philox) and make other floating-point numbers of them: TensorFlow takes
-the low bits of each word, XLA the high ones, and normal numbers come from two formulas. Here the floats are
-made of the bits as TensorFlow does it: uniform ones are equal, normal ones up to rounding.
+Both draw the same bits (Philox) and make other floating-point numbers of them: TensorFlow takes the low bits
+of each word, XLA the high ones, and their formulas for normal numbers differ. XLA also cuts seeds to 32 bits.
+Here keys are made of seeds, and floats of bits, as TensorFlow does it: whole and uniform numbers are equal,
+normal ones up to rounding. Of other distributions, such as truncated normal, XLA draws its own.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as ops
 
 _BITS = {tf.float32: 23, tf.float16: 10, tf.bfloat16: 7}  # that TensorFlow uses of a word
 _LEAST = 1e-7  # whose logarithm is taken
-_THREEFRY = 2  # the algorithm that has other numbers
+_PHILOX, _THREEFRY = 1, 2  # algorithms; the second has other numbers
+_KEY_OF_SEEDS = 0x02461E293EC8F720
 _WITH_STATE = frozenset({
     "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
     "ParameterizedTruncatedNormal", "Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2",
@@ -44,22 +46,39 @@ def same_numbers() -> Iterator[None]:
     def normal_of_bits(
         shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
     ) -> Any:
-        size = tf.get_static_value(tf.reduce_prod(shape))
-        if not _is_known(dtype, alg) or size is None:
+        sizes = tf.get_static_value(tf.convert_to_tensor(shape))
+        if not _is_known(dtype, alg) or sizes is None:
             return normal(shape, key, counter, alg, dtype=dtype, name=name)
-        pairs = tf.reshape(words([(int(size) + 1) // 2 * 2], key, counter, alg), [-1, 2])
+        size = int(np.prod(sizes))
+        pairs = tf.reshape(words([(size + 1) // 2 * 2], key, counter, alg), [-1, 2])
         first, second = tf.unstack(_uniform(pairs, tf.float32), axis=1)
         radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(first, _LEAST)))
         angle = np.float32(2.0 * np.pi) * second
         flat = tf.reshape(tf.stack([tf.sin(angle) * radius, tf.cos(angle) * radius], axis=1), [-1])
-        return tf.cast(tf.reshape(flat[: int(size)], shape), dtype)
+        return tf.cast(tf.reshape(flat[:size], shape), dtype)
 
+    replaced = {
+        "stateless_random_uniform_v2": uniform_of_bits,
+        "stateless_random_normal_v2": normal_of_bits,
+        "stateless_random_get_key_counter": _key_and_counter,
+    }
     with _lock:
-        ops.stateless_random_uniform_v2, ops.stateless_random_normal_v2 = uniform_of_bits, normal_of_bits
+        before = {name: getattr(ops, name) for name in replaced}
         try:
+            vars(ops).update(replaced)
             yield
         finally:
-            ops.stateless_random_uniform_v2, ops.stateless_random_normal_v2 = uniform, normal
+            vars(ops).update(before)
+
+
+def _key_and_counter(seed: Any, name: Any = None) -> tuple[Any, Any]:
+    """As TensorFlow's kernel: the seed, drawn from as a counter under a key of its own."""
+    counter = tf.bitcast(tf.cast(seed, tf.int64), tf.uint64)
+    key = tf.constant([_KEY_OF_SEEDS], tf.uint64)
+    mixed = ops.stateless_random_uniform_full_int_v2([4], key, counter, _PHILOX, dtype=tf.uint32)
+    words = tf.reshape(tf.cast(mixed, tf.uint64), [2, 2])
+    key, high = tf.unstack(tf.bitwise.bitwise_or(words[:, 0], tf.bitwise.left_shift(words[:, 1], tf.constant(32, tf.uint64))))
+    return key[None], tf.stack([tf.zeros_like(high), high])
 
 
 def _is_known(dtype: Any, alg: Any) -> bool:

@@ -276,6 +276,8 @@ class ReplicaStep:
                 lambda t: tf.zeros(tf.concat([[1], tf.shape(t)[1:]], axis=0), t.dtype), batch
             )
 
+        if isinstance(rows, int):
+            return row_of_zeros(), empty
         filled = tf.cond(empty, row_of_zeros, lambda: tf.nest.map_structure(tf.identity, batch))
         for new, old in zip(tf.nest.flatten(filled), tf.nest.flatten(batch), strict=True):
             new.set_shape([None, *old.shape[1:]])

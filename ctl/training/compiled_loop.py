@@ -1,8 +1,7 @@
 """Many steps as one XLA program: data indexed on the device, optimizer included; for one replica.
 
-Within XLA nothing can be raised or printed. What the steps have to say of numbers that are not finite is
-carried out of the program, and raised or printed when it is over; a step that stops the run is the last that
-the program runs.
+Within XLA nothing can be raised or printed. Reports of steps whose numbers are not finite are carried out
+of the program, and raised or printed after it; a step that stops the run is the last one of the program.
 """
 
 import logging
@@ -11,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.data.batches import Batches, device_of
-from ctl.data.row_windows import RowWindows
+from ctl.data.row_windows import RowWindows, batch_of
 from ctl.step import finiteness, random_in_xla
 from ctl.step.replica_step import ReplicaStep
 from ctl.training.graph_loop import TRACED_AGAIN, errors_of_a_trace
@@ -38,7 +37,7 @@ class CompiledLoop:
     ):
         self._strategy, self._step, self._counter, self._trained = strategy, step, counter, trained
         self._programs: dict[int, Any] = {}  # by size of batch
-        self._key: tuple = ()  # what they depend on
+        self._known: tuple = ((), ())  # what they depend on: functions of the data, variables trained
         self._batches: Batches | None = None  # that they were made or checked for
         self._numbers: dict[int, tf.Tensor] = {}
         self.has_run = False
@@ -68,11 +67,12 @@ class CompiledLoop:
         windows = batches.windows
         assert windows is not None
         windows.check_dtypes()
-        key = windows.functions, self._trained()
-        if self._programs and key != self._key:
+        trained = self._trained()
+        if self._programs and trained != self._known[1]:
             _log.info(TRACED_AGAIN)
-            self._programs = {}
-        self._key = key
+        if trained != self._known[1] or windows.functions is not self._known[0]:
+            self._programs = {}  # what functions of the data use may have changed since they were traced
+        self._known = windows.functions, trained
         for size in windows.sizes:
             if size not in self._programs:
                 self.has_run = False
@@ -83,7 +83,7 @@ class CompiledLoop:
         """The program for batches of `size` examples; it has been called for no step, which compiles it."""
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, windows.arrays)
         number, rows = tf.TensorSpec([], tf.int64), windows.iterator.element_spec
-        replica = self._step.function(in_program=True)
+        replica, functions = self._step.function(in_program=True), windows.functions
 
         def steps_of(arrays: Any, window: Any, first: Any, steps: Any, packed: Any) -> Any:
             done, told, goes_on = tf.constant(0, tf.int64), self._nothing_told(), tf.constant(True)
@@ -91,7 +91,7 @@ class CompiledLoop:
                 tf.autograph.experimental.set_loop_options(
                     shape_invariants=[(packed, tf.TensorShape([None, 2]))]
                 )
-                batch = windows.batch(arrays, _rows(window, first + done * size, size))
+                batch = batch_of(arrays, _rows(window, first + done * size, size), functions)
                 result = self._strategy.run(replica, (batch,))
                 packed, told, goes_on = self._summed(result, packed, told, done)
                 done += 1
@@ -144,6 +144,8 @@ class CompiledLoop:
 
     def refresh(self) -> None:
         """The user's code has run, and may have changed which variables are trained."""
+        if self._programs and self._trained() != self._known[1]:
+            self.has_run = False
         self._batches = None
 
     def release(self) -> None:

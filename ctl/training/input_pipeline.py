@@ -57,7 +57,7 @@ def _open_batches(
         )
     compiled = config.jit_compile(trainer.jit_compile) == "loop"
     if compiled and parts is not None:
-        row_windows.refuse("part of the data to each worker (train_data_fn)")
+        row_windows.refuse("a pipeline per worker (train_data_fn)")
     if served:
         if parts is not None:
             raise UsageError(

@@ -129,7 +129,7 @@ def measure(name, rounds):
     make, batch_size, loop, steps = CASES[name]
     ctls = {f"ctl, jit_compile={how}": (how, False) for how in ("off", "step", "loop")}
     ctls |= {f"ctl, {how}, shuffled": (how, True) for how in ("off", "loop")}
-    print(f"\n{name}: batches of {batch_size}, {loop} steps per loop; seconds to the end of step {2 * loop}:")
+    print(f"\n{name}: batches of {batch_size}, {loop} steps per loop; seconds until step {2 * loop}:")
     variants = {}
     for variant in ("bare in-graph loop", *ctls):
         start = time.perf_counter()
