@@ -78,7 +78,7 @@ def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None
     tf.cond(holds | elsewhere, tf.no_op, lambda: tf.print(*words, output_stream=sys.stderr))
 
 
-def report(left_out: Sequence[tuple], stops: Sequence[tuple]) -> tf.Tensor:
+def step_report(left_out: Sequence[tuple], stops: Sequence[tuple]) -> tf.Tensor:
     """`[3]` float32 on what became of a step where nothing can be printed or raised, within XLA.
 
     0, LEFT_OUT or STOPPED, and two flags: is the loss at fault, is the gradient. Both arguments are
@@ -92,7 +92,7 @@ def report(left_out: Sequence[tuple], stops: Sequence[tuple]) -> tf.Tensor:
     return tf.concat([outcome[None], flags], axis=0)
 
 
-def stopped(flags: Sequence[float]) -> tf.errors.InvalidArgumentError:
+def reported_error(flags: Sequence[float]) -> tf.errors.InvalidArgumentError:
     """The error of `stop_unless`, made of a report's two flags."""
     loss, gradient = (int(f) for f in flags)
     return tf.errors.InvalidArgumentError(None, None, f"{MESSAGE} [{loss}] [{gradient}]")

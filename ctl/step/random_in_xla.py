@@ -1,9 +1,9 @@
 """TensorFlow's random numbers within XLA, so that a compiled loop draws the same dropout masks.
 
-Both draw the same bits (Philox) and make other floating-point numbers of them: TensorFlow takes the low bits
-of each word, XLA the high ones, and their formulas for normal numbers differ. XLA also cuts seeds to 32 bits.
-Here keys are made of seeds, and floats of bits, as TensorFlow does it: whole and uniform numbers are equal,
-normal ones up to rounding. Of other distributions, such as truncated normal, XLA draws its own.
+Both draw the same bits (Philox) and make other floating-point numbers of them: TensorFlow takes the low
+bits of each word, XLA the high ones; their formulas for normal numbers differ; XLA cuts seeds to 32
+bits. Here keys are made of seeds, and floats of bits, as TensorFlow does it: whole and uniform numbers are
+equal, normal ones up to rounding. Of other distributions, such as truncated normal, XLA draws its own.
 """
 
 import contextlib
@@ -13,18 +13,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data.dataset_traits import nodes_of
-from ctl.errors import UsageError
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as ops
 
 _BITS = {tf.float32: 23, tf.float16: 10, tf.bfloat16: 7}  # that TensorFlow uses of a word
 _LEAST = 1e-7  # whose logarithm is taken
 _PHILOX, _THREEFRY = 1, 2  # algorithms; the second has other numbers
 _KEY_OF_SEEDS = 0x02461E293EC8F720
-_WITH_STATE = frozenset({
-    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
-    "ParameterizedTruncatedNormal", "Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2",
-})  # fmt: skip
 _lock = threading.Lock()
 
 
@@ -77,7 +71,9 @@ def _key_and_counter(seed: Any, name: Any = None) -> tuple[Any, Any]:
     key = tf.constant([_KEY_OF_SEEDS], tf.uint64)
     mixed = ops.stateless_random_uniform_full_int_v2([4], key, counter, _PHILOX, dtype=tf.uint32)
     words = tf.reshape(tf.cast(mixed, tf.uint64), [2, 2])
-    key, high = tf.unstack(tf.bitwise.bitwise_or(words[:, 0], tf.bitwise.left_shift(words[:, 1], tf.constant(32, tf.uint64))))
+    key, high = tf.unstack(
+        tf.bitwise.bitwise_or(words[:, 0], tf.bitwise.left_shift(words[:, 1], tf.constant(32, tf.uint64)))
+    )
     return key[None], tf.stack([tf.zeros_like(high), high])
 
 
@@ -89,15 +85,3 @@ def _uniform(words: Any, dtype: tf.DType) -> Any:
     bits = _BITS[dtype]
     low = tf.bitwise.bitwise_and(words, tf.constant(2**bits - 1, tf.uint32))
     return tf.cast(low, dtype) * tf.constant(2.0**-bits, dtype)
-
-
-def check_repeatable(graph: tf.Graph) -> None:
-    """Raises UsageError for operations that XLA seeds with the time of day."""
-    nodes, functions = nodes_of(graph.as_graph_def())
-    everywhere = {node.op for body in (nodes, *functions.values()) for node in body}
-    if drawn := sorted(everywhere & _WITH_STATE):
-        raise UsageError(
-            f"jit_compile='loop' with {', '.join(drawn)}, which no seed repeats within XLA. Write "
-            "tf.random.stateless_uniform(shape, seed) and its like, or layers of Keras 3; or write "
-            "--jit_compile=step."
-        )

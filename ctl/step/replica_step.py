@@ -130,7 +130,7 @@ class ReplicaStep:
         """For `strategy.run` within a trace: an element of the data -> `[m, 2]`.
 
         `even`: static shapes are the same on all replicas. `in_program`: the loop around the step is
-        compiled too; what comes is (`[m, 2]`, `finiteness.report`).
+        compiled too; what comes is (`[m, 2]`, `finiteness.step_report`).
 
         Three ways, each of them straight to the user's step: what a user finds in a traceback is
         theirs.
@@ -214,7 +214,7 @@ class ReplicaStep:
     def _ended(self, packed: Any, saved: Any) -> Any:
         goods, stops = self._recorder.goods, self._recorder.stops
         packed = self._skipping.after(packed, self.totals, goods, saved, prints=not self._in_program)
-        return (packed, finiteness.report(goods, stops)) if self._in_program else packed
+        return (packed, finiteness.step_report(goods, stops)) if self._in_program else packed
 
     def _other_parts(self) -> Any:
         """The numbers of the parts after the first; within XLA one after the other, of static sizes."""

@@ -10,12 +10,18 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.data.batches import Batches, device_of
+from ctl.data.dataset_traits import nodes_of
 from ctl.data.row_windows import RowWindows, batch_of
+from ctl.errors import UsageError
 from ctl.step import finiteness, random_in_xla
 from ctl.step.replica_step import ReplicaStep
 from ctl.training.graph_loop import TRACED_AGAIN, errors_of_a_trace
 
 _log = logging.getLogger("ctl")
+_WITH_STATE = frozenset({
+    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
+    "ParameterizedTruncatedNormal", "Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2",
+})  # fmt: skip
 _REPORTS = 64  # of steps that were left out, kept in one call of a program
 
 
@@ -103,7 +109,7 @@ class CompiledLoop:
         with tf.device(device_of(self._strategy)):
             with errors_of_a_trace(batch), random_in_xla.same_numbers():
                 program = function.get_concrete_function(specs, rows, number, number, packed)
-            random_in_xla.check_repeatable(program.graph)
+            _check_repeatable(program.graph)
             none, totals = self._number(0), tf.zeros([len(self.totals.names), 2], tf.float64)
             program(windows.arrays, tf.zeros(rows.shape, rows.dtype), none, none, totals)
         return program
@@ -138,7 +144,7 @@ class CompiledLoop:
             if outcome == finiteness.LEFT_OUT:
                 finiteness.warn_of_reported(before + int(done) + 1, flags)
         if stops:
-            raise finiteness.stopped(reports[-1][2:])
+            raise finiteness.reported_error(reports[-1][2:])
         if count > len(reports):
             _log.warning("%d more of these %d steps were left out.", count - len(reports), steps)
 
@@ -170,3 +176,15 @@ class CompiledLoop:
 def _rows(window: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     """`window[first : first + size]`; tf.slice would compile once for each `first`."""
     return tf.gather(window, first + tf.range(size, dtype=tf.int64))
+
+
+def _check_repeatable(graph: tf.Graph) -> None:
+    """Raises UsageError for operations that XLA seeds with the time of day."""
+    nodes, functions = nodes_of(graph.as_graph_def())
+    everywhere = {node.op for body in (nodes, *functions.values()) for node in body}
+    if drawn := sorted(everywhere & _WITH_STATE):
+        raise UsageError(
+            f"jit_compile='loop' with {', '.join(drawn)}, which no seed repeats within XLA. Write "
+            "tf.random.stateless_uniform(shape, seed) and its like, or layers of Keras 3; or write "
+            "--jit_compile=step."
+        )

@@ -1,4 +1,4 @@
-"""--jit_compile=loop: a loop over data in memory is one XLA program, with the numbers of one that is not."""
+"""--jit_compile=loop: a loop over data in memory is one XLA program, with the numbers of others."""
 
 import time
 
@@ -111,7 +111,7 @@ def test_a_run_goes_on_within_an_epoch_with_another_jit_compile(tmp_path):
 
 
 class Rich(ctl.Trainer):
-    """What a step may have besides: a Keras model, parts of a batch, moving averages, a second optimizer."""
+    """What a step may have besides: a Keras model, parts of a batch, EMA, a second optimizer."""
 
     def build(self):
         layers = [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
@@ -136,7 +136,7 @@ class Rich(ctl.Trainer):
             loss = self.average(losses)
         self.minimize(loss, tape, when=self.step_variable % 2 == 0)
         self.minimize(loss, tape, optimizer=self.second)
-        self.log("positive", tf.reduce_sum(tf.cast(y, tf.int32)), reduce="sum")
+        self.log("positive", tf.reduce_sum(tf.cast(y, tf.int32)), reduce="sum")  # means of whole numbers
         return {"loss": losses}
 
 
@@ -144,6 +144,7 @@ def test_what_else_a_step_may_have_gives_the_same_numbers():
     off, loop = follower("off", Rich), follower("loop", Rich)
     means = [trainer.train(7) for trainer in (off, loop)]
     assert means[1] == pytest.approx(means[0], rel=1e-4)
+    assert 0 < means[0]["positive"] < BATCH  # which no share of a count made infinite
     assert int(off.second.dynamic_scale) == int(loop.second.dynamic_scale) > 4
     pairs = [*zip(off.model.variables, loop.model.variables, strict=True),
              *zip(off.optimizer.variables, loop.optimizer.variables, strict=True)]  # fmt: skip
@@ -238,7 +239,7 @@ class Printed(Follower):
 @pytest.mark.parametrize(("kind", "words"), [
     (Datasets, "gives a tf.data.Dataset. Return ctl.from_arrays"), (Numbers, "gives only numbers"),
     (Strings, "with string in train_data: XLA knows numbers only"),
-    (Chance, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this train_step"),
+    (Chance, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this"),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_what_no_program_can_have_is_refused_before_the_first_step(kind, words):
     trainer = follower("loop", kind)
