@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 def _of(kind: str, default: Any, text: str) -> Any:
     """A field; `kind` is "text", "bool", "list", "word" (one of `default`, whose first is the default),
-    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto") or "range"
-    ("first:last" or "")."""
-    words = default if kind == "word" else ()
-    first = default[0] if kind == "word" else default
+    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto"), "range"
+    ("first:last" or "") or "compile" (a word, or a bool)."""
+    words = default if kind in ("word", "compile") else ()
+    first = default[0] if words else default
     return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})
 
 
@@ -94,8 +94,9 @@ class Config:
     evaluate_ema: bool = _of("bool", True,
         "Evaluate, predict and export with the moving averages of the weights, if the optimizer has "
         "them (use_ema=True). Training continues with the weights themselves.")
-    jit_compile: bool = _of("bool", False,
-        "Compile forward and backward of the step with XLA.")
+    jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
+        "What XLA compiles: nothing; forward and backward of the step (also --jit_compile alone); or all "
+        "steps of a loop as one program, on one replica, with data of ctl.from_arrays.")
     check_collectives: bool = _of("bool", False,
         "Workers compare their collectives before they run them, and name the line that breaks the "
         "order. Slow: for debugging.")
@@ -214,6 +215,15 @@ def step_range(value: str) -> tuple[int, int]:
     )
 
 
+def jit_compile(value: str | bool) -> str:
+    """ "off", "step" or "loop"; False is "off", True "step". Raises UsageError."""
+    words = FIELDS["jit_compile"].metadata["words"]
+    word = words[int(value)] if isinstance(value, bool) else value
+    if not isinstance(word, str) or word not in words:
+        raise UsageError(f"jit_compile is {value!r}; expected one of {', '.join(words)}, or True or False.")
+    return word
+
+
 def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value of a field in its type; raises UsageError."""
     name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
@@ -233,8 +243,8 @@ def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
     elif kind == "word":
         good = value in words if isinstance(value, str) else name == "strategy" and value is not None
         expected = f"one of {', '.join(words)}"
-    elif kind == "steps":
-        return steps_per_loop(value)
+    elif kind in ("steps", "compile"):
+        return steps_per_loop(value) if kind == "steps" else jit_compile(value)
     elif kind == "range":
         step_range(value := "" if value is None else value)
         return value
@@ -244,6 +254,22 @@ def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
     if not good:
         raise UsageError(f"{name} is {value!r}; expected {expected}.")
     return {"real": float, "list": tuple}.get(kind, lambda same: same)(value)
+
+
+class _CompileParser(flags.EnumParser):
+    def parse(self, argument: str) -> str:
+        return super().parse({"true": "step", "false": "off"}.get(argument, argument))
+
+
+class _CompileFlag(flags.EnumFlag):
+    """A word, or a switch: `--jit_compile` alone is its second word, `--nojit_compile` its first."""
+
+    def __init__(self, name: str, default: str, text: str, words: Sequence[str]):
+        super().__init__(name, default, text, list(words))
+        self.parser, self.boolean = _CompileParser(list(words)), True
+
+    def serialize(self) -> str:
+        return f"--{self.name}={self.value}"
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -258,6 +284,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             flags.DEFINE_string(name, default, text, **where)
         elif kind == "bool":
             flags.DEFINE_bool(name, default, text, **where)
+        elif kind == "compile":
+            flags.DEFINE_flag(_CompileFlag(name, default, text, found.metadata["words"]), **where)
         elif kind == "list":
             flags.DEFINE_list(name, list(default), text, **where)
         elif kind == "real":

@@ -106,7 +106,7 @@ class Trainer:
         self.global_batch_size, self.seed = config.global_batch_size, config.seed
         self.model_dir = config.model_dir or None
         self.init_from = config.init_from or None
-        self.jit_compile, self.check_collectives = config.jit_compile, config.check_collectives
+        self.jit_compile, self.check_collectives = str(config.jit_compile), config.check_collectives
         self.evaluate_ema = config.evaluate_ema
         self.step_timeout_secs = config.step_timeout_secs
         self.allow_config_change = config.allow_config_change

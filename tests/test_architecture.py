@@ -229,7 +229,7 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("how", ["one step", "a loop", "until the end", "parts", "compiled"])
+@pytest.mark.parametrize("how", ["one step", "a loop", "until the end", "parts", "compiled", "program"])
 def test_the_step_is_at_most_six_frames_below_train(how):
     """AutoGraph's count too: they are in the tracebacks that people read. TensorFlow's own do not."""
     import traceback
@@ -241,11 +241,13 @@ def test_the_step_is_at_most_six_frames_below_train(how):
     class Watched(Small):
         def build(self):
             super().build()
-            self.jit_compile = how == "compiled"
+            self.jit_compile = "loop" if how == "program" else how == "compiled"
             if how == "parts":
                 self.gradients = ctl.Gradients(accumulate_steps=2)
 
         def train_data(self, batch_size):
+            if how == "program":
+                return ctl.from_arrays(examples(), batch_size)
             batches = tf.data.Dataset.from_tensor_slices(examples()).batch(batch_size, True)
             return batches.filter(lambda *_: True) if how == "until the end" else batches.repeat()
 

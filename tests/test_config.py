@@ -15,14 +15,14 @@ CASES = {
     "seed": ("3", 3, 4, 5),
     "init_from": ("a", "a", "b", "c"),
     "evaluate_ema": ("true", True, False, False),
-    "jit_compile": ("false", False, True, True),
+    "jit_compile": ("false", "off", "loop", "step"),
     "check_collectives": ("false", False, True, True),
     "step_timeout_secs": ("30", 30.0, 40.0, 50.0),
     "allow_config_change": ("false", False, True, True),
     "data_position": ("skip", "skip", "indexed", "iterator"),
 }
 DEFAULTS = {"model_dir": None, "global_batch_size": BATCH, "seed": 0, "init_from": None,
-            "evaluate_ema": True, "jit_compile": False, "check_collectives": False,
+            "evaluate_ema": True, "jit_compile": "off", "check_collectives": False,
             "step_timeout_secs": 0.0, "allow_config_change": False, "data_position": "auto"}  # fmt: skip
 
 
@@ -102,6 +102,23 @@ def test_objects_for_intervals_hold_but_for_the_flags_that_are_given(monkeypatch
     assert (made.log.steps, made.save.secs, made.steps_per_loop) == (7, 9.0, 2)
 
 
+@pytest.mark.parametrize(("arguments", "keywords", "expected"), [
+    (["--jit_compile"], {}, "step"), (["--nojit_compile"], {"jit_compile": True}, "off"),
+    (["--jit_compile=true"], {}, "step"), (["--jit_compile=loop"], {"jit_compile": False}, "loop"),
+    ([], {"jit_compile": True}, "step"), ([], {"jit_compile": False}, "off"),
+])  # fmt: skip
+def test_jit_compile_is_a_word_or_a_switch(monkeypatch, arguments, keywords, expected):
+    base = ["--strategy=default", "--export=none"]
+    assert ran(monkeypatch, Small, [*arguments, *base], keywords).jit_compile == expected
+    values = flags.FlagValues()
+    config.define_flags(values)
+    values(["program", *arguments])
+    again = flags.FlagValues()
+    config.define_flags(again)
+    again(["program", values["jit_compile"].serialize()])
+    assert again.jit_compile == values.jit_compile
+
+
 def test_a_property_of_a_class_is_no_default(monkeypatch):
     class Own(Small):
         @property
@@ -123,7 +140,7 @@ OTHERS = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 1
 
 def three(name):
     kind, words = (config.FIELDS[name].metadata[k] for k in ("kind", "words"))
-    if kind == "word":
+    if kind in ("word", "compile"):
         return (*words, *words[1:])[1:4]
     return (True, True, True) if kind == "bool" else OTHERS[kind]
 
@@ -168,7 +185,7 @@ def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
 @pytest.mark.parametrize(("keywords", "words"), [
     ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "no setting"]),
     ({"seed": -1}, ["seed is -1", "whole number >= 0"]), ({"seed": 2**32}, ["seed", "<= 4294967295"]),
-    ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["True or False"]),
+    ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["or True or False"]),
     ({"strategy": "mirorred"}, ["is 'mirorred'", "mirrored"]), ({"keep": 3}, ["keep is 3", "a text"]),
     ({"step_timeout_secs": float("nan")}, ["step_timeout_secs is nan", ">= 0"]),
     ({"steps_per_loop": "many"}, ["steps_per_loop is 'many'"]), ({"config": {}}, ["expected a ctl.Config"]),

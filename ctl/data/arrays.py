@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl.data.row_windows import RowWindows
 from ctl.distribute.row_partition import bounds
 from ctl.errors import UsageError
 
@@ -111,6 +112,27 @@ class ArrayData:
             options.autotune.enabled = False
             dataset = dataset.with_options(options)
         return dataset
+
+    def windows(self, *, seed: int, start: int, total: int | None, device: str | None) -> RowWindows:
+        """The same batches for one replica, as numbers of rows; the arrays are copied to `device`.
+
+        `seed`, `start` and `total` as in `replica_batches`.
+        """
+        with tf.device(device):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
+        seed, end = seed if self._seed is None else self._seed, None
+        if total is not None:
+            last = (-(-total // self.batch_size) - 1) * self.batch_size
+            end = sum(map(int, self._batch(last, total)))
+        return RowWindows(
+            arrays,
+            self._functions,
+            lambda places: self._index(places, seed),
+            self.batch_size,
+            start=int(self._batch(start, total)[0]),
+            end=end,
+            epochs_apart=self.epochs_apart,
+        )
 
     @property
     def steps_per_epoch(self) -> float:

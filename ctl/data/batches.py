@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.data.row_windows import RowWindows
 from ctl.distribute.row_partition import Share, share
 from ctl.distribute.strategies import word_of
 from ctl.distribute.topology import Topology
@@ -56,6 +57,7 @@ class Batches:
       examples: from the start of the data to its end, where that is not a matter of whole batches.
       ends_unknown: the data ends, nobody knows when: the loop asks before every step.
       steps_per_epoch: None if there is none, infinite before it is known; not always whole.
+      windows: the data are indexed within a compiled loop; `iterator` gives rows, see row_windows.py.
       passes: the first pass over data of unknown length is open; None: what is open is all there is.
       mode: "indexed", "skip", "iterator": how a position is found again, see resume_position.py.
       description: one line for people.
@@ -79,6 +81,7 @@ class Batches:
     share_of: Callable[[Any], Share] = Share
     even: bool = False
     passes: Passes | None = None
+    windows: RowWindows | None = None
 
     def __post_init__(self) -> None:
         key = next(_keys)
@@ -148,6 +151,11 @@ def from_replica_batches(replica_batches: Any, strategy: Any, topology: Topology
         return prefetched(replica_batches(context.input_pipeline_id * n, n))
 
     return iter(strategy.distribute_datasets_from_function(for_worker))
+
+
+def device_of(strategy: Any) -> str | None:
+    """Where the only replica computes; None: TensorFlow's choice."""
+    return None if word_of(strategy) == "default" else strategy.extended.worker_devices[0]
 
 
 def on_cpu(strategy: Any) -> bool:

@@ -1,6 +1,7 @@
 """What a `tf.data` pipeline is made of, as far as the order and the content of its examples go."""
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ RANDOM_OPS = {
     "TruncatedNormal",
     "RandomShuffle",
     "RandomGamma",
+    "RandomPoisson",
     "RandomPoissonV2",
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -31,6 +33,7 @@ _STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed genera
 }
 _SEED_INPUTS = ("seed", "seed2")  # of operations that draw; attributes of RANDOM_OPS have the same names
 _IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
+_functions_of = operator.attrgetter("library.function")  # of a GraphDef
 _MOST_BYTES = 1 << 28  # of a pipeline that is serialized to look at its operations
 
 
@@ -146,7 +149,7 @@ def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
 
 def nodes_of(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:
     """The nodes of a GraphDef, and those of each of its functions by name."""
-    return list(graph.node), {f.signature.name: list(f.node_def) for f in graph.library.function}
+    return list(graph.node), {f.signature.name: list(f.node_def) for f in _functions_of(graph)}
 
 
 def _unseeded(nodes: list[Any], functions: dict[str, list[Any]]) -> Unseeded | None:

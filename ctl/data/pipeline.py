@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import passes, resume_position, sharding
+from ctl.data import passes, resume_position, row_windows, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
-from ctl.data.batches import Batches, Cut, counted, from_replica_batches, prefetched
+from ctl.data.batches import Batches, Cut, counted, device_of, from_replica_batches, prefetched
 from ctl.data.dataset_traits import made_of
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
@@ -41,10 +41,12 @@ def open_train_data(
     position: resume_position.SavedIterator | None = None,
     resumable: bool = True,
     batches_per_pass: int | None = None,
+    indexed: bool = False,
 ) -> Batches:
     """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
 
-    `batches_per_pass`, if an earlier run has counted data of unknown length.
+    `batches_per_pass`, if an earlier run has counted data of unknown length. `indexed`: by the
+    compiled loop itself.
 
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
     Raises UsageError for anything that is not batches of `global_batch_size`.
@@ -55,7 +57,9 @@ def open_train_data(
     source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     _check_sharing(source, global_batch_size, topology, mode)
     if isinstance(source, ArrayData):
-        return _open_arrays(source, strategy, topology, seed, start_examples, epochs)
+        return _open_arrays(source, strategy, topology, seed, start_examples, epochs, indexed)
+    if indexed:
+        row_windows.refuse("only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset")
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, topology, start_examples)
     check_dataset(source, "train_data", global_batch_size, topology)
@@ -155,7 +159,7 @@ def open_eval_data(
     """
     source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
-        return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1)
+        return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
     check_dataset(source, "eval_data", None, None if is_known else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
@@ -190,9 +194,12 @@ def _open_numbers(data: ExampleNumbers, strategy: Any, topology: Topology, start
 
 
 def _open_arrays(
-    data: ArrayData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any
+    data: ArrayData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any, indexed: bool
 ) -> Batches:
     total = None if epochs is None else data.examples_of(epochs)
+    windows = None
+    if indexed:
+        windows = data.windows(seed=seed, start=start, total=total, device=device_of(strategy))
 
     def replica_batches(first_replica: int, count: int) -> Any:
         return data.replica_batches(
@@ -205,7 +212,7 @@ def _open_arrays(
 
     order = "shuffled" if data.shuffle else "in order"
     return Batches(
-        iterator=from_replica_batches(replica_batches, strategy, topology),
+        iterator=windows.iterator if windows else from_replica_batches(replica_batches, strategy, topology),
         steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
         ends_unknown=False,
         steps_per_epoch=data.steps_per_epoch,
@@ -214,6 +221,7 @@ def _open_arrays(
         examples=total,
         share_of=counted if data.counts_shares(start, total, topology.num_replicas) else Share,
         even=data.batch_size % topology.num_replicas == 0,
+        windows=windows,
     )
 
 

@@ -71,9 +71,10 @@ class KerasTrainer(Trainer):
         """The compiled model, its optimizer and its metrics, all with their variables."""
         self.model = self._make_model()
         check_model(self.model)
-        self.jit_compile |= self.model.get_compile_config().get("jit_compile") is True
+        if self.jit_compile == "off" and self.model.get_compile_config().get("jit_compile") is True:
+            self.jit_compile = "step"
         if self.topology.num_replicas > 1:
-            _check_several_replicas(self.model, self.strategy, self.jit_compile)
+            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off")
         if has_own(self.model, "train_step"):
             own_steps.build_by_tracing(
                 self.model, self._for_own_step(self._first_batch(), self._class_weight)

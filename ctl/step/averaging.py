@@ -193,7 +193,9 @@ def _stack(values: Any) -> tf.Tensor:
     if not any(tf.is_tensor(v) for v in values):
         return tf.constant(values, tf.float64)
     dtypes = {v.dtype for v in values if tf.is_tensor(v)}
-    if len(dtypes) == 1 and all(tf.is_tensor(v) or abs(v) < _EXACT_IN_FLOAT32 for v in values):
+    known = [v for v in values if not tf.is_tensor(v)]
+    whole = all(v == int(v) for v in known) or all(d.is_floating for d in dtypes)  # or a share of a count
+    if len(dtypes) == 1 and whole and all(abs(v) < _EXACT_IN_FLOAT32 for v in known):
         (dtype,) = dtypes
         return tf.cast(tf.stack([tf.cast(v, dtype) for v in values]), tf.float64)
     return tf.stack([tf.cast(v, tf.float64) for v in values])

@@ -7,6 +7,7 @@ rollback  as skip; after the loop the run goes back to its newest checkpoint, pa
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from ctl.errors import UsageError
 NONFINITE_POLICIES = ("stop", "skip", "rollback")
 MESSAGE = "loss or gradient is not finite"
 SKIPPED = "skipped_steps"  # the name under which steps that were left out are counted
+LEFT_OUT, STOPPED = 1.0, 2.0  # what a report says of a step
 _FLAGS = re.compile(r"\[(\d+(?: \d+)*)\] \[(\d+(?: \d+)*)\]")
 
 
@@ -74,6 +76,33 @@ def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None
         ")",
     )
     tf.cond(holds | elsewhere, tf.no_op, lambda: tf.print(*words, output_stream=sys.stderr))
+
+
+def step_report(left_out: Sequence[tuple], stops: Sequence[tuple]) -> tf.Tensor:
+    """`[3]` float32 on what became of a step where nothing can be printed or raised, within XLA.
+
+    0, LEFT_OUT or STOPPED, and two flags: is the loss at fault, is the gradient. Both arguments are
+    pairs of an update: whether it is fine, and `alone`.
+    """
+    outcome, flags = tf.constant(0.0), tf.zeros([2])
+    for meaning, pairs in ((LEFT_OUT, left_out), (STOPPED, stops)):
+        for good, found in pairs:
+            bad = tf.cast(tf.logical_not(good), tf.float32)
+            outcome, flags = tf.maximum(outcome, bad * meaning), tf.maximum(flags, bad * found)
+    return tf.concat([outcome[None], flags], axis=0)
+
+
+def reported_error(flags: Sequence[float]) -> tf.errors.InvalidArgumentError:
+    """The error of `stop_unless`, made of a report's two flags."""
+    loss, gradient = (int(f) for f in flags)
+    return tf.errors.InvalidArgumentError(None, None, f"{MESSAGE} [{loss}] [{gradient}]")
+
+
+def warn_of_reported(step: int, flags: Sequence[float]) -> None:
+    """The line of `warn_of_skipped`, made of a report's two flags; `step`: the one that is left out."""
+    loss, gradient = (int(f) for f in flags)
+    words = f"{MESSAGE} (flags by replica: loss [{loss}] gradient [{gradient}] )"
+    print(f"ctl: step {step} is left out: {words}", file=sys.stderr)
 
 
 def described(error_text: str, num_replicas: int, num_workers: int) -> str:

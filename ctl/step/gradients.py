@@ -75,6 +75,8 @@ class Update:
     may_be_empty: bool = False  # sparse gradients may have rows of index NO_ROW
     even: bool = False  # static shapes are the same on all replicas
     label: str = ""
+    in_program: bool = False  # within XLA nothing can be raised: what would stop is kept in `stop`
+    stop: Any = None  # (whether the run goes on, found)
 
 
 def compute(
@@ -209,11 +211,18 @@ def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any) 
     """
     if scale is not None:
         fine = (scale >= _LOWEST_SCALE) | tf.math.is_finite(norm)
-        return [finiteness.stop_unless(fine, found)]
+        if not update.in_program:
+            return [finiteness.stop_unless(fine, found)]
+        update.stop = fine, found
+        update.when = fine if update.when is None else update.when & fine
+        return []
     good = finiteness.good(norm, found)
-    if how.on_nonfinite == "stop":
+    if how.on_nonfinite == "stop" and not update.in_program:
         return [finiteness.stop_unless(good, found)]
-    update.good, update.found = good, found
+    if how.on_nonfinite == "stop":
+        update.stop = good, found
+    else:
+        update.good, update.found = good, found
     update.when = good if update.when is None else update.when & good
     return []
 
@@ -224,7 +233,7 @@ def _apply_when(update: Update, gradients: list) -> None:
         return tf.constant(0)
 
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1 or _conditions_within_replicas():
+    if _conditions_within_replicas():
         tf.cond(update.when, lambda: put(*gradients), lambda: tf.constant(0))
         return
 

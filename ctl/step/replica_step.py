@@ -12,6 +12,7 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
+from ctl.step import finiteness
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.keras_losses import allow_division, refuse_division
@@ -33,7 +34,9 @@ class Recorder(threading.local):
         self.parts = 1  # parts a replica's batch is split into
         self.waits = False  # updates are kept until the step is over
         self.compiled = False  # inside XLA, where no collective may be
-        self.goods: list = []  # of the updates: whether the step counts
+        self.goods: list = []  # of the updates: whether the step counts, by whom not
+        self.stops: list = []  # of the updates within XLA: whether the run goes on, by whom not
+        self.in_program = False  # the loop around the step is compiled as well
         self.empty = None  # true where this replica has no example; None: never
         self.counts: MaskCounts | None = None  # of masks, if the batch is one part of several
         self.even = False  # static shapes are the same on all replicas
@@ -44,18 +47,20 @@ class Recorder(threading.local):
     ) -> None:
         """A step begins, on one of `parts` parts of the batch."""
         self.updates, self.norms, self.parts, self.averaged = [], {}, parts, False
-        self.goods, self.logged, self.tracing = [], {}, True
+        self.goods, self.stops, self.logged, self.tracing = [], [], {}, True
         self.waits, self.compiled, self.empty, self.counts = waits, compiled, empty, None
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
-        update.even = self.even
+        update.even, update.in_program = self.even, self.in_program
         if self.waits:
             self.updates.append(update)
         else:
             self.norms[self._norm_name(update.label)] = gradient_path.apply(update, how, self.times)
             if update.good is not None:
                 self.goods.append((update.good, update.found))
+            if update.stop is not None:
+                self.stops.append(update.stop)
 
     def log(self, name: str, value: Any, reduce: str, num_replicas: int) -> None:
         """Keeps a number until the step returns. Raises UsageError for what it cannot keep."""
@@ -120,21 +125,24 @@ class ReplicaStep:
         self._skipping = skipping
         self._share_of: Callable[[Any], Share] = Share
         self._even = False
+        self._in_program = False
         self._parts = 1
         self.totals = Totals()
         self.times: StepTimes | None = None
 
     def function(
-        self, share_of: Callable[[Any], Share] = Share, even: bool = False
-    ) -> Callable[[Any], tf.Tensor]:
+        self, share_of: Callable[[Any], Share] = Share, even: bool = False, in_program: bool = False
+    ) -> Callable[[Any], Any]:
         """For `strategy.run` within a trace: an element of the data -> `[m, 2]`.
 
-        `even`: static shapes are the same on all replicas.
+        `even`: static shapes are the same on all replicas. `in_program`: the loop around the step is
+        compiled too; what comes is (`[m, 2]`, `finiteness.step_report`).
 
         Three ways, each of them straight to the user's step: what a user finds in a traceback is
         theirs.
         """
         self._share_of, self._even, self._parts = share_of, even, self._how().accumulate_steps
+        self._in_program = in_program
         if self._parts > 1:
             return self._accumulated
         return self._compiled if self._jit_compile() else self._plain
@@ -165,7 +173,7 @@ class ReplicaStep:
         packed = self._packed(self._step(first.batch), first)
         updates = self._recorder.updates
         sums = _summable(updates)
-        for i in tf.range(1, parts):
+        for i in self._other_parts():
             tf.autograph.experimental.set_loop_options(shape_invariants=[(sums, _shapes(sums))])
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
@@ -179,8 +187,8 @@ class ReplicaStep:
     def _start(self, element: Any) -> tuple[Share, list]:
         """The replica's share, and what may have to be put back."""
         refuse_division(self._num_replicas)
-        self._recorder.even = self._even
-        self._recorder.times = self.times
+        recorder = self._recorder
+        recorder.even, recorder.in_program, recorder.times = self._even, self._in_program, self.times
         return self._share_of(element), self._skipping.before()
 
     @tf.autograph.experimental.do_not_convert
@@ -211,7 +219,13 @@ class ReplicaStep:
 
     @tf.autograph.experimental.do_not_convert
     def _ended(self, packed: Any, saved: Any) -> Any:
-        return self._skipping.after(packed, self.totals, self._recorder.goods, saved)
+        goods, stops = self._recorder.goods, self._recorder.stops
+        packed = self._skipping.after(packed, self.totals, goods, saved, prints=not self._in_program)
+        return (packed, finiteness.step_report(goods, stops)) if self._in_program else packed
+
+    def _other_parts(self) -> Any:
+        """The numbers of the parts after the first; within XLA one after the other, of static sizes."""
+        return range(1, self._parts) if self._in_program else tf.range(1, self._parts)
 
     @tf.autograph.experimental.do_not_convert
     def _rows_to_split(self, share: Share) -> Any:
@@ -269,6 +283,8 @@ class ReplicaStep:
                 lambda t: tf.zeros(tf.concat([[1], tf.shape(t)[1:]], axis=0), t.dtype), batch
             )
 
+        if isinstance(rows, int):
+            return row_of_zeros(), empty
         filled = tf.cond(empty, row_of_zeros, lambda: tf.nest.map_structure(tf.identity, batch))
         for new, old in zip(tf.nest.flatten(filled), tf.nest.flatten(batch), strict=True):
             new.set_shape([None, *old.shape[1:]])

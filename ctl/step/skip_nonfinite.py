@@ -34,11 +34,14 @@ class Skipping:
         return [(v, tf.identity(v)) for v in self._statistics()]
 
     @tf.autograph.experimental.do_not_convert
-    def after(self, packed: tf.Tensor, totals: Totals, updates: Sequence, before: list) -> tf.Tensor:
+    def after(
+        self, packed: tf.Tensor, totals: Totals, updates: Sequence, before: list, *, prints: bool = True
+    ) -> tf.Tensor:
         """Undoes the step where something was not finite; only its number of examples still counts.
 
         Args:
           updates: (whether all was finite, by whom it was not) of each update of the step.
+          prints: from the graph, which XLA cannot; else the caller tells.
         """
         if not updates:
             return packed
@@ -46,6 +49,6 @@ class Skipping:
         good = tf.reduce_all(tf.stack(goods)) if len(goods) > 1 else goods[0]
         for variable, value in before:
             variable.assign(tf.where(good, variable, value))
-        if self._counter is not None:
+        if self._counter is not None and prints:
             finiteness.warn_of_skipped(good, updates[0][1], self._counter)
         return totals.left_out(packed, good)

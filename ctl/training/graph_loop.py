@@ -4,9 +4,10 @@
 fetched and nothing is reduced over workers here: that happens when somebody asks for the means.
 """
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,23 @@ from ctl.training.error_translation import of_a_trace, ours
 
 _log = logging.getLogger("ctl")
 TRACED_AGAIN = "The trainable variables have changed: the step is traced again."
+
+
+@contextlib.contextmanager
+def errors_of_a_trace(spec: Any) -> Iterator[None]:
+    """Within the block a step is traced, for batches of `spec`; its errors come in words."""
+    try:
+        yield
+    except Exception as e:
+        known = ours(e)
+        if known is e:
+            raise
+        if known is not None:
+            raise known from None  # AutoGraph wraps errors of classes it does not know
+        known = of_a_trace(e, tuple_of(spec))
+        if known is None:
+            raise
+        raise known from e
 
 
 class StepLoop:
@@ -88,18 +106,8 @@ class StepLoop:
             single = self._single and not batches.ends_unknown
             self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
             function = tf.function(self._one if single else several)
-            try:
+            with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
-            except Exception as e:
-                known = ours(e)
-                if known is e:
-                    raise
-                if known is not None:
-                    raise known from None  # AutoGraph wraps errors of classes it does not know
-                known = of_a_trace(e, tuple_of(batches.iterator.element_spec))
-                if known is None:
-                    raise
-                raise known from e
         self._bound = batches, self._functions[key]
 
     def _key(self, batches: Batches) -> tuple:

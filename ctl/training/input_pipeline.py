@@ -5,7 +5,7 @@ from typing import Any
 
 from ctl import config
 from ctl.checkpoints.protocol import NullCheckpoints
-from ctl.data import per_worker, pipeline
+from ctl.data import per_worker, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.distribute import parameter_servers, strategies
@@ -55,6 +55,9 @@ def _open_batches(
             "data_position is 'iterator', which saves one iterator of global batches; "
             f"{'parameter servers' if served else 'train_data_fn'} have no such. Leave it out."
         )
+    compiled = config.jit_compile(trainer.jit_compile) == "loop"
+    if compiled and parts is not None:
+        row_windows.refuse("a pipeline per worker (train_data_fn)")
     if served:
         if parts is not None:
             raise UsageError(
@@ -89,6 +92,7 @@ def _open_batches(
         position=session.position,
         resumable=not isinstance(session.manager, NullCheckpoints),
         batches_per_pass=session.pass_batches,
+        indexed=compiled,
         **where,
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from ctl import config
 from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
@@ -25,6 +26,7 @@ from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
 from ctl.training import checkpoint_follower, profile_report, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
+from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
 from ctl.training.parameter_server_loop import ScheduledLoop
@@ -60,6 +62,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         if "on_nonfinite" in trainer.config.given:  # `build` may have made its own Gradients
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
+        trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
         validation.model(trainer)
         validation.optimizers(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
@@ -76,8 +79,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
     session = Session(state, manager, agreement, callbacks, position)
-    several = place.num_workers > 1 or profile_report.requested() is not None
-    if several and not parameter_servers.is_used(trainer.strategy):
+    timed = place.num_workers > 1 or profile_report.requested() is not None
+    if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):
         session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)
@@ -86,13 +89,16 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
 
 def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     """What runs `train_step`, traced once per trainer."""
-    if session.train_loop is None:
+    in_program = config.jit_compile(trainer.jit_compile) == "loop"
+    if session.train_loop is None or isinstance(session.train_loop, CompiledLoop) != in_program:
         _choose_communication(trainer, session)
+        counter, trained = session.state.step, lambda: _trainable(trainer)
         if parameter_servers.is_used(trainer.strategy):
             step = _train_step(trainer, session, None)
-            session.train_loop = ScheduledLoop(
-                trainer.strategy, step, counter=session.state.step, trained=lambda: _trainable(trainer)
-            )
+            session.train_loop = ScheduledLoop(trainer.strategy, step, counter=counter, trained=trained)
+        elif in_program:
+            step = _train_step(trainer, session, False)
+            session.train_loop = CompiledLoop(trainer.strategy, step, counter=counter, trained=trained)
         else:
             session.train_loop = new_train_loop(trainer, session)
     return session.train_loop
@@ -140,7 +146,7 @@ def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | 
     """`jit_compile` in place of the trainer's, if it is given."""
 
     def compiles() -> bool:
-        return trainer.jit_compile if jit_compile is None else jit_compile
+        return config.jit_compile(trainer.jit_compile) == "step" if jit_compile is None else jit_compile
 
     policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
     skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)

@@ -40,6 +40,15 @@ _CALL_SECS = 0.3  # of one measured call, if a step is shorter
 _ROUNDS = 5  # a median of so many
 
 
+def _unmeasured(trainer: TrainerProtocol) -> str:
+    """Why steps cannot be measured; empty where they can."""
+    if parameter_servers.is_used(trainer.strategy):
+        return "measures workers in step, not those of parameter servers."
+    if trainer.jit_compile == "loop":
+        return "measures single steps, of which --jit_compile=loop has none. Use --jit_compile=step here."
+    return ""
+
+
 class StepProfiler:
     """Measures once in a process, where `ctl profile` asks the chief for it; the others take part.
 
@@ -53,9 +62,9 @@ class StepProfiler:
         self._first: tuple[int, np.ndarray] | None = None  # step, seconds waited, after the first loop
         self._json = profile_report.requested() if trainer.topology.is_chief else None
         self._waits = self._json is not None and not session.profiled
-        if self._waits and parameter_servers.is_used(trainer.strategy):
+        if self._waits and (unmeasured := _unmeasured(trainer)):
             self._waits = False
-            _log.warning("ctl profile measures workers in step, not those of parameter servers.")
+            _log.warning("ctl profile %s", unmeasured)
 
     def took(self, steps: int, start: float, end: float) -> None:
         """A loop ran, by the clock; not the first one, which compiles."""
@@ -146,7 +155,7 @@ class StepProfiler:
             global_batch_size=trainer.global_batch_size,
             steps_per_loop=int(self.times.longest),
             wire_dtype=trainer.gradients.wire_dtype,
-            jit_compile=trainer.jit_compile,
+            jit_compile=trainer.jit_compile == "step",
             training=training,
             input_wait=max(0.0, training - secs["cached"]) if math.isnan(input_wait) else input_wait,
             host=host,
@@ -191,13 +200,13 @@ class Variants:
         self._index = trainer.topology.worker_index
         step_loops: dict[str, StepLoop] = {"cached": preparation.new_train_loop(trainer, session)}
         step_loops["cached"].trace(batches)
-        compiles = not trainer.jit_compile and trainer.gradients.accumulate_steps == 1
+        compiles = trainer.jit_compile == "off" and trainer.gradients.accumulate_steps == 1
         self._sums: list[sum_free.SumOfStep] = []
         first = trainer.topology.worker_index * trainer.topology.num_local_replicas
         with sum_free.without_sums(first) as sums:
             for name, wanted in (("alone", self._several), ("compiled", compiles)):
                 if wanted:
-                    jit = trainer.jit_compile or name == "compiled"
+                    jit = trainer.jit_compile == "step" or name == "compiled"
                     loop = preparation.new_train_loop(trainer, session, jit_compile=jit)
                     if self._everywhere(functools.partial(loop.trace, batches)):
                         step_loops[name] = loop

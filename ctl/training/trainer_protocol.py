@@ -37,7 +37,7 @@ class TrainerProtocol(Protocol):
     extra_writers: Sequence[MetricWriter]
     init_from: str | None
     evaluate_ema: bool
-    jit_compile: bool
+    jit_compile: str
     check_collectives: bool
     step_timeout_secs: float
     allow_config_change: bool

@@ -260,9 +260,16 @@ def optimizers(trainer: TrainerProtocol) -> None:
 
 def compilation(trainer: TrainerProtocol) -> None:
     """Raises UsageError where XLA cannot compile forward and backward of a replica."""
-    if not trainer.jit_compile:
+    if trainer.jit_compile == "off":
         return
     word = strategies.word_of(trainer.strategy)
+    one = trainer.topology.num_replicas == 1 and word in ("default", "one_device", "mirrored")
+    if trainer.jit_compile == "loop" and not one:
+        raise UsageError(
+            f"jit_compile='loop' with strategy {word!r} and {trainer.topology.num_replicas} replicas: the "
+            "program of a loop has room for no collective of TensorFlow's. Train on one replica, such as "
+            "--strategy=one_device, or write --jit_compile=step."
+        )
     if word in ("parameter_server", "central_storage"):
         raise UsageError(
             f"jit_compile with strategy {word!r}: XLA cannot reach variables on another device. Leave "

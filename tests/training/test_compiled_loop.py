@@ -1,0 +1,285 @@
+"""--jit_compile=loop: a loop over data in memory is one XLA program, with the numbers of others."""
+
+import time
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl.training import profile_report
+
+EXAMPLES, BATCH = 22, 4
+
+
+def examples():
+    generator = np.random.default_rng(0)
+    return {"x": generator.normal(size=(EXAMPLES, 3)).astype(np.float32), "id": np.arange(EXAMPLES)}
+
+
+class Follower(ctl.Trainer):
+    """Weights that follow the examples, so their order is in them; with a metric and a log."""
+
+    apart, dropout = False, 0.0
+    nan_at: int | None = None  # completed steps
+
+    def build(self):
+        self.model = tf.Module()
+        self.model.weights = tf.Variable([0.1, -0.2, 0.3])
+        self.optimizer = keras.optimizers.SGD(0.3, momentum=0.5)
+        self.optimizer.build([self.model.weights])
+        self.random = keras.layers.Dropout(self.dropout, seed=11)
+        self.mean = keras.metrics.Mean()
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self.seen = tf.Variable(tf.fill([64, BATCH], -1), trainable=False, aggregation=first)
+        self.traces = 0
+
+    def train_data(self, batch_size):
+        data = ctl.from_arrays(examples(), batch_size, epochs_apart=self.apart)
+        return data.map(lambda batch: (batch["x"] * 2.0, batch["id"]))
+
+    def train_step(self, batch):
+        self.traces += 1
+        x, ids = batch
+        row = tf.pad(tf.cast(ids, tf.int32), [[0, BATCH - tf.size(ids)]], constant_values=-1)
+        place, row = self.step_variable[None, None], tf.reshape(row, [1, BATCH])
+        self.seen.assign(tf.tensor_scatter_nd_update(self.seen, place, row))
+        if self.nan_at is not None:
+            x = tf.where(tf.equal(self.step_variable, self.nan_at), float("nan"), x)
+        x = self.random(x, training=True)
+        with tf.GradientTape() as tape:
+            distance = tf.reduce_sum((self.model.weights - x) ** 2, axis=1)
+            loss = self.average(distance)
+        self.minimize(loss, tape, variables=[self.model.weights])
+        self.mean.update_state(distance)
+        self.log("sum of ids", tf.reduce_sum(ids), reduce="sum")
+        return {"distance": distance, "mean": self.mean}
+
+
+def follower(how, kind=Follower, **options):
+    settings = {"strategy": "default", "writers": [], "steps_per_loop": 3, "seed": 5, **options}
+    return kind(jit_compile=how, global_batch_size=BATCH, **settings)
+
+
+def state(trainer):
+    return trainer.model.weights.numpy(), trainer.seen.numpy()
+
+
+def same(one, other, *, rtol=1e-5):
+    np.testing.assert_array_equal(one[1], other[1])
+    np.testing.assert_allclose(one[0], other[0], rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize(("apart", "epochs", "parts"), [(False, 1.1, 2), (True, 1.5, 1)])
+def test_examples_numbers_and_short_batches_are_those_of_a_loop_that_is_not_compiled(apart, epochs, parts):
+    """In the first case the last batch has one row, so that one of its parts has none."""
+
+    class Case(Follower):
+        def build(self):
+            super().build()
+            self.gradients = ctl.Gradients(accumulate_steps=parts)
+
+    Case.apart = apart
+    off, loop = follower("off", Case), follower("loop", Case)
+    means = [trainer.train(epochs=epochs) for trainer in (off, loop)]
+    assert off.step == loop.step == (9 if apart else 7)
+    same(state(off), state(loop))
+    assert means[1] == pytest.approx(means[0], rel=1e-5)
+    rows = (loop.seen.numpy()[: loop.step] != -1).sum(axis=1)
+    assert set(rows) == ({4, 2} if apart else {2, 1})
+
+
+class Unmapped(Follower):
+    dropout = 0.4
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays((examples()["x"], examples()["id"]), batch_size)
+
+
+def test_a_run_goes_on_within_an_epoch_with_another_jit_compile(tmp_path):
+    """The masks of dropout too are those of an unbroken run; to the last bit, if all is compiled."""
+    trainers, unbroken = {}, {}
+    for how in ("off", "loop"):
+        where = {"model_dir": str(tmp_path / how), "save_every_steps": 4}
+        trainers[how] = follower(how, Unmapped, **where)
+        trainers[how].train(9)
+        unbroken[how] = state(trainers[how])
+    same(unbroken["off"], unbroken["loop"])
+    for first, then in (("off", "loop"), ("loop", "off"), ("loop", "loop")):
+        trainers[then].restore(str(tmp_path / first / "checkpoints/ckpt-4"))
+        trainers[then].seen.assign(tf.fill([64, BATCH], -1))
+        trainers[then].train(9)
+        found = state(trainers[then])
+        assert (found[1][:4] == -1).all() and (found[1][4:9] != -1).all()
+        found[1][:4] = unbroken[then][1][:4]
+        same(found, unbroken[then], rtol=0 if first == then else 1e-5)
+
+
+class Rich(ctl.Trainer):
+    """What a step may have besides: a Keras model, parts of a batch, EMA, a second optimizer."""
+
+    def build(self):
+        layers = [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+        self.model = keras.Sequential(layers)
+        rate = keras.optimizers.schedules.CosineDecay(0.05, 10)
+        self.optimizer = keras.optimizers.AdamW(rate, use_ema=True, ema_overwrite_frequency=3)
+        scaled = keras.optimizers.SGD(0.1)
+        self.second = keras.optimizers.LossScaleOptimizer(scaled, initial_scale=4.0, dynamic_growth_steps=2)
+        self.second.build(self.model.trainable_variables)
+        self.gradients = ctl.Gradients(accumulate_steps=2, clip_norm=1.0)
+
+    def train_data(self, batch_size):
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=(EXAMPLES, 3)).astype(np.float32)
+        return ctl.from_arrays((x, x[:, 0] > 0), batch_size)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape(persistent=True) as tape:
+            logits = self.model(x, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, tf.int32), logits)
+            loss = self.average(losses)
+        self.minimize(loss, tape, when=self.step_variable % 2 == 0)
+        self.minimize(loss, tape, optimizer=self.second)
+        self.log("positive", tf.reduce_sum(tf.cast(y, tf.int32)), reduce="sum")  # means of whole numbers
+        return {"loss": losses}
+
+
+def test_what_else_a_step_may_have_gives_the_same_numbers():
+    off, loop = follower("off", Rich), follower("loop", Rich)
+    means = [trainer.train(7) for trainer in (off, loop)]
+    assert means[1] == pytest.approx(means[0], rel=1e-4)
+    assert 0 < means[0]["positive"] < BATCH  # which no share of a count made infinite
+    assert int(off.second.dynamic_scale) == int(loop.second.dynamic_scale) > 4
+    pairs = [*zip(off.model.variables, loop.model.variables, strict=True),
+             *zip(off.optimizer.variables, loop.optimizer.variables, strict=True)]  # fmt: skip
+    for a, b in pairs:
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Broken(Follower):
+    nan_at = 4  # within the second loop
+
+
+def test_the_step_that_is_not_finite_stops_the_run_and_is_not_applied():
+    """The steps after it would be finite, and are not run."""
+    weights, errors = [], []
+    for how in ("off", "loop"):
+        trainer = follower(how, OneBad, strategy="one_device", steps_per_loop=4)
+        with pytest.raises(ctl.NonFiniteError) as raised:
+            trainer.train(20)
+        errors.append(str(raised.value))
+        weights.append(trainer.model.weights.numpy())
+        assert 1 < trainer.step < 6 and f"Step {trainer.step + 1}: " in errors[-1]
+        assert trainer.step % 4 < 3  # others follow in the loop
+    assert errors[0] == errors[1]
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_step_that_is_not_finite_is_left_out_or_taken_back_as_in_a_loop_that_is_not_compiled(
+    policy, tmp_path, capfd
+):
+    means, trainers, told = [], [], []
+    for how in ("off", "loop"):
+        where = {"model_dir": str(tmp_path / how), "save_every_steps": 2} if policy == "rollback" else {}
+        kind = OneBad if policy == "rollback" else Broken
+        where |= {"strategy": "mirrored", "devices": ["cpu:0"]} if policy == "skip" else {}
+        trainers.append(follower(how, kind, on_nonfinite=policy, **where))
+        means.append(trainers[-1].train(9))
+        lines = capfd.readouterr().err.splitlines()
+        told.append([line for line in lines if line.startswith(("ctl: step", "Step"))])
+    same(*map(state, trainers))
+    assert means[1] == pytest.approx(means[0], rel=1e-5)
+    assert told[0] == told[1] and any("is left out: loss or gradient is not finite" in t for t in told[1])
+
+
+class OneBad(Follower):
+    def train_data(self, batch_size):
+        bad = examples()
+        bad["x"][13] = np.inf
+        return ctl.from_arrays((bad["x"], bad["id"]), batch_size)
+
+
+def test_loops_of_all_lengths_run_one_program():
+    class Timed(Unmapped):
+        dropout = 0.0
+
+        def after_loop(self, step, means):
+            self.ends = [*getattr(self, "ends", []), time.perf_counter()]
+
+    trainer = follower("loop", Timed, steps_per_loop=2)
+    start = time.perf_counter()
+    trainer.train(25)
+    first, traces = trainer.ends[0], trainer.traces
+    loops = np.diff(trainer.ends)
+    assert len(loops) == 12 and np.median(loops) < first - start  # they did not compile anew
+    trainer.train(26)
+    assert trainer.traces == traces == 1
+    trainer.jit_compile = False
+    trainer.train(27)
+    assert trainer.traces == 2
+
+
+class Datasets(Follower):
+    def train_data(self, batch_size):
+        return tf.data.Dataset.from_tensor_slices(np.ones((8, 3))).batch(batch_size)
+
+
+class Numbers(Follower):
+    def train_data(self, batch_size):
+        return ctl.example_numbers(batch_size)
+
+
+class Strings(Follower):
+    def train_data(self, batch_size):
+        return ctl.from_arrays((np.ones((8, 3)), np.array(["a"] * 8)), batch_size)
+
+
+class Chance(Follower):
+    def train_step(self, batch):
+        return super().train_step((batch[0] + tf.random.normal([3]), batch[1]))
+
+
+class Printed(Follower):
+    def train_step(self, batch):
+        tf.print(batch[1])
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    (Datasets, "gives a tf.data.Dataset. Return ctl.from_arrays"), (Numbers, "gives only numbers"),
+    (Strings, "with string in train_data: XLA knows numbers only"),
+    (Chance, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this"),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_what_no_program_can_have_is_refused_before_the_first_step(kind, words):
+    trainer = follower("loop", kind)
+    with pytest.raises(ctl.UsageError, match=words):
+        trainer.train(3)
+    assert trainer.step == 0 and not trainer.mean.count.numpy()
+
+
+class Checked(Unmapped):
+    def train_step(self, batch):
+        pixels = tf.nn.conv2d(batch[0][:, :, None, None], tf.ones([1, 1, 1, 1]), 1, "SAME")
+        tf.debugging.assert_greater(tf.reduce_max(pixels), 99.0)
+        return super().train_step(batch)
+
+
+def test_what_a_program_leaves_out_or_does_slowly_is_said(caplog):
+    follower("loop", Checked).train(1)
+    assert "XLA leaves out tf.debugging.assert_*" in caplog.text and "convolutions on a CPU" in caplog.text
+    caplog.clear()
+    follower("loop", Unmapped).train(1)
+    assert not caplog.text
+
+
+def test_steps_that_are_one_program_are_not_measured(caplog, monkeypatch):
+    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
+    follower("loop", Unmapped).train(3)
+    assert "ctl profile measures single steps, of which --jit_compile=loop has none" in caplog.text
+
+
+def test_several_replicas_are_refused(two_replicas):
+    with pytest.raises(ctl.UsageError, match="2 replicas.*--strategy=one_device.*--jit_compile=step"):
+        follower("loop", strategy=two_replicas).train(1)
