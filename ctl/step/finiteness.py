@@ -59,10 +59,13 @@ def stop_unless(holds: tf.Tensor, found: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.Assert(condition=holds, data=[MESSAGE, loss, gradient], summarize=10_000)
 
 
-def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None:
-    """Prints, from the graph of the first replica, that the step after `step` is left out."""
+def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor, local: bool = False) -> None:
+    """Prints, from the graph of the first replica, that the step after `step` is left out.
+
+    `local`: from each replica; the step is its own.
+    """
     context = tf.distribute.get_replica_context()
-    elsewhere = tf.not_equal(context.replica_id_in_sync_group, 0)
+    elsewhere = tf.constant(False) if local else tf.not_equal(context.replica_id_in_sync_group, 0)
     loss, gradient = tf.split(tf.cast(found, tf.int32), 2)
     words = (
         "ctl: step",
