@@ -1,14 +1,15 @@
 """`communication="auto"` on CPUs: sums as large as the model's gradients are timed on both paths.
 
-The workers keep the faster path, all the same one. A run that goes on keeps the path of its checkpoint:
-with three workers or more the two paths add numbers in other orders.
+The workers keep the faster path, all the same one, and measure in which parts gradients are worth a sum
+of their own. A run that goes on keeps the path and the parts of its checkpoint: with three workers or more
+others add numbers in another order.
 """
 
 import logging
-import statistics
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +23,21 @@ _log = logging.getLogger("ctl")
 _ROUNDS = 7
 _ENOUGH_SECS = 1.0  # of sums, all rounds together
 PATHS = ("ring", "tcp")
+_BUSY = 0.5
+_LATENCIES = 20  # one more collective may cost a twentieth of what it carries
+_LEAST_BUCKET, _PROBE = 1 << 18, 1 << 22  # bytes
 
 Sum = Callable[[Sequence[tf.Tensor]], Any]
+
+
+class Path(NamedTuple):
+    """What sums travel over: one of `PATHS`, or "" where there is no choice; and in which parts.
+
+    `bucket_bytes`: of gradients that are summed together over "tcp"; 0: all of them.
+    """
+
+    word: str = ""
+    bucket_bytes: int = 0
 
 
 def choose_communication(
@@ -32,71 +46,119 @@ def choose_communication(
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
     *,
-    known: str = "",
-    limits: PeerLimits = PeerLimits(),  # noqa: B008  never changes
-) -> str:
-    """Installs the faster of `PATHS` in the strategy, and returns it; "" where there is no choice.
+    wire_bytes: int,
+    known: Path = Path(),  # noqa: B008  never changes
+    limits: PeerLimits = PeerLimits(),  # noqa: B008
+) -> Path:
+    """Installs the faster of `PATHS` in the strategy, and returns it; an engine that is there stays.
 
     Args:
       tensors: what is summed in each step; `summed` sums such tensors, in a replica.
-      known: one of `PATHS` that need not be measured again, equal on all workers.
+      wire_bytes: what they are when they travel.
+      known: a path that need not be measured again, equal on all workers.
 
     All workers call it at the same time. Raises PeerLostError where a worker is lost meanwhile.
     """
-    if not engine_all_reduce.can_use_engine(strategy) or engine_all_reduce.engine_of(strategy):
-        return ""
+    if not engine_all_reduce.can_use_engine(strategy):
+        return Path()
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
-    measured: dict[tuple, str] = strategy.__dict__.setdefault("_ctl_measured", {})
-    known = known or measured.get(sizes, "")
-    if known == "ring":
-        return known
-    try:
-        engine = engine_all_reduce.connect_engine(topology, limits)
-    except PeerLostError as e:
-        if topology.is_chief:
-            _log.warning("%s It stays with TensorFlow's ring.", e)
-        return "ring"
-    if known == "tcp":
-        engine_all_reduce.install_engine(strategy, engine)
-        return known
+    measured: dict[tuple, Path] = strategy.__dict__.setdefault("_ctl_measured", {})
+    known = known if known.word else measured.get(sizes, Path())
+    engine = engine_all_reduce.engine_of(strategy)
+    if engine is None:
+        if known.word == "ring":
+            return known
+        try:
+            engine = engine_all_reduce.connect_engine(topology, limits)
+        except PeerLostError as e:
+            if topology.is_chief:
+                _log.warning("%s It stays with TensorFlow's ring.", e)
+            return Path("ring")
+        if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
+            engine_all_reduce.install_engine(strategy, None)
+            engine.close()
+            measured[sizes] = Path("ring")
+            return measured[sizes]
+    if known.word != "tcp":
+        known = Path("tcp", _measured_bucket(engine, wire_bytes))
+        if known.bucket_bytes and topology.is_chief:
+            _log.info("communication: gradients in buckets of %d KB", known.bucket_bytes >> 10)
+    engine_all_reduce.install_engine(strategy, engine, known.bucket_bytes)
+    measured[sizes] = known
+    return known
+
+
+def _is_faster(
+    strategy: tf.distribute.Strategy,
+    topology: Topology,
+    engine: Engine,
+    tensors: Sequence[tf.TensorSpec],
+    summed: Sum,
+) -> bool:
+    """Whether the engine is faster than the ring, on all workers together; the chief says so."""
     times = _measured(strategy, engine, tensors, summed)
     faster = min(PATHS, key=lambda path: times[path])
     if topology.is_chief:
-        _log.info(
-            "communication: tcp %.3g ms, ring %.3g ms per step -> %s",
-            1e3 * times["tcp"],
-            1e3 * times["ring"],
-            faster,
-        )
-    engine_all_reduce.install_engine(strategy, engine if faster == "tcp" else None)
-    measured[sizes] = faster
-    if faster != "tcp":
-        engine.close()
-    return faster
+        words = "communication: tcp %.3g ms, ring %.3g ms per step -> %s"
+        _log.info(words, 1e3 * times["tcp"], 1e3 * times["ring"], faster)
+    return faster == "tcp"
+
+
+def _measured_bucket(engine: Engine, wire_bytes: int) -> int:
+    """The bucket for sums of `wire_bytes` over these connections; the same on all workers."""
+    if wire_bytes < 2 * _LEAST_BUCKET:
+        return 0
+    nothing, much = np.zeros(1, np.float32), np.zeros(min(wire_bytes, _PROBE) // 4, np.float32)
+
+    def measure() -> list[float]:
+        latency = _seconds(lambda: engine.sum("ctl.probe.latency", nothing))
+        busy = time.process_time()
+        whole = _seconds(lambda: engine.sum("ctl.probe.bandwidth", much))
+        return [latency, whole, time.process_time() - busy]
+
+    latency, whole, busy = _medians(engine, measure)
+    return best_bucket(wire_bytes, latency, much.nbytes / max(whole - latency, 1e-9), busy / whole)
+
+
+def best_bucket(wire_bytes: int, latency: float, bandwidth: float, busy: float) -> int:
+    """Bytes that are worth a collective of their own, a power of two; 0: two would not be worth it.
+
+    Args:
+      wire_bytes: of all gradients.
+      latency: seconds of a sum of nothing.
+      bandwidth: bytes per second of a sum of much.
+      busy: share of that time in which the processor works: backward would have to wait for it.
+    """
+    worth = max(_LATENCIES * latency * bandwidth, _LEAST_BUCKET)
+    bucket = 2 ** int(math.log2(worth))
+    return 0 if busy > _BUSY or 2 * bucket > wire_bytes else bucket
 
 
 def _measured(
     strategy: tf.distribute.Strategy, engine: Engine, tensors: Sequence[tf.TensorSpec], summed: Sum
 ) -> dict[str, float]:
     """Median seconds of a sum by path, means over the workers."""
-    functions = {}
+    functions = []
     for path in PATHS:
         engine_all_reduce.install_engine(strategy, engine if path == "tcp" else None)
-        functions[path] = _function(strategy, tensors, summed)
-        functions[path]()
-    found: dict[str, list[float]] = {path: [] for path in PATHS}
-    for _ in range(_ROUNDS):
-        for path, function in functions.items():
-            started = time.perf_counter()
-            function()
-            found[path].append(time.perf_counter() - started)
-        mine = np.array([seconds[-1] for seconds in found.values()])
-        mean = engine.sum("ctl.communication", mine) / engine.place.size
-        for seconds, value in zip(found.values(), mean, strict=True):
-            seconds[-1] = float(value)
-        if sum(map(sum, found.values())) > _ENOUGH_SECS:
-            break
-    return {path: statistics.median(seconds) for path, seconds in found.items()}
+        functions.append(_function(strategy, tensors, summed))
+        functions[-1]()
+    return dict(zip(PATHS, _medians(engine, lambda: list(map(_seconds, functions))), strict=True))
+
+
+def _medians(engine: Engine, measure: Callable[[], list[float]]) -> list[float]:
+    """Medians of what is measured again and again, means over the workers."""
+    rounds: list[np.ndarray] = []
+    while len(rounds) < _ROUNDS and np.sum(rounds) < _ENOUGH_SECS:
+        mean = engine.sum("ctl.communication", np.array(measure())) / engine.place.size
+        rounds.append(mean)
+    return np.median(rounds, axis=0).tolist()
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
 
 
 def _function(

@@ -29,7 +29,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
 
-_ENGINE = "_ctl_engine"  # attribute of a strategy
+_ENGINE, _BUCKET = "_ctl_engine", "_ctl_bucket_bytes"  # attributes of a strategy
 _CONNECT_SECS = 60.0
 _SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worker may be silent
 _numbers = itertools.count()  # of the groups of this process; the same on all workers
@@ -128,14 +128,18 @@ def _places(strategy: tf.distribute.Strategy) -> list[Any]:
     return found if all(hasattr(place, "_launchers") for place in found) else []
 
 
-def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
-    """From here on the strategy's collectives go over the engine; None: over TensorFlow's own again."""
+def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None, bucket_bytes: int = 0) -> None:
+    """From here on the strategy's collectives go over the engine; None: over TensorFlow's own again.
+
+    `bucket_bytes`: gradients are summed in parts of this size, while backward makes more; 0: at once.
+    """
     for place in _places(strategy):
         if not hasattr(place, "_ctl_own_launchers"):
             place._ctl_own_launchers = place._launchers
         own = place._ctl_own_launchers
         place._launchers = own if engine is None else [_Launcher(engine)]
     setattr(strategy, _ENGINE, engine)
+    setattr(strategy, _BUCKET, bucket_bytes)
 
 
 def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
@@ -154,6 +158,11 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Pee
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
     """What the strategy's collectives go over; None: TensorFlow's own."""
     return getattr(strategy, _ENGINE, None)
+
+
+def bucket_bytes_of(strategy: tf.distribute.Strategy) -> int:
+    """Bytes of gradients that are summed together over the engine; 0: all."""
+    return getattr(strategy, _BUCKET, 0)
 
 
 class _AllWorkers:

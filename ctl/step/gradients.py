@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.engine_all_reduce import engine_of
+from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
+from ctl.step.buckets import in_buckets
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
 from ctl.step.step_times import StepTimes
 
@@ -146,8 +147,9 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
         found = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
     if replicas > 1 and not update.local:
         parts = context, gradients, loss_flag, update, how
-        timed = (lambda ready, act: act()) if times is None else times.of_sum
-        gradients, found = timed(gradients, lambda: _summed(*parts))
+        act = lambda: _summed(*parts)  # noqa: E731
+        asks = engine_of(context.strategy) is not None
+        gradients, found = act() if times is None else times.of_sum(gradients, act, asks=asks)
     elif update.may_be_empty:
         gradients = [without_no_row(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     rows_once = [merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -286,7 +288,12 @@ def sum_over_replicas(tensors: Sequence[Any], wire_dtype: str | None = None) -> 
 
 def _summed_together(context: Any, parts: list) -> list:
     if engine_of(context.strategy) is not None:  # which sums each where it lies
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        found: list = [None] * len(parts)
+        for places in in_buckets(parts, bucket_bytes_of(context.strategy)):
+            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [parts[i] for i in places])
+            for i, total in zip(places, totals, strict=True):
+                found[i] = total
+        return found
     flat = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
     pieces = tf.split(total, [_size(part) for part in parts])

@@ -31,14 +31,19 @@ class StepTimes:
         found: np.ndarray = self._secs.numpy()
         return found if _has_clock() else np.full(2, np.nan)
 
-    def of_sum(self, ready: Sequence[Any], act: Callable[[], Any]) -> Any:
-        """Called in the trace: `act()`, which waits for other workers once the tensors `ready` exist."""
+    def of_sum(self, ready: Sequence[Any], act: Callable[[], Any], *, asks: bool = False) -> Any:
+        """Called in the trace: `act()`, which waits for other workers once the tensors `ready` exist.
+
+        `asks`: one operation asks, another one waits. TensorFlow keeps what has an effect in the order
+        of the program: asking after the clock was read would wait for all of `ready`.
+        """
         context = tf.distribute.get_replica_context()
         here = context is None or int(tf.get_static_value(context.replica_id_in_sync_group)) == self._first
         if not (here and _has_clock()):
             return act()
-        before = _now(ready)
+        before = None if asks else _now(ready)
         done = act()
+        before = _now(ready) if asks else before
         self._add([_now([done]) - before, 0.0])
         return done
 

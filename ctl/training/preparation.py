@@ -109,23 +109,30 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
 
 
 def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
-    """With `communication="auto"`: the path of the checkpoint that the run goes on from, or the faster."""
-    paths, topology, known = communication_choice.PATHS, trainer.topology, 0.0
-    if trainer.config.communication != "auto" or not engine_all_reduce.can_use_engine(trainer.strategy):
+    """The path and buckets of the checkpoint that the run goes on from, or what is faster."""
+    paths, topology, known = communication_choice.PATHS, trainer.topology, [0.0, 0.0]
+    choices = trainer.config.communication in ("auto", "tcp")
+    if not choices or not engine_all_reduce.can_use_engine(trainer.strategy):
         return
     if topology.is_chief and session.resumed is not None:
-        before = session.resumed.world.get("communication")
-        if before in paths and session.resumed.world.get("workers") == topology.num_workers:
-            known = 1.0 + paths.index(before)
-    chosen = int(session.agreement.sum([known])[0])
+        world = session.resumed.world
+        before = world.get("communication")
+        if before in paths and world.get("workers") == topology.num_workers:
+            known = [1.0 + paths.index(before), float(world.get("bucket_bytes", 0))]
+    chosen, bucket_bytes = map(int, session.agreement.sum(known))
     models = [thing for thing in collect(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
+    wire = trainer.gradients.wire_dtype
+    specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()]
     communication_choice.choose_communication(
         trainer.strategy,
         topology,
-        [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()] or [tf.TensorSpec([1], tf.float32)],
-        lambda tensors: gradients.sum_over_replicas(tensors, trainer.gradients.wire_dtype),
-        known=paths[chosen - 1] if chosen else "",
+        specs or [tf.TensorSpec([1], tf.float32)],
+        lambda tensors: gradients.sum_over_replicas(tensors, wire),
+        wire_bytes=sum(s.shape.num_elements() * tf.as_dtype(wire or s.dtype).size for s in specs),
+        known=communication_choice.Path(paths[chosen - 1], bucket_bytes)
+        if chosen
+        else communication_choice.Path(),
         limits=engine_all_reduce.PeerLimits(
             trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
         ),

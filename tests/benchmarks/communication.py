@@ -4,7 +4,8 @@
 
 Each round runs every variant, one after the other; printed are medians over rounds of the median step,
 and their ratio to the first one's. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
-`none` does not sum.
+`tcp` sums gradients in the buckets that were found best, mostly all at once; `tcp,buckets` in those of
+--bucket_bytes; `none` does not sum.
 With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
 """
 
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIANTS = ("tutorial", "ring", "tcp", "tcp,bfloat16", "none")
+VARIANTS = ("tutorial", "ring", "tcp", "tcp,buckets", "tcp,bfloat16", "none")
 EACH = 32  # examples of a worker's batch
 LOOP = 10  # steps per loop
 
@@ -33,6 +34,7 @@ def main():
     parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--bucket_bytes", type=int, default=4 << 20, help="of the variant tcp,buckets")
     parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
     parser.add_argument("--only", help="a variant, in this process")
     parser.add_argument("--out", help="where the first worker writes its figure")
@@ -99,7 +101,8 @@ def run(variant, flags, places):
             if variant != "none":
                 environ["TF_CONFIG"] = json.dumps(config)
             arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
-            arguments += [f"--workers={flags.workers}", f"--out={out if i == 0 else ''}"]
+            arguments += [f"--workers={flags.workers}", f"--bucket_bytes={flags.bucket_bytes}"]
+            arguments += [f"--out={out if i == 0 else ''}"]
             started.append(
                 subprocess.Popen(
                     [*places[i][1], sys.executable, __file__, *arguments], env=environ,
@@ -182,15 +185,18 @@ def trained(flags):
     import ctl
     import keras
     import tensorflow as tf
+    from ctl.distribute import communication_choice
 
-    path, _, wire_dtype = flags.only.partition(",")
+    path, _, how = flags.only.partition(",")
+    if how == "buckets":
+        communication_choice.best_bucket = lambda *_: flags.bucket_bytes
     batch = EACH * (1 if path == "none" else flags.workers)
     stamps = []
 
     class Job(ctl.Trainer):
         def build(self):
             self.model, self.optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
-            self.gradients = ctl.Gradients(wire_dtype=wire_dtype or None)
+            self.gradients = ctl.Gradients(wire_dtype=how if how == "bfloat16" else None)
 
         def train_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch_size)

@@ -298,6 +298,7 @@ def test_means_are_made_in_place_where_the_memory_is_ours():
     assert total.tolist() == [3.0, 6.0]
     kept = np.frombuffer(np.array([2.0, 4.0], np.float32).tobytes(), np.float32)  # read-only
     assert arithmetic.finished(kept, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
+    assert arithmetic.finished(kept, arithmetic.SUM, 2, 3.0).tolist() == [6.0, 12.0]
     assert kept.tolist() == [2.0, 4.0]
 
 
