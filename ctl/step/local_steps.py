@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute.engine_all_reduce import engine_of
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.step import finiteness
@@ -152,7 +153,8 @@ class LocalSteps:
         def summed(*given: Any) -> list:
             tensors = [tf.identity(tensor) for tensor in given]  # on this replica's device
             act = lambda: sum_over_replicas(tensors, self._wire_dtype())  # noqa: E731
-            return act() if self.times is None else self.times.of_sum(tensors, act)
+            asks = engine_of(self._strategy) is not None
+            return act() if self.times is None else self.times.of_sum(tensors, act, asks=asks)
 
         totals = self._strategy.run(summed, args=(*values, flags))
         *sums, found = [self._strategy.experimental_local_results(total)[0] for total in totals]

@@ -10,6 +10,7 @@ import ctl
 import keras
 import numpy as np
 import tensorflow as tf
+from ctl.distribute.engine_all_reduce import engine_of
 
 FEATURES, BATCH, EVERY = 4, 6, 4
 MOMENTUM, RATE, OUTER = 0.8, 0.05, {"outer_learning_rate": 0.7, "outer_momentum": 0.9}
@@ -100,6 +101,13 @@ def broken(strategy, policy):
     return {"error": "", "weights": weights(trainer)}
 
 
+def bytes_sent(strategy, every):
+    """What this worker sends in 32 steps."""
+    before = engine_of(strategy).bytes_sent
+    trained(strategy, 32, sync_every=every, steps_per_loop=32, log_every_steps=0)
+    return engine_of(strategy).bytes_sent - before
+
+
 def main():
     strategy = ctl.make_strategy("multi_worker", communication=sys.argv[2])
     found = {
@@ -109,6 +117,7 @@ def main():
         "resumed outer": resumed(strategy, save_every_steps=6, **OUTER),
         "stop": broken(strategy, "stop"),
         "skip": broken(strategy, "skip"),
+        "bytes": {every: bytes_sent(strategy, every) for every in (1, 16)},
     }
     print(json.dumps(found))
 
