@@ -57,11 +57,6 @@ class CallbackRunner:
         """Whether anybody has a method of this name."""
         return bool(self._events[event])
 
-    @property
-    def hears(self) -> bool:
-        """Whether anybody is told of anything."""
-        return any(self._events.values())
-
     def tell(self, event: str, step: int, *about: Any, heeded: bool = True) -> bool:
         """Calls each method for an event of EVENTS; True if the run is to stop. All workers must call it.
 

@@ -1,10 +1,11 @@
 """`--sync_every`: what a trainer may have with it, its parts, and where the workers' weights are equal."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ctl.callbacks.protocol import EVENTS
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.tracked_state import collect, is_model, variables_of
 from ctl.config import Config
@@ -57,7 +58,7 @@ def check_trainer(trainer: TrainerProtocol) -> None:
             f"{said} with rollback: workers find what is not finite each by itself, and cannot go back "
             "together at that step. Write on_nonfinite='skip' or 'stop'."
         )
-    if trainer.gradients.wire_dtype and outer_optimizer(trainer).averages and place.num_workers > 1:
+    if trainer.gradients.wire_dtype and outer_optimizer(trainer).averages:
         raise UsageError(
             f"{said} with wire_dtype={trainer.gradients.wire_dtype!r} would round the weights. Leave it "
             "out, or send differences: write --outer_learning_rate=0.7 --outer_momentum=0.9."
@@ -204,9 +205,11 @@ class EqualPoints:
         return equal
 
 
-def equal_points(trainer: TrainerProtocol, local: LocalTraining | None, hears: bool) -> EqualPoints | None:
-    """Those of a run; `hears`: callbacks are told of its steps."""
+def equal_points(
+    trainer: TrainerProtocol, local: LocalTraining | None, wants: Callable[[str], bool]
+) -> EqualPoints | None:
+    """Those of a run; `wants`: whether a callback is told of an event."""
     if local is None or local.steps is None:
         return None
-    everywhere = hears or validation.is_written(trainer, "after_loop")
+    everywhere = validation.is_written(trainer, "after_loop") or any(map(wants, EVENTS))
     return EqualPoints(local.steps, trainer.config.sync_every, everywhere=everywhere)

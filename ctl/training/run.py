@@ -130,7 +130,7 @@ class Run:
             check_lease=session.lease.check if session.lease else lambda: None,
             after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
-        self._loop.local = local_training.equal_points(trainer, session.local, session.callbacks.hears)
+        self._loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked
