@@ -142,6 +142,7 @@ def _restore(checkpoint: tf.train.Checkpoint, path: AnyPath) -> None:
     try:
         status = checkpoint.read(str(path / commit.STATE))
         status.assert_existing_objects_matched()
+        status.expect_partial()  # no words about what only other settings need
     except tf.errors.NotFoundError as e:
         raise FileNotFoundError(errno.ENOENT, e.message) from e
     except (*_OF_FILES, tf.errors.OutOfRangeError) as e:

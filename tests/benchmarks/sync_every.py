@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--every", type=int, nargs="+", default=EVERY)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), help="rate and momentum")
+    parser.add_argument("--outer", nargs="*", default=("0.7,0.9",), help="pairs rate,momentum")
     parser.add_argument("--only", help="where this worker writes its figures")
     flags = parser.parse_args()
     if flags.only:
@@ -73,12 +73,13 @@ def figures(flags):
     import ctl
 
     strategy = ctl.make_strategy("multi_worker", communication="tcp")
-    rate, momentum = flags.outer
-    outer = {"outer_learning_rate": rate, "outer_momentum": momentum}
     variants = [("sums of every step", {})]
     for every in flags.every:
         if every > 1:
             variants.append((f"average of {every} steps", {"sync_every": every}))
+        for pair in flags.outer if every > 1 else ():
+            rate, momentum = map(float, pair.split(","))
+            outer = {"outer_learning_rate": rate, "outer_momentum": momentum}
             variants.append((f"DiLoCo({rate:g}, {momentum:g}) of {every}", {"sync_every": every, **outer}))
     return [{"name": name, **figure(strategy, flags, options)} for name, options in variants]
 
@@ -89,7 +90,7 @@ def figure(strategy, flags, options):
 
     losses, sent = [], 0
     for seed in range(flags.seeds):
-        trainer = model_of(flags.model)(
+        trainer = model_of(flags.model, flags.steps)(
             strategy=strategy, global_batch_size=flags.batch, seed=seed, steps_per_loop=64,
             log_every_steps=0, writers=[], **options,
         )  # fmt: skip
@@ -101,7 +102,7 @@ def figure(strategy, flags, options):
     return {"loss": sum(losses) / len(losses), "bytes": sent / len(losses)}
 
 
-def model_of(kind):
+def model_of(kind, steps):
     """A trainer class."""
     import ctl
     import keras
@@ -128,7 +129,8 @@ def model_of(kind):
                 y = layers.Dense(4 * WIDTH, activation="gelu")(layers.LayerNormalization()(x))
                 x += layers.Dense(WIDTH)(y)
             self.model = keras.Model(words, layers.Dense(128)(layers.LayerNormalization()(x)))
-            self.optimizer = keras.optimizers.Adam(2e-3)
+            rate = keras.optimizers.schedules.CosineDecay(2e-3, steps)
+            self.optimizer = keras.optimizers.Adam(rate)
 
         def train_data(self, batch_size):
             return ctl.from_arrays(rows()[0], batch_size)
