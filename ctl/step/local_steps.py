@@ -133,7 +133,8 @@ class LocalSteps:
         if commons:
             values = [common - value for common, value in zip(commons, values, strict=True)]
         *means, found = self._means(values)
-        with tf.control_dependencies([finiteness.stop_unless(tf.reduce_sum(found) <= 0.0, found)]):
+        fine, message = tf.reduce_sum(found) <= 0.0, finiteness.AT_AVERAGE
+        with tf.control_dependencies([finiteness.stop_unless(fine, found, message)]):
             means = [tf.identity(mean) for mean in means]
         if not commons:
             for variable, mean in zip(here, means, strict=True):

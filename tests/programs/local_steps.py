@@ -113,8 +113,7 @@ def main():
     found = {
         "averaged": trained(strategy, 10),
         "outer": trained(strategy, 10, **OUTER),
-        "resumed": resumed(strategy, save_every_steps=6),
-        "resumed outer": resumed(strategy, save_every_steps=6, **OUTER),
+        "resumed": resumed(strategy, save_every_steps=6, **OUTER),
         "stop": broken(strategy, "stop"),
         "skip": broken(strategy, "skip"),
         "bytes": {every: bytes_sent(strategy, every) for every in (1, 16)},
