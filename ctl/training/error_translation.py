@@ -33,7 +33,8 @@ def explained(
         return NonFiniteError(
             f"{what}: {who}. {done}{newest if done else newest.capitalize()}. Look at "
             "the loss for logarithms and divisions, lower the learning rate, or clip with self.gradients = "
-            f"ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out{'' if local else back}."
+            "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out"
+            f"{'' if local else back}."
         )
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
         return OutOfMemory(

@@ -47,7 +47,8 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_last_bit(found):
         assert runs["pieces"] == runs["whole"]
         assert runs["signalled"] == runs["whole"]
         assert runs["step"] < 16 and runs["step"] % EVERY == 0, "a signal waits for equal weights"
-    assert found[0]["resumed"]["whole"] != found[1]["resumed"]["whole"], "each worker has moments of its own"
+    first, second = (found[worker]["resumed"]["whole"] for worker in (0, 1))
+    assert first != second, "each worker has moments of its own"
 
 
 def test_a_number_that_is_not_finite_stops_both_workers_at_the_next_average(found):
