@@ -62,6 +62,10 @@ class UnprovenError(ChannelError):
     """Who listens there is no process of this job, or did not say so in time."""
 
 
+class LateProofError(UnprovenError):
+    """It said nothing in time."""
+
+
 class ChannelRefusedError(ChannelError):
     """The listener of this job does not want this caller; `again` if it may later."""
 
@@ -318,7 +322,7 @@ def connect(
         return tuned(connection)
     except TimeoutError:
         connection.close()
-        raise UnprovenError(f"it did not prove within {timeout_secs:g} s that it is of this job") from None
+        raise LateProofError(f"it did not prove within {timeout_secs:g} s that it is of this job") from None
     except BaseException:
         connection.close()
         raise

@@ -10,7 +10,7 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, LateProofError
 
 _log = logging.getLogger("ctl")
 
@@ -21,6 +21,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
     claim = {"rank": cluster.worker_index, "process": secrets.token_hex(8)}
     endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
     remind_secs, every_secs = start + messages.NAME_SECS, messages.NAME_SECS
+    why: str | None = None
     while True:
         left_secs = max(messages.CALL_AGAIN_SECS, start + timeout_secs - time.monotonic())
         try:
@@ -34,6 +35,8 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
                 return
         except ChannelRefusedError as e:
             raise UsageError(str(e)) from None
+        except LateProofError as e:  # the last call may be a short one
+            why = why or str(e)
         except OSError as e:
             why = e.strerror or str(e)
         now = time.monotonic()

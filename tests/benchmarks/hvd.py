@@ -1,0 +1,266 @@
+"""Communication of `ctl.hvd` beside TensorFlow's own collectives and Horovod, between the same processes.
+
+    python tests/benchmarks/hvd.py --rounds=5
+    python tests/benchmarks/hvd.py --rounds=3 --horovod=PATH/bin/python --ranks=3
+
+Each round runs all sides, one after the other, as processes on loopback; printed are medians over
+rounds of the medians over calls, and ratios: below 1 where ours is faster. --horovod names a Python that
+can import `horovod.tensorflow`. Without one, the last column divides the ratio to TensorFlow by
+what Horovod 0.28.1 (with Gloo) was measured at beside the same collectives on another machine: an estimate.
+--busy keeps all cores busy with other processes meanwhile.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES_KB = [1, 64, 1024, 16384, 65536]
+LARGE_KB = 262144
+# ms, two processes, TensorFlow 2.21: (Horovod with Gloo, TensorFlow's ring over gRPC)
+RECORDED = {
+    "1 KB eager": (3.22, 1.31), "1 KB in a function": (2.88, 1.63), "64 KB eager": (1.81, 1.56),
+    "1024 KB eager": (3.23, 3.13), "16384 KB eager": (17.4, 37.0), "65536 KB eager": (52.5, 245.5),
+    "100 x 4 KB separate": (6.4, 123.9), "100 x 4 KB grouped": (8.9, 4.8), "CNN step": (34.9, 38.1),
+}  # fmt: skip
+MODULES = {"ours": "ctl.hvd", "horovod": "horovod.tensorflow"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--horovod", metavar="PYTHON", help="that can import horovod.tensorflow")
+    parser.add_argument("--sides", nargs="+", choices=["ours", "tensorflow", "horovod"])
+    parser.add_argument("--large", action="store_true", help="256 MB as well")
+    parser.add_argument("--busy", action="store_true", help="beside a process per core that never rests")
+    parser.add_argument("--only", choices=["ours", "tensorflow", "horovod"], help="one side, here")
+    parser.add_argument("--out", help="where rank 0 writes its figures")
+    flags = parser.parse_args()
+    if flags.only:
+        sizes = SIZES_KB + [LARGE_KB] * flags.large
+        tensorflow_s = flags.only == "tensorflow"
+        figures = tensorflow(sizes) if tensorflow_s else horovod(MODULES[flags.only], sizes)
+        if figures:
+            Path(flags.out).write_text(json.dumps(figures))
+        return
+    sides = flags.sides or ["ours", "tensorflow", *(["horovod"] if flags.horovod else [])]
+    rounds = {side: [] for side in sides}
+    with others(flags.busy):
+        for _ in range(flags.rounds):
+            for side, found in rounds.items():
+                found.append(run(side, flags))
+    report({
+        side: {k: statistics.median(one[k] for one in found) for k in found[0]}
+        for side, found in rounds.items()
+    })  # fmt: skip
+
+
+@contextlib.contextmanager
+def others(busy):
+    """Processes that use all cores, within the block."""
+    words = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen(words) for _ in range(os.cpu_count() if busy else 0)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def run(side, flags):
+    ranks = ["-np", str(flags.ranks)]
+    starter, python = [sys.executable, "-m", "ctl.launch.horovodrun_cli", *ranks], sys.executable
+    if side == "horovod":
+        call = "from horovod.runner.launch import run_commandline; run_commandline()"
+        starter, python = [flags.horovod, "-c", call, *ranks, "--gloo"], flags.horovod
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "figures.json")
+        large = ["--large"] * flags.large
+        subprocess.run(
+            [*starter, python, __file__, f"--only={side}", f"--out={out}", *large],
+            check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        return json.loads(out.read_text())
+
+
+def report(sides):
+    """Milliseconds of each side, and ours divided by the others'."""
+    mine, theirs = sides["ours"], {side: found for side, found in sides.items() if side != "ours"}
+    estimates = "tensorflow" in theirs and "horovod" not in theirs
+    heads = [f"{side + ' ms':>14} {'ours/':>7}" for side in theirs]
+    print(f"{'case':28} {'ours ms':>9}", *heads, *(["  est. ours/Horovod"] if estimates else []))
+    for case, ms in mine.items():
+        cells = [f"{case:28} {ms:9.2f}"]
+        for found in theirs.values():
+            other = found.get(case)
+            cells.append(" " * 22 if other is None else f"{other:14.2f} {ms / other:7.2f}")
+        if estimates and case in RECORDED:
+            horovod_ms, ring_ms = RECORDED[case]
+            cells.append(f"{ms / theirs['tensorflow'][case] / (horovod_ms / ring_ms):18.2f}")
+        print(*cells)
+
+
+def timed(call, most=60, secs=3.0):
+    """Median milliseconds of a call."""
+    for _ in range(3):
+        call()
+    found, end = [], time.perf_counter() + secs
+    while len(found) < most and (time.perf_counter() < end or len(found) < 5):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(found)
+
+
+def calls_of(number):
+    """The same number of calls on all ranks: decided before, never by a clock."""
+    return {"most": number, "secs": 1e9}
+
+
+def repeats(kb):
+    return 60 if kb <= 1024 else 20 if kb <= 16384 else 7
+
+
+def horovod(module, sizes):
+    hvd = importlib.import_module(module)
+    import tensorflow as tf
+
+    hvd.init()
+    figures = {}
+    for kb in sizes:
+        x = tf.ones([kb * 256])
+        for words, op in (("eager", hvd.Sum), ("eager, Average", hvd.Average)):
+            figures[f"{kb} KB {words}"] = timed(
+                lambda x=x, op=op: hvd.allreduce(x, op=op), **calls_of(repeats(kb))
+            )
+    x, function = tf.ones([256]), tf.function(lambda t: hvd.allreduce(t, op=hvd.Sum))
+    figures["1 KB in a function"] = timed(lambda: function(x), **calls_of(60))
+    many = [tf.ones([1024])] * 100
+    separate = tf.function(lambda ts: [hvd.allreduce(t, op=hvd.Sum) for t in ts])
+    grouped = tf.function(lambda ts: hvd.grouped_allreduce(ts, op=hvd.Sum))
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
+    for name in ("none", "fp16"):
+        compression = getattr(hvd.Compression, name)
+
+        def gradients(tape, loss, variables, compression=compression):
+            return hvd.DistributedGradientTape(tape, compression=compression).gradient(
+                loss, variables
+            )
+
+        said = f", {name}" if name != "none" else ""
+        figures["CNN step" + said] = timed(cnn_step(gradients), **calls_of(40))
+        figures["161 variables" + said] = timed(deep_step(gradients), **calls_of(15))
+    return figures if hvd.rank() == 0 else None
+
+
+def tensorflow(sizes):
+    import itertools
+
+    import tensorflow as tf
+    from tensorflow.python.ops import collective_ops
+
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    is_first, ranks = strategy.cluster_resolver.task_id == 0, strategy.num_replicas_in_sync
+
+    def summed(t):
+        here = tf.nest.map_structure(tf.identity, t)  # which gives it a device
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+
+    keys = itertools.count(1)
+
+    def reduced(t):  # the operation itself: `strategy.run` costs several times as much
+        return collective_ops.all_reduce_v2(
+            t, ranks, 77, next(keys), merge_op="Add", final_op="Id", communication_hint="ring"
+        )
+
+    figures = {}
+    for kb in sizes:
+        x = tf.ones([kb * 256])
+        figures[f"{kb} KB eager"] = timed(lambda x=x: reduced(x), **calls_of(repeats(kb)))
+    x, function = tf.ones([256]), tf.function(lambda t: strategy.run(summed, args=(t,)))
+    figures["1 KB in a function"] = timed(lambda: function(x), **calls_of(60))
+    many = [tf.ones([1024])] * 100
+    separate = tf.function(
+        lambda ts: strategy.run(lambda inner: [summed(t) for t in inner], args=(ts,))
+    )
+    grouped = tf.function(lambda ts: strategy.run(summed, args=(ts,)))
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
+    with strategy.scope():
+        step = cnn_step(lambda tape, loss, variables: summed(tape.gradient(loss, variables)))
+        run_step = tf.function(lambda: strategy.run(step.python_function))
+    figures["CNN step"] = timed(run_step, **calls_of(40))
+    return figures if is_first else None
+
+
+def cnn_step(gradients):
+    """A step of a network of 2.8 million parameters, batches of 32 images, plain SGD."""
+    import tensorflow as tf
+
+    def variable(*shape):
+        return tf.Variable(tf.random.stateless_normal(shape, [1, 2]) * 0.05)
+
+    kernels = [
+        variable(3, 3, 1, 32),
+        variable(3, 3, 32, 64),
+        variable(9216, 296),
+        variable(296, 10),
+    ]
+    biases = [variable(32), variable(64), variable(296), variable(10)]
+    images, labels = tf.random.normal([32, 28, 28, 1]), tf.zeros([32], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            x = tf.nn.relu(tf.nn.conv2d(images, kernels[0], 1, "VALID") + biases[0])
+            x = tf.nn.relu(tf.nn.conv2d(x, kernels[1], 1, "VALID") + biases[1])
+            x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), [32, -1])
+            x = tf.nn.relu(x @ kernels[2] + biases[2])
+            logits = x @ kernels[3] + biases[3]
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        variables = kernels + biases
+        for one, gradient in zip(variables, gradients(tape, loss, variables), strict=True):
+            one.assign_sub(0.01 * gradient)
+        return loss
+
+    return tf.function(step)
+
+
+def deep_step(gradients):
+    """A step of 160 layers of 400 x 400 and one of 400 x 10, 25.6 million numbers, batches of 32."""
+    import tensorflow as tf
+
+    shapes = [(400, 400)] * 160 + [(400, 10)]
+    kernels = [tf.Variable(tf.random.stateless_normal(shape, [1, 2]) * 0.07) for shape in shapes]
+    images, labels = tf.random.normal([32, 400]), tf.zeros([32], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            x = images
+            for kernel in kernels[:-1]:
+                x = tf.nn.relu(x @ kernel)
+            logits = x @ kernels[-1]
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        for one, gradient in zip(kernels, gradients(tape, loss, kernels), strict=True):
+            one.assign_sub(0.001 * gradient)
+        return loss
+
+    return tf.function(step)
+
+
+if __name__ == "__main__":
+    main()
