@@ -72,6 +72,10 @@ class Config:
         "How mirrored sums gradients.")
     communication: str = _of("word", ("auto", "ring", "nccl", "tcp"),
         "How multi_worker sums gradients: TensorFlow's ring or NCCL, or ctl's own TCP; auto measures.")
+    sync_every: int = _of("positive", 1,
+        "Steps between averages of multi_worker's weights; 1 sums the gradients of every step.")
+    outer_learning_rate: float = _of("real", 1.0, "DiLoCo's, of the differences every sync_every steps.")
+    outer_momentum: float = _of("real", 0.0, "Nesterov momentum of those; 0 with rate 1 averages weights.")
     collective_timeout_secs: float = _of("real", 0.0,
         "Longest wait of multi_worker in one all-reduce, in seconds. 0: as long as the other workers live.")
     heartbeat_secs: float = _of("real", 0.0,

@@ -326,6 +326,7 @@ class Trainer:
             mask=mask,
             empty=self._recorder.empty,
             counts=self._recorder.counts,
+            local_workers=self._recorder.local_workers,
         )
         if regularization is None:
             return loss
@@ -386,7 +387,8 @@ class Trainer:
                 "Write loss = self.average(per_example). If the loss is this replica's share of the global "
                 "mean, write self.minimize(loss, tape, scaled=True)."
             )
-        update = gradients.compute(loss, tape, variables, optimizer, self._recorder.empty)
+        known = self._recorder
+        update = gradients.compute(loss, tape, variables, optimizer, known.empty, known.local_workers)
         update.label = run_metadata.label_of(self, optimizer)
         update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)
         self._recorder.minimize(update, self.gradients)

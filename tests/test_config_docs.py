@@ -28,7 +28,7 @@ def test_the_names_of_the_flags_are_frozen():
         "eval_every_steps", "save_every_steps", "keep", "jit_compile", "check_collectives", "seed",
         "mode", "export", "on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
         "allow_config_change", "background_save", "init_from", "report_hypertune",
-        "data_position", "evaluate_ema", "profile",
+        "data_position", "evaluate_ema", "profile", "sync_every", "outer_learning_rate", "outer_momentum",
     ]  # fmt: skip
     mine = {f.name for f in defined().flags_by_module_dict()["ctl.app"]}
     assert mine == set(promised), "a flag is a promise; a new one needs a note in docs/decisions"

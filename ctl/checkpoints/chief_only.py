@@ -126,7 +126,7 @@ class ChiefOnlyCheckpoints:
         else:
             path, manifest = restoring.awaited(self.directory, step)
         state.check_matches(manifest.variables, str(path))
-        restore_state(state, path)
+        restore_state(state, path, manifest.variables)
         self._there = True
         return manifest
 

@@ -36,5 +36,6 @@ class MemoryCheckpoints:
         manifest, values = self._kept[step]
         state.check_matches(manifest.variables, f"memory:{step}")
         for name, variable in state.variables.items():
-            variable.assign(values[name])
+            if name in values:
+                variable.assign(values[name])
         return manifest

@@ -9,7 +9,7 @@ so with None, and the caller writes in the plain way.
 
 import errno
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,23 +125,24 @@ def write_plainly(state: TrackedState, prefix: str) -> None:
         raise OSError(e.message) from e
 
 
-def restore_state(state: TrackedState, path: AnyPath) -> None:
-    """Reads the tensors of a checkpoint directory into `state`.
+def restore_state(state: TrackedState, path: AnyPath, saved: Mapping[str, Any]) -> None:
+    """Reads the tensors of a checkpoint directory, which has the variables `saved`, into `state`.
 
     Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
     """
     try:
-        paths.persistently(lambda: _restore(state, path))
+        paths.persistently(lambda: _restore(state.readable(saved), path))
     except OSError as e:
         failed = ReadError(f"The checkpoint {path} cannot be restored: {e.strerror or e}")
         failed.errno = e.errno
         raise failed from e
 
 
-def _restore(state: TrackedState, path: AnyPath) -> None:
+def _restore(checkpoint: tf.train.Checkpoint, path: AnyPath) -> None:
     try:
-        status = state.checkpoint.read(str(path / commit.STATE))
+        status = checkpoint.read(str(path / commit.STATE))
         status.assert_existing_objects_matched()
+        status.expect_partial()  # no words about what only other settings need
     except tf.errors.NotFoundError as e:
         raise FileNotFoundError(errno.ENOENT, e.message) from e
     except (*_OF_FILES, tf.errors.OutOfRangeError) as e:

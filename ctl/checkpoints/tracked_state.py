@@ -6,6 +6,7 @@ that dropout and running metrics go on where they were.
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
 _SMALL = 1024  # numbers
+SYNC_EVERY = "sync_every"  # name of what runs with this setting keep besides, which others do not need
 
 
 class TrackedState:
@@ -28,9 +30,19 @@ class TrackedState:
         that Keras gave, and "_" before one that a user chose.
       step: completed steps, a `tf.Variable` of int64.
       topology: which of the workers this process is.
+
+    Args:
+      optional: further objects, which a checkpoint to be restored may not have, or none of; these keep
+        their values then.
     """
 
-    def __init__(self, objects: Mapping[str, Any], step: tf.Variable, topology: Topology):
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        step: tf.Variable,
+        topology: Topology,
+        optional: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.step = step
         self.topology = topology
         self.variables: dict[str, tf.Variable] = {"step": step}
@@ -38,7 +50,8 @@ class TrackedState:
         seen = {id(step)}
         untracked = []
         trackable: dict[str, Any] = {}
-        for name, thing in objects.items():
+        self._optional = frozenset(optional)
+        for name, thing in {**objects, **optional}.items():
             numbered = _numbered_by_keras(thing)
             for variable in variables_of(thing):
                 value = plain(variable)
@@ -55,6 +68,8 @@ class TrackedState:
         extra.values = untracked
         kind = _WrittenHere if "/job:ps" in step.device else tf.train.Checkpoint
         self.checkpoint = kind(step=step, untracked=extra, **trackable)
+        needed = {name: thing for name, thing in trackable.items() if name not in self._optional}
+        self._needed = kind(step=step, untracked=extra, **needed) if optional else self.checkpoint
 
     def _free_name(self, name: str) -> str:
         """`name`, or `name#2`, `name#3`, ... where it is taken."""
@@ -64,6 +79,14 @@ class TrackedState:
         while f"{name}#{number}" in self.variables:
             number += 1
         return f"{name}#{number}"
+
+    def _is_optional(self, name: str) -> bool:
+        return name.partition("/")[0] in self._optional
+
+    def readable(self, saved: Mapping[str, Any]) -> tf.train.Checkpoint:
+        """What reads a checkpoint with the variables `saved`: without the optional ones if it lacks one."""
+        lacks = any(n not in saved for n in self.variables if self._is_optional(n))
+        return self._needed if lacks else self.checkpoint
 
     def spec(self) -> dict[str, dict]:
         """name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
@@ -77,13 +100,15 @@ class TrackedState:
         All workers must call it: some variables are summed when they are read.
         """
         variables = self.variables.values()
-        return [v.numpy() for v in variables if v.shape.num_elements() <= _SMALL and hasattr(v, "numpy")]
+        small = [v for v in variables if (v.shape.num_elements() or 0) <= _SMALL and hasattr(v, "numpy")]
+        return [v.numpy() for v in small]
 
     def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
         """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
-        here = self.spec()
+        here = {n: spec for n, spec in self.spec().items() if n in saved or not self._is_optional(n)}
         lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
-        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in saved if n not in here]
+        others = [n for n in saved if n not in here and not n.startswith(f"{SYNC_EVERY}/")]
+        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in others]
         lines += [
             f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
             f"{here[n]['dtype']}{here[n]['shape']} here"

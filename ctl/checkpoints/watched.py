@@ -86,7 +86,7 @@ class WatchedCheckpoints:
             raise UnusableCheckpoint(fault if path.exists() else "it was deleted meanwhile")
         state.check_matches(manifest.variables, str(path))
         try:
-            restore_state(state, path)
+            restore_state(state, path, manifest.variables)
         except ReadError as e:
             if path.exists():
                 raise

@@ -56,6 +56,10 @@ class Coordinator:
         """Begins to answer."""
         self._thread.start()
 
+    def bytes_sent(self, rank: int) -> int:
+        """To one rank, so far."""
+        return self._agreement.outboxes[rank].bytes_sent
+
     def join(self, timeout: float) -> None:
         """Waits until every rank has left."""
         self._thread.join(timeout)

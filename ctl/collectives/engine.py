@@ -112,6 +112,16 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def bytes_sent(self) -> int:
+        """What this rank has sent to others so far: tensors, requests, and rank 0's answers."""
+        if self.place.size == 1:
+            return 0
+        if self._coordinator is None:
+            return self._mesh.bytes_sent + self._control.bytes_sent
+        others = range(1, self.place.size)
+        return self._mesh.bytes_sent + sum(map(self._coordinator.bytes_sent, others))
+
     def ask(
         self,
         kind: str,

@@ -67,10 +67,14 @@ class Inbox:
 
 
 class Channel:
-    """One end of a blocking socket; several threads may send."""
+    """One end of a blocking socket; several threads may send.
+
+    Attributes:
+      bytes_sent: of all messages so far.
+    """
 
     def __init__(self, sock: socket.socket):
-        self.socket = sock
+        self.socket, self.bytes_sent = sock, 0
         self.inbox = Inbox()
         self._sending = threading.Lock()
 
@@ -79,7 +83,9 @@ class Channel:
         parts = packed_message(header, *payload)
         try:
             with self._sending:
-                if sum(map(len, parts)) < _AT_ONCE:
+                size = sum(map(len, parts))
+                self.bytes_sent += size
+                if size < _AT_ONCE:
                     self.socket.sendall(b"".join(parts))
                 else:
                     for part in parts:
@@ -98,9 +104,10 @@ class Channel:
 
 
 class Outbox:
-    """Messages on their way out of a socket that must not block."""
+    """Messages on their way out of a socket that must not block; `bytes_sent` of them have left."""
 
     def __init__(self) -> None:
+        self.bytes_sent = 0
         self._parts: deque[Any] = deque()
 
     def __bool__(self) -> bool:
@@ -124,6 +131,7 @@ class Outbox:
                 return
             except OSError as e:
                 raise Lost(str(e)) from e
+            self.bytes_sent += sent
             if sent < len(part):
                 self._parts[0] = (
                     memoryview(bytes(part))[sent:] if isinstance(part, bytearray) else part[sent:]

@@ -44,6 +44,7 @@ class Mesh:
         self._pump = pump
         self._tick = tick
         self._settings = settings
+        self.bytes_sent = 0  # to other ranks, through sockets or shared memory
         self._links = _linked(rank, peers, shares=settings.shares_memory)
 
     @property
@@ -68,6 +69,7 @@ class Mesh:
         sender, receiver = self._links[to], self._links[source]
         receiver.receive(size, into, consume)
         sender.send(out)
+        self.bytes_sent += sum(array.nbytes for array in out)
         moved_at = told_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
             poller, control = self._poller({sender, receiver}), self._control.fileno()

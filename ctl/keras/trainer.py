@@ -133,7 +133,9 @@ class KerasTrainer(Trainer):
         return batch if weight_of is None else _unpacked(batch, weight_of)
 
     def _global_means(self, batch: Any) -> GlobalMeans:
-        return GlobalMeans(num_rows(batch), self.topology.num_replicas, self._recorder.empty)
+        known = self._recorder
+        local = known.local is not None
+        return GlobalMeans(num_rows(batch), self.topology.num_replicas, known.empty, local)
 
     @tf.autograph.experimental.do_not_convert
     def _total_loss(

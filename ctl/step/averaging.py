@@ -6,6 +6,7 @@ means would give 2.25 for [1, 2], [3] and NaN for an empty replica. Scalars are 
 replicas.
 """
 
+import functools
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -27,6 +28,7 @@ def average(
     mask: Any = None,
     empty: Any = None,
     counts: MaskCounts | None = None,
+    local_workers: int = 0,
 ) -> Any:
     """`[b]` -> `[]`: this replica's share of the mean over the global batch.
 
@@ -36,6 +38,7 @@ def average(
     global batch where the mask is true: a sum of one number over replicas finds their count.
     `empty` is true where this replica has no example, and its one row only stands in.
     `counts` has the entries of all parts, where this batch is one part of the replica's.
+    `local_workers` is how many make steps of their own; each counts its own entries of a mask.
     As `tf.nn.compute_average_loss`. Raises UsageError for other shapes.
     """
     values = tf.convert_to_tensor(per_example)
@@ -46,7 +49,7 @@ def average(
             "tf_keras.losses.Reduction.NONE), or call the loss function instead."
         )
     if mask is not None:
-        return _average_of_unmasked(values, mask, sample_weight, empty, counts)
+        return _average_of_unmasked(values, mask, sample_weight, empty, counts, local_workers)
     if (values.shape.rank or 1) > 1:
         raise UsageError(
             f"average() got a loss of shape {values.shape}; expected one number per example, shape "
@@ -61,7 +64,7 @@ def average(
 
 
 def _average_of_unmasked(
-    values: Any, mask: Any, sample_weight: Any, empty: Any, counts: MaskCounts | None
+    values: Any, mask: Any, sample_weight: Any, empty: Any, counts: MaskCounts | None, local_workers: int
 ) -> Any:
     mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
     if not mask.shape.is_compatible_with(values.shape):
@@ -69,7 +72,8 @@ def _average_of_unmasked(
             f"average() got values of shape {values.shape} and a mask of shape {mask.shape}; expected "
             "the same shape, one truth value per value."
         )
-    number = None if counts is None else counts.count(mask, empty, everywhere)
+    sums = functools.partial(everywhere, local_workers=local_workers)
+    number = None if counts is None else counts.count(mask, empty, sums)
     if empty is not None:
         mask &= tf.logical_not(empty)
     if sample_weight is not None:
@@ -78,12 +82,17 @@ def _average_of_unmasked(
         values *= tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
     total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
     if number is None:
-        number = everywhere(tf.math.count_nonzero(mask, dtype=tf.float32))
+        number = sums(tf.math.count_nonzero(mask, dtype=tf.float32))
     return tf.math.divide_no_nan(total, tf.cast(number, values.dtype))
 
 
-def everywhere(count: Any) -> Any:
-    """The sum of a count, `[]`, over all replicas; in replica context."""
+def everywhere(count: Any, local_workers: int = 0) -> Any:
+    """The sum of a count, `[]`, over all replicas; in replica context.
+
+    In a step of a worker's own, as if it were the same on each of them.
+    """
+    if local_workers:
+        return count * local_workers
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return count

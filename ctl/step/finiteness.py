@@ -15,6 +15,7 @@ from ctl.errors import UsageError
 
 NONFINITE_POLICIES = ("stop", "skip", "rollback")
 MESSAGE = "loss or gradient is not finite"
+AT_AVERAGE = f"{MESSAGE} since the last average"  # of weights, which ends steps of a worker's own
 SKIPPED = "skipped_steps"  # the name under which steps that were left out are counted
 LEFT_OUT, STOPPED = 1.0, 2.0  # what a report says of a step
 _FLAGS = re.compile(r"\[(\d+(?: \d+)*)\] \[(\d+(?: \d+)*)\]")
@@ -53,16 +54,19 @@ def good(norm: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(norm) & (tf.reduce_sum(found) <= 0.0)
 
 
-def stop_unless(holds: tf.Tensor, found: tf.Tensor) -> tf.Operation:
+def stop_unless(holds: tf.Tensor, found: tf.Tensor, message: str = MESSAGE) -> tf.Operation:
     """An operation that fails, naming the suspects, where `holds` is false."""
     loss, gradient = tf.split(tf.cast(found, tf.int32), 2)
-    return tf.raw_ops.Assert(condition=holds, data=[MESSAGE, loss, gradient], summarize=10_000)
+    return tf.raw_ops.Assert(condition=holds, data=[message, loss, gradient], summarize=10_000)
 
 
-def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor) -> None:
-    """Prints, from the graph of the first replica, that the step after `step` is left out."""
+def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor, local: bool = False) -> None:
+    """Prints, from the graph of the first replica, that the step after `step` is left out.
+
+    `local`: from each replica; the step is its own.
+    """
     context = tf.distribute.get_replica_context()
-    elsewhere = tf.not_equal(context.replica_id_in_sync_group, 0)
+    elsewhere = tf.constant(False) if local else tf.not_equal(context.replica_id_in_sync_group, 0)
     loss, gradient = tf.split(tf.cast(found, tf.int32), 2)
     words = (
         "ctl: step",

@@ -76,17 +76,24 @@ class Update:
     may_be_empty: bool = False  # sparse gradients may have rows of index NO_ROW
     even: bool = False  # static shapes are the same on all replicas
     label: str = ""
+    local: bool = False  # of this worker's own step: not summed over replicas
     in_program: bool = False  # within XLA nothing can be raised: what would stop is kept in `stop`
     stop: Any = None  # (whether the run goes on, found)
 
 
 def compute(
-    loss: Any, tape: tf.GradientTape, variables: Sequence, optimizer: Any, empty: Any = None
+    loss: Any,
+    tape: tf.GradientTape,
+    variables: Sequence,
+    optimizer: Any,
+    empty: Any = None,
+    local_workers: int = 0,
 ) -> Update:
     """This replica's gradients, scaled as the optimizer wants them; variables without one are left out.
 
     `empty` is true (a scalar tensor) where the replica has no example: its gradients are zeros, and the
-    rows of its sparse ones have the index NO_ROW.
+    rows of its sparse ones have the index NO_ROW. `local_workers`: how many make steps of their own, so
+    that a share of the global mean becomes the mean of the own share; 0: gradients are summed.
 
     Raises UsageError if no variable has a gradient, or the loss is not a scalar.
     """
@@ -98,6 +105,8 @@ def compute(
         )
     variables = list(variables)
     scale = optimizers.scale_of(optimizer)
+    if local_workers:
+        scale = local_workers * (1.0 if scale is None else scale)
     seed = None if scale is None else tf.cast(scale, loss.dtype)
     gradients = tape.gradient(loss, variables, output_gradients=seed)
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -109,7 +118,8 @@ def compute(
     kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
-    return Update(kept, [v for _, v in pairs], optimizer, may_be_empty=empty is not None)
+    own = [v for _, v in pairs]
+    return Update(kept, own, optimizer, may_be_empty=empty is not None, local=bool(local_workers))
 
 
 def _zeros(gradient: Any) -> Any:
@@ -132,7 +142,10 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
     *gradients, loss_flag = update.gradients
     context = tf.distribute.get_replica_context()
     found = None
-    if context.num_replicas_in_sync > 1:
+    replicas = context.num_replicas_in_sync
+    if update.local:
+        found = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
+    if replicas > 1 and not update.local:
         parts = context, gradients, loss_flag, update, how
         act = lambda: _summed(*parts)  # noqa: E731
         asks = engine_of(context.strategy) is not None
@@ -219,6 +232,9 @@ def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any) 
         update.when = fine if update.when is None else update.when & fine
         return []
     good = finiteness.good(norm, found)
+    if how.on_nonfinite == "stop" and update.local:
+        update.stop = good, found  # all workers stop at the next average
+        return []
     if how.on_nonfinite == "stop" and not update.in_program:
         return [finiteness.stop_unless(good, found)]
     if how.on_nonfinite == "stop":

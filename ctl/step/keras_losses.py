@@ -44,9 +44,11 @@ class GlobalMeans:
       rows: of this replica's batch, an int where static, else a scalar tensor.
       num_replicas: over all workers.
       empty: true where the rows only stand in; None: never.
+      local: the step is this worker's own, and all others count as if they had the same rows.
     """
 
-    def __init__(self, rows: Any, num_replicas: int, empty: Any = None) -> None:
+    def __init__(self, rows: Any, num_replicas: int, empty: Any = None, local: bool = False) -> None:
+        self._local = local
         self._num_replicas = num_replicas
         self._empty = empty
         self._rows = rows if isinstance(rows, int) else tf.cast(rows, tf.float32)
@@ -82,7 +84,7 @@ class GlobalMeans:
         """Sums of counts over replicas; free of charge where they are static."""
         if self._num_replicas == 1:
             return list(counts)
-        if all(isinstance(c, (int, float)) for c in counts):
+        if self._local or all(isinstance(c, (int, float)) for c in counts):
             return [c * self._num_replicas for c in counts]
         context = tf.distribute.get_replica_context()
         here = tf.stack([tf.cast(c, tf.float32) for c in counts])

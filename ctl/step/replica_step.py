@@ -16,6 +16,7 @@ from ctl.step import finiteness
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.keras_losses import allow_division, refuse_division
+from ctl.step.local_steps import LocalSteps
 from ctl.step.logged import Logged, logged, split
 from ctl.step.mask_counts import MaskCounts
 from ctl.step.skip_nonfinite import Skipping
@@ -41,6 +42,12 @@ class Recorder(threading.local):
         self.counts: MaskCounts | None = None  # of masks, if the batch is one part of several
         self.even = False  # static shapes are the same on all replicas
         self.times: StepTimes | None = None  # where this replica's waits are added up
+        self.local: LocalSteps | None = None  # the step is this worker's own
+
+    @property
+    def local_workers(self) -> int:
+        """How many workers make steps of their own; 0: gradients are summed over replicas."""
+        return 0 if self.local is None else self.local.workers
 
     def begin(
         self, parts: int = 1, *, waits: bool = False, compiled: bool = False, empty: Any = None
@@ -53,6 +60,8 @@ class Recorder(threading.local):
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
         update.even, update.in_program = self.even, self.in_program
+        if self.local is not None:
+            self.local.check(update)
         if self.waits:
             self.updates.append(update)
         else:
@@ -103,6 +112,7 @@ class ReplicaStep:
 
     Attributes:
       times: where the waits of this worker are added up; None: nowhere.
+      local: averages weights, where gradients are not summed; or None.
     """
 
     def __init__(
@@ -129,6 +139,7 @@ class ReplicaStep:
         self._parts = 1
         self.totals = Totals()
         self.times: StepTimes | None = None
+        self.local: LocalSteps | None = None
 
     def function(
         self, share_of: Callable[[Any], Share] = Share, even: bool = False, in_program: bool = False
@@ -189,6 +200,7 @@ class ReplicaStep:
         refuse_division(self._num_replicas)
         recorder = self._recorder
         recorder.even, recorder.in_program, recorder.times = self._even, self._in_program, self.times
+        recorder.local = self.local
         return self._share_of(element), self._skipping.before()
 
     @tf.autograph.experimental.do_not_convert
@@ -220,7 +232,12 @@ class ReplicaStep:
     @tf.autograph.experimental.do_not_convert
     def _ended(self, packed: Any, saved: Any) -> Any:
         goods, stops = self._recorder.goods, self._recorder.stops
-        packed = self._skipping.after(packed, self.totals, goods, saved, prints=not self._in_program)
+        local = self.local is not None
+        packed = self._skipping.after(
+            packed, self.totals, goods, saved, prints=not self._in_program, local=local
+        )
+        if self.local is not None:
+            self.local.note_stops(stops)
         return (packed, finiteness.step_report(goods, stops)) if self._in_program else packed
 
     def _other_parts(self) -> Any:

@@ -35,13 +35,21 @@ class Skipping:
 
     @tf.autograph.experimental.do_not_convert
     def after(
-        self, packed: tf.Tensor, totals: Totals, updates: Sequence, before: list, *, prints: bool = True
+        self,
+        packed: tf.Tensor,
+        totals: Totals,
+        updates: Sequence,
+        before: list,
+        *,
+        prints: bool = True,
+        local: bool = False,
     ) -> tf.Tensor:
         """Undoes the step where something was not finite; only its number of examples still counts.
 
         Args:
           updates: (whether all was finite, by whom it was not) of each update of the step.
           prints: from the graph, which XLA cannot; else the caller tells.
+          local: the step is this worker's own.
         """
         if not updates:
             return packed
@@ -50,5 +58,5 @@ class Skipping:
         for variable, value in before:
             variable.assign(tf.where(good, variable, value))
         if self._counter is not None and prints:
-            finiteness.warn_of_skipped(good, updates[0][1], self._counter)
+            finiteness.warn_of_skipped(good, updates[0][1], self._counter, local)
         return totals.left_out(packed, good)

@@ -13,6 +13,7 @@ from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.training import local_training
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
 _NAMES = {
@@ -30,6 +31,7 @@ def strategy_of(
 
     `flags` are what all workers must have alike: by default the settings.
     """
+    local_training.check_settings(config)
     if not isinstance(config.strategy, str):
         return config.strategy
     if flags is None:

@@ -25,11 +25,16 @@ def explained(
     text = str(error)
     if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
         who = finiteness.described(text, topology.num_replicas, topology.num_workers)
+        local = finiteness.AT_AVERAGE in text
+        what = f"By step {step}" if local else f"Step {step + 1}"
+        done = "" if local else "The step was not applied; "
+        newest = newest_step_phrase(manager)
+        back = ", --on_nonfinite=rollback goes back to the checkpoint and on with other data"
         return NonFiniteError(
-            f"Step {step + 1}: {who}. The step was not applied; {newest_step_phrase(manager)}. Look at "
+            f"{what}: {who}. {done}{newest if done else newest.capitalize()}. Look at "
             "the loss for logarithms and divisions, lower the learning rate, or clip with self.gradients = "
-            "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out, "
-            "--on_nonfinite=rollback goes back to the checkpoint and on with other data."
+            "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out"
+            f"{'' if local else back}."
         )
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
         return OutOfMemory(

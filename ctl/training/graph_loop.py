@@ -209,6 +209,8 @@ class StepLoop:
         if self._counter is not None:
             with tf.control_dependencies(local):  # a step that fails is not counted
                 self._counter.assign_add(1, read_value=False)
+            if self._step.local is not None:
+                self._step.local.after_step(self._counter)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
     @tf.autograph.experimental.do_not_convert

@@ -29,6 +29,7 @@ from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
+from ctl.training.local_training import EqualPoints
 from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.step_trace import StepTrace
 from ctl.training.stragglers import Stragglers
@@ -146,6 +147,7 @@ class TrainLoop:
       epochs: the ends of epochs are due, as "epoch".
       stragglers: compares the workers in step, or None.
       trace: which steps to trace, or None; profiler: what measures a step, or None.
+      local: where the weights of workers with steps of their own are made equal, or None.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -174,6 +176,8 @@ class TrainLoop:
         self.stragglers: Stragglers | None = None
         self.trace: StepTrace | None = None
         self.profiler: Profiler | None = None
+        self.local: EqualPoints | None = None
+        self._equal = True  # the workers have the same weights now
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -185,7 +189,7 @@ class TrainLoop:
         while end is None and (steps is None or step < steps):
             marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
             limits = [e - step for e in marks if e is not None]
-            asked = 1 if profiles else max(1, self._next_length(limits))
+            asked = 1 if profiles else max(1, self._next_length(step, limits))
             before = self.interval.sums()
             with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
                 ran = self._profile() if profiles else self._run(asked, timed=not traced)
@@ -193,11 +197,13 @@ class TrainLoop:
             self._check_lease()
             self._writers.note(Progressed(step))
             heartbeat.here.reached(step)
-            stop = self._hook(step, ran)
             due: frozenset[str] = frozenset()
             if step == mark:
                 due = self.due(step)
                 mark = self._next_mark(step)
+            if self.local is not None:
+                self._equal = self.local.reached(step, due, ends=ran < asked or step == steps)
+            stop = self._hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
             profiles, due = "profile" in due, due - {"profile"}
             if ran < asked:
@@ -224,8 +230,9 @@ class TrainLoop:
         ends = [_EPOCH.next_mark(step, per_epoch)] if self.epochs else []
         return min((m for m in (mark, *ends) if m is not None), default=None)
 
-    def _next_length(self, limits: list[int]) -> int:
-        return min([self._length.length, *limits])
+    def _next_length(self, step: int, limits: list[int]) -> int:
+        length = self._length.length if self.local is None else self.local.length(step, self._length.length)
+        return min([length, *limits])
 
     def _short(self, signalled: bool) -> End:
         """Why a loop ran fewer steps than it should."""
@@ -283,6 +290,8 @@ class TrainLoop:
         self, step: int, stop: bool, due: frozenset[str], signals: Signals
     ) -> tuple[bool, frozenset[str], bool]:
         """(stop, due, signalled), the same everywhere: anybody's wish to stop counts, the chief's clock."""
+        if not self._equal:  # what no step makes due waits until there is something to save
+            return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.length = self._length.proposed
             return stop, due | self._ready(), signals.received is not None

@@ -48,7 +48,7 @@ class RoundLoop(TrainLoop):
         self._graph_loop.watch = Watch(self._graph_loop.completed, signals, self._writers.note)
         return super().loops(step, steps, signals)
 
-    def _next_length(self, limits: list[int]) -> int:
+    def _next_length(self, step: int, limits: list[int]) -> int:
         """Steps of the next round."""
         self._rate = self.interval.steps_per_sec() or self._rate
         length = self._length.length

@@ -24,7 +24,7 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import checkpoint_follower, profile_report, resume, step_trace, validation
+from ctl.training import checkpoint_follower, local_training, profile_report, resume, step_trace, validation
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
@@ -65,20 +65,24 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
         validation.model(trainer)
         validation.optimizers(trainer)
+        local_training.check_trainer(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
-    state = TrackedState(objects, trainer.step_variable, trainer.topology)
+    local = local_training.local_training(trainer)
+    more = {} if local is None else local.tracked()
+    state = TrackedState(objects, trainer.step_variable, trainer.topology, more)
     manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
-    callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, position)
+    if local is not None:
+        local.begin(0 if resumed is None else resumed.step)
+    session = Session(state, manager, agreement, CallbackRunner(trainer, agreement), position, local=local)
     timed = place.num_workers > 1 or profile_report.requested() is not None
     if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):
         session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
@@ -159,6 +163,8 @@ def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | 
     skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)
     made = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
     made.times = session.step_times
+    if session.local is not None and session.local.steps is not None:
+        made.local, session.local.steps.times = session.local.steps, made.times
     return made
 
 

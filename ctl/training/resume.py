@@ -227,7 +227,13 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
 
 
 def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
+    keeps = not isinstance(session.manager, NullCheckpoints)
+    state = session.local.state if session.local is not None and keeps else None
+    if state is not None:
+        state.gather()
     path = session.manager.save(session.state, manifest_of(trainer, session, step))
+    if state is not None:
+        state.release()
     if path is not None:
         session.saved = step
         if session.running is not None:
@@ -263,6 +269,8 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     )
     assert manifest is not None  # `choose` always chooses
     session.take(manifest, trainer.global_batch_size)
+    if session.local is not None:
+        session.local.begin(manifest.step)
     return manifest.step
 
 

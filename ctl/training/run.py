@@ -15,7 +15,15 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import evaluation, input_pipeline, resume, run_metadata, run_support, validation
+from ctl.training import (
+    evaluation,
+    input_pipeline,
+    local_training,
+    resume,
+    run_metadata,
+    run_support,
+    validation,
+)
 from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
@@ -122,6 +130,7 @@ class Run:
             check_lease=session.lease.check if session.lease else lambda: None,
             after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
+        self._loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
         self._loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self._loop.interval
         self._loop.asked = self._asked

@@ -18,6 +18,7 @@ from ctl.step.step_times import StepTimes
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
+from ctl.training.local_training import LocalTraining
 
 if TYPE_CHECKING:
     from ctl.training.graph_loop import StepLoop
@@ -63,6 +64,7 @@ class Session:
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
     profiled: bool = False  # `ctl profile` has measured a step
     step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
+    local: LocalTraining | None = None  # steps of each worker's own, if the settings ask for them
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:

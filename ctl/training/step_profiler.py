@@ -197,7 +197,7 @@ class Variants:
     def __init__(self, trainer: TrainerProtocol, session: Session, batches: Batches):
         self._strategy, self._batches, self._sum = trainer.strategy, batches, session.agreement.sum
         self._several, self._workers = trainer.topology.num_replicas > 1, trainer.topology.num_workers
-        self._index = trainer.topology.worker_index
+        self._index, self._every = trainer.topology.worker_index, trainer.config.sync_every
         step_loops: dict[str, StepLoop] = {"cached": preparation.new_train_loop(trainer, session)}
         step_loops["cached"].trace(batches)
         compiles = trainer.jit_compile == "off" and trainer.gradients.accumulate_steps == 1
@@ -239,6 +239,8 @@ class Variants:
             for name, call in calls.items():
                 found.setdefault(name, []).append(self._timed(call, steps))
         medians = {name: statistics.median(secs) for name, secs in found.items()}
+        for name in [n for n in ("sums", "sums_16_bit") if n in medians]:
+            medians[name] /= self._every  # weights are averaged once in so many steps
         return self._of_workers(medians)
 
     def _of_workers(self, medians: dict[str, float]) -> dict[str, float]:

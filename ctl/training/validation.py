@@ -139,6 +139,11 @@ def mask(trainer: TrainerProtocol, recorder: Any) -> None:
 
 def gathering(trainer: TrainerProtocol, recorder: Any) -> None:
     """Raises UsageError where the rows of all replicas cannot be had at once."""
+    if recorder.local is not None and trainer.topology.num_replicas > 1:
+        raise UsageError(
+            f"gather() with sync_every={trainer.config.sync_every}: in a step of a worker's own there are "
+            "no rows of the others. Leave sync_every out."
+        )
     if recorder.parts > 1:
         raise UsageError(
             f"gather() with accumulate_steps={recorder.parts}: the parts of a batch run one after the "

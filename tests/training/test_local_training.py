@@ -1,0 +1,135 @@
+"""sync_every on one worker: what it refuses, what it changes, and checkpoints of other settings."""
+
+import logging
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl.checkpoints import tracked_state
+from ctl.step.averaging import average
+from ctl.step.keras_losses import GlobalMeans
+from ctl.step.worker_state import WorkerState
+from ctl.training.local_training import EqualPoints
+from small_models import Small
+
+OUTER = {"sync_every": 2, "outer_learning_rate": 0.5}
+
+
+class WithEma(Small):
+    def build(self):
+        super().build()
+        self.optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+
+
+class Scaled(Small):
+    def build(self):
+        super().build()
+        self.optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+
+
+class OwnAverages(Small):
+    def moving_averages(self):
+        return []
+
+
+class HalfWire(Small):
+    def build(self):
+        super().build()
+        self.gradients = ctl.Gradients(wire_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("kind", "settings", "words"), [
+    (Small, {"strategy": "mirrored", "num_virtual_devices": 2}, ["'mirrored' and 2 repl", "multi_worker"]),
+    (Small, {"jit_compile": "loop"}, ["sync_every=4 with jit_compile='loop'", "Write 'step'"]),
+    (Small, {"on_nonfinite": "rollback"}, ["sync_every=4 with rollback", "on_nonfinite='skip'"]),
+    (WithEma, {}, ["use_ema=True of self.optimizer"]), (Scaled, {}, ["LossScaleOptimizer", "bfloat16"]),
+    (OwnAverages, {}, ["moving_averages()"]), (HalfWire, {}, ["round the weights", "--outer_momentum=0.9"]),
+])  # fmt: skip
+def test_what_does_not_go_with_steps_of_a_workers_own_is_refused(kind, settings, words):
+    with pytest.raises(ctl.UsageError) as raised:
+        kind(**{"strategy": "default", "sync_every": 4, **settings}).train(1)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"sync_every": 4, "outer_learning_rate": 0.0}, "a rate > 0"),
+    ({"sync_every": 4, "outer_momentum": 1.0}, "a momentum < 1"),
+    ({"outer_momentum": 0.9}, "Write --sync_every=16"), ({"sync_every": 0}, "sync_every is 0"),
+])  # fmt: skip
+def test_an_outer_optimizer_that_cannot_be_is_refused_at_once(settings, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        Small(strategy="default", **settings)
+
+
+def weights_after(steps, **settings):
+    trainer = Small(strategy="default", writers=[], **settings)
+    trainer.prepare()
+    if steps:
+        trainer.train(steps)
+    return trainer.model.get_weights()
+
+
+def test_on_one_worker_an_average_changes_nothing_and_a_line_says_so(caplog):
+    with caplog.at_level(logging.INFO, "ctl"):
+        same = weights_after(5, sync_every=4)
+    assert "sync_every=4 has no effect on one worker" in caplog.text
+    assert all(map(np.array_equal, same, weights_after(5)))
+
+
+def test_on_one_worker_the_outer_rate_is_that_of_the_way_since_the_last_average():
+    first, two = weights_after(0), weights_after(2)
+    for start, end, found in zip(first, two, weights_after(2, **OUTER), strict=True):
+        np.testing.assert_allclose(found, (start + end) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "now"), [({}, OUTER), (OUTER, {})])
+def test_a_run_goes_on_from_a_checkpoint_of_the_other_setting(tmp_path, before, now):
+    weights_after(3, model_dir=str(tmp_path), **before)
+    resumed = Small(strategy="default", writers=[], model_dir=str(tmp_path), **now)
+    resumed.prepare()
+    assert resumed.step == 3
+    at_3, common = resumed.model.get_weights(), [v.numpy() for v in _common(resumed)]
+    assert all(map(np.array_equal, at_3, common)) and len(common) == (4 if now else 0)
+    resumed.train(4)
+
+
+def _common(trainer):
+    return [] if trainer._session.local is None else trainer._session.local.steps.common
+
+
+def test_a_checkpoint_of_sums_in_every_step_has_nothing_of_it(tmp_path):
+    weights_after(1, model_dir=str(tmp_path))
+    (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
+    assert tracked_state.SYNC_EVERY + "/" not in manifest.read_text()
+
+
+def test_state_of_other_workers_becomes_its_mean_and_whole_numbers_stay():
+    strategy = tf.distribute.get_strategy()
+    kept = [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.int64)]
+    state = WorkerState(strategy, Small(strategy="default").topology, kept)
+    floats, whole = state.variables
+    floats.assign([[1.0, 2.0], [3.0, 6.0]])
+    whole.assign([[4], [5]])
+    assert state.scatter() == 2
+    assert kept[0].numpy().tolist() == [2.0, 4.0] and kept[1].numpy() == 7
+    assert len(floats.numpy()) == 0, "the memory is free again"
+    state.gather()
+    assert floats.numpy().tolist() == [[2.0, 4.0]] and whole.numpy().tolist() == [[7]]
+
+
+@pytest.mark.parametrize(("step", "length", "expected"), [
+    (0, 1, 4), (0, 9, 8), (3, 1, 1), (3, 4, 1), (3, 5, 5), (4, 4, 4), (5, 100, 99),
+])  # fmt: skip
+def test_loops_end_where_weights_are_averaged(step, length, expected):
+    assert EqualPoints(None, 4, everywhere=False).length(step, length) == expected
+
+
+def test_a_worker_averages_over_its_own_examples():
+    """Its share, times the number of workers, is the mean of what it has."""
+    values = tf.constant([[1.0, 2.0], [3.0, 100.0]])
+    mask = tf.constant([[True, True], [True, False]])
+    share = average(values, global_batch_size=8, mask=mask, local_workers=4)
+    assert float(share) * 4 == pytest.approx(2.0)
+    assert GlobalMeans(3, 4, local=True).everywhere(tf.constant(3.0))[0].numpy() == 12.0
