@@ -37,14 +37,19 @@ def check_settings(config: Config) -> None:
         )
 
 
+def is_possible(trainer: TrainerProtocol) -> bool:
+    """Whether each worker has one replica of its own; with one worker there is nothing to average."""
+    unfit = strategies.word_of(trainer.strategy) in ("parameter_server", "central_storage", "tpu")
+    return not unfit and trainer.topology.num_replicas == trainer.topology.num_workers
+
+
 def check_trainer(trainer: TrainerProtocol) -> None:
     """Raises UsageError for what does not go with steps of a worker's own; after `build`."""
     every, word, place = trainer.config.sync_every, strategies.word_of(trainer.strategy), trainer.topology
     if every == 1:
         return
     said = f"sync_every={every}"
-    unfit = word in ("parameter_server", "central_storage", "tpu")
-    if unfit or place.num_replicas != place.num_workers:
+    if not is_possible(trainer):
         raise UsageError(
             f"{said} with strategy {word!r} and {place.num_replicas} replicas on {place.num_workers} "
             "workers: each worker makes steps of its own, on one replica. Write --strategy=multi_worker "

@@ -28,7 +28,7 @@ from ctl.errors import CtlError
 from ctl.io import paths
 from ctl.step import sum_free
 from ctl.supervision import heartbeat
-from ctl.training import preparation, profile_report
+from ctl.training import local_training, preparation, profile_report
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop_length import LoopTimes
 from ctl.training.profile_report import StepProfile
@@ -161,6 +161,7 @@ class StepProfiler:
             host=host,
             one_save=one_save,
             save_every=self._save_every(batches, training + host),
+            sync_every=trainer.config.sync_every if local_training.is_possible(trainer) else None,
             **secs,
         )
 
