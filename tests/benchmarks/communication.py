@@ -36,6 +36,7 @@ def main():
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--bucket_bytes", type=int, default=4 << 20, help="of the variant tcp,buckets")
     parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
+    parser.add_argument("--plot", help="where to write a picture (needs matplotlib)")
     parser.add_argument("--only", help="a variant, in this process")
     parser.add_argument("--out", help="where the first worker writes its figure")
     flags = parser.parse_args()
@@ -54,6 +55,24 @@ def main():
     print(f"{flags.model}, {flags.workers} workers{where}\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
     for variant, ms in medians.items():
         print(f"{variant:16}{ms:12.1f}{ms / medians[flags.variants[0]]:8.2f}")
+    if flags.plot:
+        plot(medians, f"{flags.model}, {flags.workers} workers{where}", flags.plot)
+
+
+def plot(medians, title, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "communication"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 0.4 * len(medians) + 1))
+    bars = axes.barh(list(medians)[::-1], list(medians.values())[::-1])
+    axes.bar_label(bars, fmt="%.1f", padding=2)
+    axes.margins(x=0.1)
+    axes.set(xlabel="ms per step", title=title)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
 
 
 @contextlib.contextmanager
