@@ -11,6 +11,7 @@ handed to its constructor by name.
 
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import sys
@@ -49,6 +50,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     _check_not_in_notebook(trainer)
     exit_hook.install_exit_hook()
     heartbeat.here.start()
+    gc.freeze()  # what was imported stays; looking through it took 0.2 s before the first step
     code: Any = 0
     with signals.starting():
         try:

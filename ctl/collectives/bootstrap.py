@@ -8,6 +8,7 @@ port is open.
 import contextlib
 import errno
 import queue
+import select
 import socket
 import sys
 import threading
@@ -88,6 +89,7 @@ class _Meeting:
         self._listener = Listener(server or self._listening(), self._endpoint(place.rank), self._refusal)
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
         self._is_over = threading.Event()
+        self._wakes, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="hvd-meeting", daemon=True)
         self._thread.start()
 
@@ -109,7 +111,7 @@ class _Meeting:
                         self._control = sock
                     else:
                         self._peers[rank] = sock
-            self._take_arrivals(0.0 if calls else 0.2)
+            self._take_arrivals(0.0 if calls or self._is_complete() else 0.2)
             self._tell_and_give_up(calls)
         assert self._control is not None
         return Connections(self._control, self._peers, self._accepted)
@@ -117,7 +119,9 @@ class _Meeting:
     def close(self) -> None:
         """Listens no more: from here on no port of this rank is open."""
         self._is_over.set()
+        self._wake.close()
         self._thread.join()
+        self._wakes.close()
         self._listener.close()
         while not self._arrivals.empty():
             self._arrivals.get()[0].close()
@@ -159,8 +163,12 @@ class _Meeting:
 
     def _listen(self) -> None:
         """In a thread of its own, so that who calls is not delayed by whom we call."""
+        poller = select.poll()
+        poller.register(self._listener.fileno(), select.POLLIN)
+        poller.register(self._wakes.fileno(), select.POLLIN)
         while not self._is_over.is_set():
-            for arrival in self._listener.accepted(_LOOK_SECS):
+            poller.poll(1000 * _LOOK_SECS)
+            for arrival in self._listener.accepted():
                 self._arrivals.put(arrival)
 
     def _called(self, role: str, rank: int) -> socket.socket | None:

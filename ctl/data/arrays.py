@@ -200,6 +200,7 @@ class ExampleNumbers:
         """Batches of the given replicas in turn, from the number `start` on; `share` as in ArrayData."""
         rows, count = self.batch_size // num_replicas, len(replicas)
 
+        @tf.autograph.experimental.do_not_convert
         def batch(i: Any) -> Any:
             step = share[0] + i // count * share[1]
             first = start + step * self.batch_size + (replicas[0] + i % count) * rows

@@ -241,6 +241,7 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
         dataset = dataset.skip(skipped)
     is_counted = _counted(dataset, topology)
 
+    @tf.autograph.experimental.do_not_convert
     def element(batch: tuple, replica: int) -> Any:
         cut = share(_one(batch), replica, topology.num_replicas, counted=is_counted)
         return tuple(cut) if is_counted else cut.rows
@@ -249,6 +250,7 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
         if topology.num_replicas == 1:
             return dataset
 
+        @tf.autograph.experimental.do_not_convert
         def split(*batch: Any) -> Any:
             parts = [element(batch, r) for r in range(first_replica, first_replica + count)]
             pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
@@ -297,6 +299,7 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     if isinstance(num_rows(dataset.element_spec), int):
         return dataset
 
+    @tf.autograph.experimental.do_not_convert
     def check(*batch: Any) -> Any:
         rows = num_rows(_one(batch))
         message = f"{TOO_MANY_ROWS} {global_batch_size}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.data.autograph import converted
 from ctl.errors import UsageError
 
 _EPOCHS, _BATCHES, _MOST_ROWS = 4, 128, 1 << 18  # of a window: what it has at least, and at most
@@ -65,6 +66,7 @@ class RowWindows:
         self._window_start, self._window = start - stride, None
         dtype = tf.int32 if n < tf.int32.max else tf.int64
 
+        @tf.autograph.experimental.do_not_convert
         def window(first: Any) -> Any:
             return tf.cast(index(first + tf.range(stride + batch_size, dtype=tf.int64)), dtype)
 
@@ -111,7 +113,7 @@ class RowWindows:
 def batch_of(arrays: Any, rows: Any, functions: Sequence[Callable]) -> Any:
     """Traced: numbers of examples `[b]` -> the batch, after the functions; as tf.data would."""
     batch = tf.nest.map_structure(lambda a: tf.gather(a, rows), arrays)
-    for function in functions:
+    for function in map(converted, functions):
         spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
         made = function(*batch) if spread else function(batch)
         batch = as_tensors(tuple(made) if isinstance(made, list) else made)

@@ -20,7 +20,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError
 
 _log = logging.getLogger("ctl")
-_ROUNDS = 7
+_ROUNDS = 5
 _ENOUGH_SECS = 1.0  # of sums, all rounds together
 PATHS = ("ring", "tcp")
 _BUSY = 0.5

@@ -1,10 +1,11 @@
 """What the workers of one job must have in common: versions, code, devices, flags.
 
-facts.here(num_gpus=0, flags={"learning_rate": 0.1})
+fingerprint_of_process(num_gpus=0, flags={"learning_rate": 0.1})
 -> {"tensorflow": "2.21.0", "code of models.mnist": "a1b2…", "GPUs": 0, "--learning_rate": 0.1, …}
 """
 
 import hashlib
+import os
 import platform
 import re
 import sys
@@ -75,14 +76,15 @@ def looks_secret(name: str, *, of_variable: bool = False) -> bool:
 def _own_code() -> dict[str, str]:
     """Module -> digest of its file, for the imported modules that nobody has installed."""
     paths = sysconfig.get_paths()
-    installed = [Path(paths[k]).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib")]
+    given = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed = tuple(f"{place}{os.sep}" for place in given | set(map(os.path.realpath, given)))
     found = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or not str(file).endswith(".py") or name.startswith("ctl."):
-            continue
+        file = str(getattr(module, "__file__", None) or "")
+        if not file.endswith(".py") or name.startswith("ctl.") or file.startswith(installed):
+            continue  # of thousands of modules few are left
         path = Path(file).resolve()
-        if any(path.is_relative_to(place) for place in installed):
+        if str(path).startswith(installed):
             continue
         try:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from ctl.data.autograph import converted
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
@@ -161,7 +162,7 @@ class ReplicaStep:
     def _plain(self, element: Any) -> Any:
         share, saved = self._start(element)
         part = self._begin(share)
-        packed = self._packed(self._step(part.batch), part, self._recorder.norms)
+        packed = self._packed(converted(self._step)(part.batch), part, self._recorder.norms)
         return self._ended(packed, saved)
 
     def _compiled(self, element: Any) -> Any:
@@ -171,9 +172,9 @@ class ReplicaStep:
 
         def forward_and_backward(batch: Any) -> Any:
             self._recorder.begin(waits=True, compiled=True, empty=part.empty)
-            return self._gradients_of(self._step(batch), part, waiting)
+            return self._gradients_of(converted(self._step)(batch), part, waiting)
 
-        done = tf.function(forward_and_backward, jit_compile=True)(part.batch)
+        done = tf.function(forward_and_backward, jit_compile=True, autograph=False)(part.batch)
         return self._ended(self._updated_outside(done, part, waiting), saved)
 
     def _accumulated(self, element: Any) -> Any:
@@ -181,20 +182,28 @@ class ReplicaStep:
         rows, parts = self._rows_to_split(share), self._parts
         first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
         counts = self._recorder.counts = self._mask_counts(share, first.batch, rows)
-        packed = self._packed(self._step(first.batch), first)
+        step = converted(self._step)
+        packed = self._packed(step(first.batch), first)
         updates = self._recorder.updates
-        sums = _summable(updates)
-        for i in self._other_parts():
-            tf.autograph.experimental.set_loop_options(shape_invariants=[(sums, _shapes(sums))])
+
+        def another(i: Any, packed: Any, sums: Any) -> tuple[Any, Any, Any]:
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
             self._goes_on(counts)
-            packed += self._packed(self._step(part.batch), part)
-            sums = _added(sums, _summable(self._recorder.updates))
+            packed += self._packed(step(part.batch), part)
+            return i + 1, packed, _added(sums, _summable(self._recorder.updates))
+
+        so_far = 1, packed, _summable(updates)
+        if self._in_program:  # within XLA sizes are static
+            for _ in range(1, parts):
+                so_far = another(*so_far)
+        else:
+            shapes = tf.TensorShape([]), packed.shape, _shapes(so_far[-1])
+            so_far = tf.while_loop(lambda i, *_: i < parts, another, so_far, shapes)
+        _, packed, sums = so_far
         self._recorder.begin()
         return self._ended(self._updated(packed, updates, _gradients(sums, updates)), saved)
 
-    @tf.autograph.experimental.do_not_convert
     def _start(self, element: Any) -> tuple[Share, list]:
         """The replica's share, and what may have to be put back."""
         refuse_division(self._num_replicas)
@@ -203,14 +212,12 @@ class ReplicaStep:
         recorder.local = self.local
         return self._share_of(element), self._skipping.before()
 
-    @tf.autograph.experimental.do_not_convert
     def _begin(self, share: Share, parts: int = 1) -> _Part:
         """What the user's step gets; one of `parts` parts keeps its updates for the end."""
         batch, empty = self._never_empty(share, parts)
         self._recorder.begin(parts, waits=parts > 1, empty=empty)
         return _Part(batch, empty, self._counted(empty))
 
-    @tf.autograph.experimental.do_not_convert
     def _mask_counts(self, share: Share, batch: Any, rows: Any) -> MaskCounts:
         def part(i: Any) -> tuple[Any, Any]:
             low, high = rows * i // self._parts, rows * (i + 1) // self._parts
@@ -218,18 +225,15 @@ class ReplicaStep:
 
         return MaskCounts(batch, part, self._parts)
 
-    @tf.autograph.experimental.do_not_convert
     def _goes_on(self, counts: MaskCounts) -> None:
         """Another part begins, whose masks were counted in the first one."""
         self._recorder.counts = counts
         counts.begin_next_part()
 
-    @tf.autograph.experimental.do_not_convert
     def _packed(self, scores: Any, part: _Part, norms: Any = None) -> Any:
         self._count_again(part.empty, part.counts)
         return self._pack(scores, part.batch, norms)
 
-    @tf.autograph.experimental.do_not_convert
     def _ended(self, packed: Any, saved: Any) -> Any:
         goods, stops = self._recorder.goods, self._recorder.stops
         local = self.local is not None
@@ -240,22 +244,15 @@ class ReplicaStep:
             self.local.note_stops(stops)
         return (packed, finiteness.step_report(goods, stops)) if self._in_program else packed
 
-    def _other_parts(self) -> Any:
-        """The numbers of the parts after the first; within XLA one after the other, of static sizes."""
-        return range(1, self._parts) if self._in_program else tf.range(1, self._parts)
-
-    @tf.autograph.experimental.do_not_convert
     def _rows_to_split(self, share: Share) -> Any:
         return num_rows(share.rows) if share.real_rows is None else tf.cast(share.real_rows, tf.int32)
 
-    @tf.autograph.experimental.do_not_convert
     def _gradients_of(self, scores: Any, part: _Part, waiting: list) -> Any:
         """What XLA returns: totals, gradients, and whether each update is to be applied."""
         packed = self._pack(scores, part.batch)
         waiting.extend(self._recorder.updates)
         return packed, [u.gradients for u in waiting], [True if u.when is None else u.when for u in waiting]
 
-    @tf.autograph.experimental.do_not_convert
     def _updated_outside(self, done: Any, part: _Part, waiting: list) -> Any:
         packed, sums, whens = done
         for update, when in zip(waiting, whens, strict=True):
@@ -264,14 +261,12 @@ class ReplicaStep:
         self._recorder.begin()
         return self._updated(packed, waiting, sums)
 
-    @tf.autograph.experimental.do_not_convert
     def _updated(self, packed: Any, updates: Any, sums: Any) -> Any:
         for update, gradients in zip(updates, sums, strict=True):
             update.gradients, update.may_be_empty = gradients, True
             self._recorder.minimize(update, self._how())
         return self.totals.append(packed, self._recorder.norms)
 
-    @tf.autograph.experimental.do_not_convert
     def _pack(self, scores: Any, batch: Any, norms: Any = None) -> Any:
         allow_division()
         if not isinstance(scores, dict):
@@ -283,7 +278,6 @@ class ReplicaStep:
         self._recorder.tracing = False
         return self.totals.pack(scores, num_rows(batch), sums | (norms or {}), self._recorder.empty)
 
-    @tf.autograph.experimental.do_not_convert
     def _never_empty(self, share: Share, parts: int = 1) -> Any:
         """The batch, with a row of zeros in place of none; and whether it has no example, or None."""
         batch, real_rows = share
@@ -307,7 +301,6 @@ class ReplicaStep:
             new.set_shape([None, *old.shape[1:]])
         return filled, empty
 
-    @tf.autograph.experimental.do_not_convert
     def _counted(self, empty: Any) -> Any:
         """What the metrics have counted so far, if this replica may be empty."""
         if empty is None:
@@ -317,14 +310,12 @@ class ReplicaStep:
         own = [v for v in variables if hasattr(v, "values")]
         return [(v, tf.identity(v)) for v in own]
 
-    @tf.autograph.experimental.do_not_convert
     def _count_again(self, empty: Any, before: Any) -> None:
         """Takes back what metrics made of a row that only stands in."""
         if before:
             tf.cond(empty, lambda: [v.assign(x) for v, x in before] and None, lambda: None)
 
 
-@tf.autograph.experimental.do_not_convert
 def _summable(updates: list) -> list:
     """The gradients of each update: a tensor, or the indices and values of a sparse one."""
     return [
@@ -333,7 +324,6 @@ def _summable(updates: list) -> list:
     ]
 
 
-@tf.autograph.experimental.do_not_convert
 def _shapes(sums: list) -> list:
     """What stays the same in the loop: all but the number of rows."""
     return [
@@ -345,7 +335,6 @@ def _shapes(sums: list) -> list:
     ]
 
 
-@tf.autograph.experimental.do_not_convert
 def _added(sums: list, more: list) -> list:
     """Dense gradients are added up, rows are put in a row."""
 
@@ -360,7 +349,6 @@ def _added(sums: list, more: list) -> list:
     ]
 
 
-@tf.autograph.experimental.do_not_convert
 def _gradients(sums: list, updates: list) -> list:
     """What `_summable` made, as gradients of the same kinds as in `updates`."""
     return [

@@ -89,18 +89,23 @@ class CompiledLoop:
         replica, functions = self._step.function(in_program=True), windows.functions
 
         def steps_of(arrays: Any, window: Any, first: Any, steps: Any, packed: Any) -> Any:
-            done, told, goes_on = tf.constant(0, tf.int64), self._nothing_told(), tf.constant(True)
-            while goes_on and done < steps:
-                tf.autograph.experimental.set_loop_options(
-                    shape_invariants=[(packed, tf.TensorShape([None, 2]))]
-                )
+            def step(done: Any, packed: Any, told: Any, _: Any) -> tuple:
                 batch = batch_of(arrays, _rows(window, first + done * size, size), functions)
                 result = self._strategy.run(replica, (batch,))
-                packed, told, goes_on = self._summed(result, packed, told, done)
-                done += 1
+                return done + 1, *self._summed(result, packed, told, done)
+
+            start = tf.constant(0, tf.int64), packed, self._nothing_told(), tf.constant(True)
+            shapes = [t.shape for t in tf.nest.flatten(start)]
+            shapes[1] = tf.TensorShape([None, 2])
+            _, packed, told, _ = tf.while_loop(
+                lambda done, _, __, goes_on: goes_on & (done < steps),
+                step,
+                start,
+                tf.nest.pack_sequence_as(start, shapes),
+            )
             return packed, told
 
-        function = tf.function(steps_of, jit_compile=True)
+        function = tf.function(steps_of, jit_compile=True, autograph=False)
         packed = tf.TensorSpec([None, 2], tf.float64)
         batch = tf.nest.map_structure(lambda s: tf.TensorSpec([size, *s.shape[1:]], s.dtype), specs)
         with tf.device(device_of(self._strategy)):
@@ -116,7 +121,6 @@ class CompiledLoop:
         """How many steps were not fine; of the first ones the number within the call, and the report."""
         return tf.constant(0), tf.zeros([_REPORTS, 4])
 
-    @tf.autograph.experimental.do_not_convert
     def _summed(self, result: Any, packed: Any, told: Any, done: Any) -> tuple[Any, Any, Any]:
         """(The totals with this step's, what is told with its report, whether another step follows)."""
         (here,) = self._strategy.experimental_local_results(result)
@@ -169,7 +173,6 @@ class CompiledLoop:
         return self._numbers[value]
 
 
-@tf.autograph.experimental.do_not_convert
 def _rows(window: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     """`window[first : first + size]`; tf.slice would compile once for each `first`."""
     return tf.gather(window, first + tf.range(size, dtype=tf.int64))

@@ -23,6 +23,7 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.training.error_translation import of_a_trace, ours
 
 _log = logging.getLogger("ctl")
+_SHAPES = tf.TensorShape([]), tf.TensorShape([None, 2]), tf.TensorShape([])
 TRACED_AGAIN = "The trainable variables have changed: the step is traced again."
 
 
@@ -105,7 +106,7 @@ class StepLoop:
             several = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown
             self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
-            function = tf.function(self._one if single else several)
+            function = tf.function(self._one if single else several, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
         self._bound = batches, self._functions[key]
@@ -162,34 +163,32 @@ class StepLoop:
         return packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
 
     def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
-        for _ in tf.range(steps):
-            tf.autograph.experimental.set_loop_options(
-                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
-            )
-            packed = packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
-        return packed
+        def step(done: Any, packed: Any) -> tuple[Any, Any]:
+            return done + 1, self._one(iterator, packed)
+
+        start = tf.constant(0, tf.int64), packed
+        return tf.while_loop(lambda done, _: done < steps, step, start, _SHAPES[:2])[1]
 
     def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
-        done = tf.constant(0, tf.int64)
-        more = tf.constant(True)
-        while more and done < steps:
-            tf.autograph.experimental.set_loop_options(
-                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
-            )
+        def step(done: Any, packed: Any, _: Any) -> tuple[Any, Any, Any]:
             element = self._next_if_any(iterator)
             more = self._everywhere(element.has_value(), iterator)
-            if more:
+
+            def act() -> tuple[Any, Any]:
                 result = self._strategy.run(self._replica, (element.get_value(),))
-                packed = packed + self._summed(result)
-                done += 1
+                return done + 1, packed + self._summed(result)
+
+            done, packed = tf.cond(more, act, lambda: (done, packed))
+            return done, packed, more
+
+        start = tf.constant(0, tf.int64), packed, tf.constant(True)
+        done, packed, _ = tf.while_loop(lambda n, _, more: more & (n < steps), step, start, _SHAPES)
         return packed, done
 
-    @tf.autograph.experimental.do_not_convert
     def _next(self, iterator: Any) -> Any:
         times = self._step.times
         return next(iterator) if times is None else times.of_input(lambda: next(iterator))
 
-    @tf.autograph.experimental.do_not_convert
     def _next_if_any(self, iterator: Any) -> Any:
         times, found = self._step.times, []
         if times is None:
@@ -202,7 +201,6 @@ class StepLoop:
         times.of_input(take)
         return found[0]
 
-    @tf.autograph.experimental.do_not_convert
     def _summed(self, result: Any) -> Any:
         """`[m, 2]`, the sum over the replicas of this process; counts the step."""
         local = self._strategy.experimental_local_results(result)
@@ -213,7 +211,6 @@ class StepLoop:
                 self._step.local.after_step(self._counter)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
-    @tf.autograph.experimental.do_not_convert
     def _everywhere(self, here: Any, iterator: Any) -> Any:
         """True if every worker has a batch; TensorFlow's distributed iterators agree by themselves."""
         if self._workers == 1 or not isinstance(iterator, tf.data.Iterator):

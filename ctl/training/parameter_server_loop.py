@@ -125,7 +125,7 @@ class ScheduledLoop:
         self.num_workers = parameter_servers.num_workers(strategy)
         with strategy.scope():
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="drawn")
-        self._function = tf.function(self._draw)
+        self._function = tf.function(self._draw, autograph=False)
         self._graph: Any = None  # of the trace
         self.totals = step.totals
         self.per_closure: int | None = None
@@ -176,7 +176,7 @@ class ScheduledLoop:
         """The user's code has run, and may have changed which variables are trained."""
         if self._traced_for not in (None, self._trained()):
             _log.info(TRACED_AGAIN)
-            self._function, self._traced_for = tf.function(self._draw), None
+            self._function, self._traced_for = tf.function(self._draw, autograph=False), None
 
     def release(self) -> None:
         """Nothing is kept of the batches."""
@@ -203,19 +203,18 @@ class ScheduledLoop:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""
         self._graph, self._traced_for = tf.compat.v1.get_default_graph(), self._trained()
         self._replica = self._step.function()
-        packed = tf.zeros([1, 2], tf.float64)
-        done = tf.constant(0, tf.int64)
-        while done < most:
-            tf.autograph.experimental.set_loop_options(
-                shape_invariants=[(packed, tf.TensorShape([None, 2]))]
-            )
+
+        def step(done: Any, packed: Any) -> tuple[Any, Any]:
             number = tf.raw_ops.ResourceCountUpTo(resource=self._drawn.handle, limit=_LIMIT, T=tf.int64)
-            if number < until:
-                packed = packed + self._one(next(iterator))
-                done += 1
-            else:
-                done = most
-        return packed
+
+            def act() -> tuple[Any, Any]:
+                return done + 1, packed + self._one(next(iterator))
+
+            return tf.cond(number < until, act, lambda: (most, packed))
+
+        start = tf.constant(0, tf.int64), tf.zeros([1, 2], tf.float64)
+        shapes = tf.TensorShape([]), tf.TensorShape([None, 2])
+        return tf.while_loop(lambda done, _: done < most, step, start, shapes)[1]
 
     def _one(self, batch: Any) -> Any:
         before = len(tf.compat.v1.get_default_graph().get_operations())
