@@ -17,6 +17,8 @@ from ctl.errors import CheckpointError
 
 _SMALL = 1024  # numbers
 SYNC_EVERY = "sync_every"  # name of what runs with this setting keep besides, which others do not need
+LEFT_OUT_OF_SUMS = "left_out_of_sums"  # the same, with wire_dtype="int8"
+_NOT_NEEDED = (SYNC_EVERY, LEFT_OUT_OF_SUMS)
 
 
 class TrackedState:
@@ -107,7 +109,7 @@ class TrackedState:
         """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
         here = {n: spec for n, spec in self.spec().items() if n in saved or not self._is_optional(n)}
         lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
-        others = [n for n in saved if n not in here and not n.startswith(f"{SYNC_EVERY}/")]
+        others = [n for n in saved if n not in here and n.partition("/")[0] not in _NOT_NEEDED]
         lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in others]
         lines += [
             f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "

@@ -220,6 +220,12 @@ class _Launcher:
         return iter(tensor_ops.outputs(call, tensors, "ctl.gather", "")[:-1])
 
 
+def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
+    """`[n * r, ...]` -> `[n * r, ...]`: r rows for each of n workers become r rows from each."""
+    call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)
+    return tf.ensure_shape(tensor_ops.outputs(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
+
+
 def path_of(strategy: tf.distribute.Strategy) -> str:
     """ "tcp" or "ring" for a strategy that could use both, else ""."""
     if not can_use_engine(strategy):

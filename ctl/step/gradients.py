@@ -16,12 +16,13 @@ from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
 from ctl.step.buckets import in_buckets
+from ctl.step.eight_bit import EightBitSums, keep
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
 from ctl.step.step_times import StepTimes
 
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
 _LOWEST_SCALE = 2.0**-14  # of the loss; if even this overflows, the numbers themselves are at fault
-_WIRE_DTYPES = (None, "bfloat16", "float16")
+_WIRE_DTYPES = (None, "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class Gradients:
       clip_norm: largest global norm of the summed gradient; larger ones are scaled down. None: off.
       accumulate_steps: parts into which a replica's batch is split; their gradients are added up
         before the one update, so a large batch fits into little memory.
-      wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is.
+      wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is. "int8"
+        is a quarter, between workers with one replica each: what it rounds away is added in the next step.
       on_nonfinite: what a loss or gradient does that is NaN or infinite anywhere: "stop" ends the run,
         "skip" leaves the step out, "rollback" goes back to the newest checkpoint and on with other data.
       merge_rows: rows that come several times in a sparse gradient are added up before the optimizer
@@ -53,7 +55,9 @@ class Gradients:
         if isinstance(n, bool) or not isinstance(n, numbers.Integral) or int(n) < 1:
             raise UsageError(f"accumulate_steps is {n!r}; expected a whole number >= 1.")
         if self.wire_dtype not in _WIRE_DTYPES:
-            raise UsageError(f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16' or None.")
+            raise UsageError(
+                f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16', 'int8' or None."
+            )
         finiteness.check_policy(self.on_nonfinite)
 
 
@@ -79,6 +83,7 @@ class Update:
     local: bool = False  # of this worker's own step: not summed over replicas
     in_program: bool = False  # within XLA nothing can be raised: what would stop is kept in `stop`
     stop: Any = None  # (whether the run goes on, found)
+    left_over: Sequence = ()  # for `eight_bit.keep`
 
 
 def compute(
@@ -129,7 +134,9 @@ def _zeros(gradient: Any) -> Any:
     return tf.zeros_like(gradient)
 
 
-def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any:
+def apply(
+    update: Update, how: Gradients, times: StepTimes | None = None, eight_bit: EightBitSums | None = None
+) -> Any:
     """Sums over replicas, checks, clips and applies; returns the global norm `[]` before clipping.
 
     Under loss scaling, and with `when`, the norm comes with its count: (0, 0) for a step that changed
@@ -137,7 +144,7 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
 
     Called in replica context. Where loss or gradient is not finite on any replica, the policy of `how`
     holds on all of them; "stop" raises InvalidArgumentError with finiteness.MESSAGE as the graph runs.
-    `times`: where to add up how long this worker waits in the sum.
+    `times`: where to add up how long this worker waits in the sum. `eight_bit`: sums what it takes.
     """
     *gradients, loss_flag = update.gradients
     context = tf.distribute.get_replica_context()
@@ -146,7 +153,7 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
     if update.local:
         found = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
     if replicas > 1 and not update.local:
-        parts = context, gradients, loss_flag, update, how
+        parts = context, gradients, loss_flag, update, how, eight_bit
         act = lambda: _summed(*parts)  # noqa: E731
         asks = engine_of(context.strategy) is not None
         gradients, found = act() if times is None else times.of_sum(gradients, act, asks=asks)
@@ -171,6 +178,7 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
             optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
         else:
             _apply_when(update, gradients)
+        keep(update.left_over, update.when)
     with tf.control_dependencies(checked):  # a step that stops the run is not counted
         norm = tf.identity(norm)
     if not skips and update.when is None:
@@ -181,7 +189,12 @@ def apply(update: Update, how: Gradients, times: StepTimes | None = None) -> Any
 
 
 def _summed(
-    context: Any, gradients: list, loss_flag: Any, update: Update, how: Gradients
+    context: Any,
+    gradients: list,
+    loss_flag: Any,
+    update: Update,
+    how: Gradients,
+    eight_bit: EightBitSums | None,
 ) -> tuple[list, tf.Tensor]:
     """The gradients summed over replicas, and with them who had what is not finite.
 
@@ -205,9 +218,12 @@ def _summed(
     ]
     taken = {i for places in sparse.values() for i in places}
     dense = [i for i in range(len(gradients)) if i not in taken]
+    rounded = [i for i in dense if eight_bit is not None and eight_bit.takes(gradients[i], variables[i])]
+    dense = [i for i in dense if i not in rounded]
     wanted = [t.wanted() for t in tables if t.must_agree]
     *totals, found = sum_over_replicas(
-        [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), mine], how.wire_dtype
+        [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), mine],
+        None if how.wire_dtype == "int8" else how.wire_dtype,
     )
     agreed, summed = iter(totals[: len(wanted)]), list(gradients)
     for i, total in zip(dense, totals[len(wanted) :], strict=True):
@@ -215,6 +231,12 @@ def _summed(
     for places, table in zip(sparse.values(), tables, strict=True):
         rows = table.summed(next(agreed) if table.must_agree else None)
         for i, total in zip(places, rows, strict=True):
+            summed[i] = total
+    if eight_bit is not None and rounded:
+        totals, update.left_over = eight_bit.summed(
+            [gradients[i] for i in rounded], [variables[i] for i in rounded]
+        )
+        for i, total in zip(rounded, totals, strict=True):
             summed[i] = total
     return summed, found
 

@@ -21,6 +21,7 @@ from ctl.errors import UsageError
 from ctl.step import finiteness
 from ctl.step.gradients import Update, sum_over_replicas
 from ctl.step.step_times import StepTimes
+from ctl.step.worker_state import variable_like
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class LocalSteps:
         with tf.device("/cpu:0"):
             self._not_finite = tf.Variable(tf.zeros([2 * self.workers]), trainable=False, name="not_finite")
         copied = [] if outer.averages else self._weights
-        self.common = [_like(self._here(w), "common") for w in copied]
-        self.momenta = [_like(self._here(w), "momentum") for w in copied]
+        self.common = [variable_like(self._here(w), "common") for w in copied]
+        self.momenta = [variable_like(self._here(w), "momentum") for w in copied]
         self.begin()
 
     def begin(self) -> None:
@@ -165,11 +166,3 @@ class LocalSteps:
         """The variable of this process that a variable of the strategy stands for."""
         found: tf.Variable = self._strategy.experimental_local_results(variable)[0]
         return found
-
-
-def _like(variable: tf.Variable, name: str) -> tf.Variable:
-    """A variable of the same shape, on the same device, of no strategy."""
-    device = tf.DeviceSpec.from_string(variable.device)
-    word = variable.name.partition(":")[0]
-    with tf.device(f"/device:{device.device_type or 'CPU'}:{device.device_index or 0}"):
-        return tf.Variable(tf.zeros_like(variable), trainable=False, name=f"{name}/{word}")

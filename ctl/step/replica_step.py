@@ -16,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.step import finiteness
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
+from ctl.step.eight_bit import EightBitSums
 from ctl.step.keras_losses import allow_division, refuse_division
 from ctl.step.local_steps import LocalSteps
 from ctl.step.logged import Logged, logged, split
@@ -44,6 +45,7 @@ class Recorder(threading.local):
         self.even = False  # static shapes are the same on all replicas
         self.times: StepTimes | None = None  # where this replica's waits are added up
         self.local: LocalSteps | None = None  # the step is this worker's own
+        self.eight_bit: EightBitSums | None = None  # sums gradients
 
     @property
     def local_workers(self) -> int:
@@ -66,7 +68,9 @@ class Recorder(threading.local):
         if self.waits:
             self.updates.append(update)
         else:
-            self.norms[self._norm_name(update.label)] = gradient_path.apply(update, how, self.times)
+            self.norms[self._norm_name(update.label)] = gradient_path.apply(
+                update, how, self.times, self.eight_bit
+            )
             if update.good is not None:
                 self.goods.append((update.good, update.found))
             if update.stop is not None:
@@ -114,6 +118,7 @@ class ReplicaStep:
     Attributes:
       times: where the waits of this worker are added up; None: nowhere.
       local: averages weights, where gradients are not summed; or None.
+      eight_bit: sums gradients, if they travel so; or None.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class ReplicaStep:
         self.totals = Totals()
         self.times: StepTimes | None = None
         self.local: LocalSteps | None = None
+        self.eight_bit: EightBitSums | None = None
 
     def function(
         self, share_of: Callable[[Any], Share] = Share, even: bool = False, in_program: bool = False
@@ -209,7 +215,7 @@ class ReplicaStep:
         refuse_division(self._num_replicas)
         recorder = self._recorder
         recorder.even, recorder.in_program, recorder.times = self._even, self._in_program, self.times
-        recorder.local = self.local
+        recorder.local, recorder.eight_bit = self.local, self.eight_bit
         return self._share_of(element), self._skipping.before()
 
     def _begin(self, share: Share, parts: int = 1) -> _Part:

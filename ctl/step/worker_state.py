@@ -1,4 +1,4 @@
-"""What differs between workers with steps of their own, in a checkpoint: the state of their optimizers.
+"""What differs between workers, in a checkpoint: such as the state of optimizers with `--sync_every`.
 
 state.gather()     # all workers: the variables hold the rows of all, to be saved
 state.release()    # they are empty again
@@ -97,6 +97,14 @@ class WorkerState:
     def _here(self, variable: tf.Variable) -> tf.Variable:
         found: tf.Variable = self._strategy.experimental_local_results(variable)[0]
         return found
+
+
+def variable_like(variable: tf.Variable, name: str) -> tf.Variable:
+    """A variable of zeros of the same shape, on the same device, of no strategy."""
+    device = tf.DeviceSpec.from_string(variable.device)
+    word = variable.name.partition(":")[0]
+    with tf.device(f"/device:{device.device_type or 'CPU'}:{device.device_index or 0}"):
+        return tf.Variable(tf.zeros_like(variable), trainable=False, name=f"{name}/{word}")
 
 
 def _sent_as(dtype: tf.DType) -> tf.DType:

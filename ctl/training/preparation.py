@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import config
-from ctl.checkpoints import warm_start
+from ctl.checkpoints import tracked_state, warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
 from ctl.data.resume_position import SavedIterator
@@ -24,7 +24,15 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import checkpoint_follower, local_training, profile_report, resume, step_trace, validation
+from ctl.training import (
+    checkpoint_follower,
+    eight_bit_sums,
+    local_training,
+    profile_report,
+    resume,
+    step_trace,
+    validation,
+)
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
@@ -72,7 +80,10 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
     local = local_training.local_training(trainer)
+    eight_bit = eight_bit_sums.eight_bit_sums(trainer)
     more = {} if local is None else local.tracked()
+    if eight_bit is not None:
+        more[tracked_state.LEFT_OUT_OF_SUMS] = eight_bit.state.variables
     state = TrackedState(objects, trainer.step_variable, trainer.topology, more)
     manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
@@ -82,7 +93,10 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     if local is not None:
         local.begin(0 if resumed is None else resumed.step)
-    session = Session(state, manager, agreement, CallbackRunner(trainer, agreement), position, local=local)
+    if eight_bit is not None:
+        eight_bit.begin()
+    callbacks = CallbackRunner(trainer, agreement)
+    session = Session(state, manager, agreement, callbacks, position, local=local, eight_bit=eight_bit)
     timed = place.num_workers > 1 or profile_report.requested() is not None
     if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):
         session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
@@ -123,12 +137,13 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     models = [thing for thing in collect(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
     wire = trainer.gradients.wire_dtype
+    summed_as = "bfloat16" if wire == "int8" else wire  # both paths gain alike
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()]
     communication_choice.choose_communication(
         trainer.strategy,
         topology,
         specs or [tf.TensorSpec([1], tf.float32)],
-        lambda tensors: gradients.sum_over_replicas(tensors, wire),
+        lambda tensors: gradients.sum_over_replicas(tensors, summed_as),
         wire_bytes=sum(s.shape.num_elements() * tf.as_dtype(wire or s.dtype).size for s in specs),
         known=communication_choice.Path(paths[chosen - 1], bucket_bytes)
         if chosen
@@ -165,6 +180,7 @@ def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | 
     made.times = session.step_times
     if session.local is not None and session.local.steps is not None:
         made.local, session.local.steps.times = session.local.steps, made.times
+    made.eight_bit = session.eight_bit
     return made
 
 

@@ -183,6 +183,8 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
             "Lower the learning rate."
         )
     session.at = back
+    if session.eight_bit is not None:
+        session.eight_bit.begin()
     session.callbacks.restore(manifest.state.get("watchers", {}))
     if trainer.topology.is_chief:
         _log.warning(
@@ -228,7 +230,7 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
 
 def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
     keeps = not isinstance(session.manager, NullCheckpoints)
-    state = session.local.state if session.local is not None and keeps else None
+    state = session.worker_state if keeps else None
     if state is not None:
         state.gather()
     path = session.manager.save(session.state, manifest_of(trainer, session, step))
@@ -271,6 +273,8 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     session.take(manifest, trainer.global_batch_size)
     if session.local is not None:
         session.local.begin(manifest.step)
+    if session.eight_bit is not None:
+        session.eight_bit.begin()
     return manifest.step
 
 

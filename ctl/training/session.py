@@ -14,7 +14,9 @@ from ctl.distribute import communication
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
+from ctl.step.eight_bit import EightBitSums
 from ctl.step.step_times import StepTimes
+from ctl.step.worker_state import WorkerState
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
@@ -65,6 +67,7 @@ class Session:
     profiled: bool = False  # `ctl profile` has measured a step
     step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
     local: LocalTraining | None = None  # steps of each worker's own, if the settings ask for them
+    eight_bit: EightBitSums | None = None  # sums gradients, if they travel so
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:
@@ -77,6 +80,13 @@ class Session:
         if self.pass_batches and manifest.world.get("global_batch_size") != global_batch_size:
             self.pass_batches = COUNT_AGAIN
         self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
+
+    @property
+    def worker_state(self) -> WorkerState | None:
+        """What differs between workers, in checkpoints."""
+        if self.eight_bit is not None:
+            return self.eight_bit.state
+        return None if self.local is None else self.local.state
 
     @property
     def step(self) -> int:

@@ -1,0 +1,91 @@
+"""Gradients that travel with 8 bits: weights, what is left over and bytes, as one line of JSON."""
+
+import json
+import sys
+
+import ctl
+import keras
+import tensorflow as tf
+from ctl.distribute.engine_all_reduce import engine_of
+
+SIZE, SMALL, BATCH, STEPS = 5000, 3, 4, 8
+
+
+def gradient_of(number):
+    """What one example adds to the gradient, `[5000]`; blocks of very different sizes."""
+    places = tf.range(SIZE, dtype=tf.float32)
+    return tf.sin(places * (tf.cast(number, tf.float32) + 1.0)) * 10.0 ** (places // 256 - 9.0)
+
+
+class Line(ctl.Trainer):
+    """The loss is linear in the weights, so that an example's gradient is known."""
+
+    def __init__(self, broken=(), wire_dtype="int8", policy="stop", **options):
+        self.broken, self.how = broken, {"wire_dtype": wire_dtype, "on_nonfinite": policy}
+        super().__init__(**{"global_batch_size": BATCH, "writers": [], "steps_per_loop": 3, **options})
+
+    def build(self):
+        self.model = tf.Module()
+        self.model.large, self.model.small = tf.Variable(tf.zeros(SIZE)), tf.Variable(tf.zeros(SMALL))
+        self.optimizer = keras.optimizers.SGD(1.0)
+        self.gradients = ctl.Gradients(**self.how)
+
+    def train_data(self, batch_size):
+        return ctl.example_numbers(batch_size)
+
+    def train_step(self, numbers):
+        given = tf.map_fn(gradient_of, numbers, fn_output_signature=tf.float32)
+        for number in self.broken:
+            given = tf.where((numbers == number)[:, None], float("nan"), given)
+        with tf.GradientTape() as tape:
+            losses = tf.linalg.matvec(given, self.model.large) + tf.reduce_sum(self.model.small)
+            loss = self.average(losses)
+        self.minimize(loss, tape, [self.model.large, self.model.small])
+        return {"loss": losses}
+
+
+def trained(strategy, steps=STEPS, **options):
+    trainer = Line(strategy=strategy, **options)
+    try:
+        trainer.train(steps)
+    except ctl.NonFiniteError as e:
+        return {"error": str(e)}
+    sums = trainer._session.eight_bit
+    (left,) = sums._left.values() if sums else [tf.zeros(SIZE)]
+    return {
+        "large": trainer.model.large.numpy().astype(float).tolist(),
+        "small": trainer.model.small.numpy().astype(float).tolist(),
+        "left": left.numpy().astype(float).tolist(),
+    }
+
+
+def resumed(strategy, where, rollback=False):
+    """In pieces of 3 and 5 steps."""
+    trained(strategy, 3, model_dir=where)
+    return trained(strategy, STEPS, model_dir=where)
+
+
+def bytes_sent(strategy, wire_dtype):
+    before = engine_of(strategy).bytes_sent
+    trained(strategy, 32, wire_dtype=wire_dtype, steps_per_loop=32, log_every_steps=0)
+    return engine_of(strategy).bytes_sent - before
+
+
+def main():
+    directory, communication = sys.argv[1:3]
+    strategy = ctl.make_strategy("multi_worker", communication=communication)
+    found = {
+        "whole": trained(strategy, model_dir=f"{directory}/whole"),
+        "pieces": resumed(strategy, f"{directory}/pieces"),
+        "float": trained(strategy, wire_dtype=None),
+        "stop": trained(strategy, broken=[6]),
+        "skip": trained(strategy, 1 + STEPS, broken=range(BATCH), policy="skip"),
+        "rest": trained(strategy, 1 + STEPS, broken=range(BATCH), policy="skip", wire_dtype=None),
+    }
+    if communication == "tcp":
+        found["bytes"] = [bytes_sent(strategy, word) for word in ("int8", "bfloat16", None)]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
