@@ -40,6 +40,7 @@ clean:
 
 .venv/tested: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	.venv/bin/python -m compileall -q ctl models tests/programs
 	touch $@ .venv/installed
 
 .venv/slow: .venv/tested

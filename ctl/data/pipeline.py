@@ -303,13 +303,9 @@ def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Da
     def check(*batch: Any) -> Any:
         rows = num_rows(_one(batch))
         message = f"{TOO_MANY_ROWS} {global_batch_size}"
-        with tf.control_dependencies(
-            [
-                tf.debugging.assert_less_equal(
-                    tf.cast(rows, tf.int64), tf.constant(global_batch_size, tf.int64), message
-                )
-            ]
-        ):
+        most = tf.constant(global_batch_size, tf.int64)
+        fits = tf.debugging.assert_less_equal(tf.cast(rows, tf.int64), most, message)
+        with tf.control_dependencies([fits]):
             return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
 
     options = dataset.options()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.data.autograph import converted
+from ctl.distribute.autograph import converted
 from ctl.errors import UsageError
 
 _EPOCHS, _BATCHES, _MOST_ROWS = 4, 128, 1 << 18  # of a window: what it has at least, and at most

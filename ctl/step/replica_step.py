@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ctl.data.autograph import converted
+from ctl.distribute.autograph import converted
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError

@@ -164,7 +164,8 @@ class StepLoop:
 
     def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
         def step(done: Any, packed: Any) -> tuple[Any, Any]:
-            return done + 1, self._one(iterator, packed)
+            result = self._strategy.run(self._replica, (self._next(iterator),))
+            return done + 1, packed + self._summed(result)
 
         start = tf.constant(0, tf.int64), packed
         return tf.while_loop(lambda done, _: done < steps, step, start, _SHAPES[:2])[1]
