@@ -73,7 +73,7 @@ class EightBitSums:
         return not isinstance(gradient, tf.IndexedSlices) and id(plain(variable)) in self._left
 
     def summed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list, list]:
-        """In replica context: the sums, the same on all workers, and pairs for `keep`."""
+        """In replica context: the sums, the same on all workers, and pairs for `keep_left_over`."""
         left = [self._left[id(plain(v))] for v in variables]
         shapes, sizes = [v.shape for v in left], [v.shape.num_elements() for v in left]
         parts = [tf.reshape(tf.cast(g, tf.float32) + v, [-1]) for g, v in zip(gradients, left, strict=True)]
@@ -107,7 +107,7 @@ class EightBitSums:
         return decoded(context.all_gather(part, axis=0)), lost
 
 
-def keep(pairs: Sequence[tuple[tf.Variable, tf.Tensor]], when: Any) -> None:
+def keep_left_over(pairs: Sequence[tuple[tf.Variable, tf.Tensor]], when: Any) -> None:
     """What is left over, for the next step; `when`: whether this one counts, None: it does."""
     for variable, lost in pairs:
         variable.assign(lost if when is None else tf.where(when, lost, variable))

@@ -16,7 +16,7 @@ from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers, update_lock
 from ctl.step.buckets import in_buckets
-from ctl.step.eight_bit import EightBitSums, keep
+from ctl.step.eight_bit import EightBitSums, keep_left_over
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
 from ctl.step.step_times import StepTimes
 
@@ -83,7 +83,7 @@ class Update:
     local: bool = False  # of this worker's own step: not summed over replicas
     in_program: bool = False  # within XLA nothing can be raised: what would stop is kept in `stop`
     stop: Any = None  # (whether the run goes on, found)
-    left_over: Sequence = ()  # for `eight_bit.keep`
+    left_over: Sequence = ()  # for `eight_bit.keep_left_over`
 
 
 def compute(
@@ -178,7 +178,7 @@ def apply(
             optimizers.apply_without_sum(update.optimizer, gradients, update.variables)
         else:
             _apply_when(update, gradients)
-        keep(update.left_over, update.when)
+        keep_left_over(update.left_over, update.when)
     with tf.control_dependencies(checked):  # a step that stops the run is not counted
         norm = tf.identity(norm)
     if not skips and update.when is None:

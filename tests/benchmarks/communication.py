@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIANTS = ("tutorial", "ring", "tcp", "tcp,buckets", "tcp,bfloat16", "none")
+VARIANTS = ("tutorial", "ring", "tcp", "tcp,buckets", "tcp,bfloat16", "tcp,int8", "none")
 EACH = 32  # examples of a worker's batch
 LOOP = 10  # steps per loop
 
@@ -215,7 +215,7 @@ def trained(flags):
     class Job(ctl.Trainer):
         def build(self):
             self.model, self.optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
-            self.gradients = ctl.Gradients(wire_dtype=how if how == "bfloat16" else None)
+            self.gradients = ctl.Gradients(wire_dtype=how if how in ("bfloat16", "int8") else None)
 
         def train_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch_size)

@@ -1,4 +1,4 @@
-"""Loss against bytes of two workers, by the steps between their averages: --sync_every.
+"""Loss against bytes of two workers: by the steps between their averages (--sync_every), and by wire_dtype.
 
     python tests/benchmarks/sync_every.py --model=text --steps=1200
 
@@ -9,6 +9,7 @@ has sent while it trained, and both in relation to the sums of every step.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--outer", nargs="*", default=("0.7,0.9",), help="pairs rate,momentum")
+    parser.add_argument("--wire", nargs="*", default=(), help="wire_dtype of sums of every step")
     parser.add_argument("--only", help="where this worker writes its figures")
     flags = parser.parse_args()
     if flags.only:
@@ -74,6 +76,7 @@ def figures(flags):
 
     strategy = ctl.make_strategy("multi_worker", communication="tcp")
     variants = [("sums of every step", {})]
+    variants += [(word, {"wire_dtype": word}) for word in flags.wire]
     for every in flags.every:
         if every > 1:
             variants.append((f"average of {every} steps", {"sync_every": every}))
@@ -90,7 +93,7 @@ def figure(strategy, flags, options):
 
     losses, sent = [], 0
     for seed in range(flags.seeds):
-        trainer = model_of(flags.model, flags.steps)(
+        trainer = model_of(flags)(
             strategy=strategy, global_batch_size=flags.batch, seed=seed, steps_per_loop=64,
             log_every_steps=0, writers=[], **options,
         )  # fmt: skip
@@ -102,8 +105,8 @@ def figure(strategy, flags, options):
     return {"loss": sum(losses) / len(losses), "bytes": sent / len(losses)}
 
 
-def model_of(kind, steps):
-    """A trainer class."""
+def model_of(flags):
+    """A trainer class, whose `wire_dtype` is a setting."""
     import ctl
     import keras
     import numpy as np
@@ -111,8 +114,20 @@ def model_of(kind, steps):
 
     from models.mnist import Mnist
 
-    if kind == "mnist":
-        return Mnist
+    def sent_as(kind):
+        class Sent(kind):
+            def __init__(self, wire_dtype=None, **options):
+                self.wire_dtype = wire_dtype
+                super().__init__(**options)
+
+            def build(self):
+                super().build()
+                self.gradients = dataclasses.replace(self.gradients, wire_dtype=self.wire_dtype)
+
+        return Sent
+
+    if flags.model == "mnist":
+        return sent_as(Mnist)
 
     layers = keras.layers
 
@@ -129,7 +144,7 @@ def model_of(kind, steps):
                 y = layers.Dense(4 * WIDTH, activation="gelu")(layers.LayerNormalization()(x))
                 x += layers.Dense(WIDTH)(y)
             self.model = keras.Model(words, layers.Dense(128)(layers.LayerNormalization()(x)))
-            rate = keras.optimizers.schedules.CosineDecay(2e-3, steps)
+            rate = keras.optimizers.schedules.CosineDecay(2e-3, flags.steps)
             self.optimizer = keras.optimizers.Adam(rate)
 
         def train_data(self, batch_size):
@@ -162,7 +177,7 @@ def model_of(kind, steps):
         every = every[: len(every) // (CONTEXT + 1) * (CONTEXT + 1)].reshape(-1, CONTEXT + 1)
         return every[: len(every) * 9 // 10], every[len(every) * 9 // 10 :]
 
-    return NextByte
+    return sent_as(NextByte)
 
 
 if __name__ == "__main__":
