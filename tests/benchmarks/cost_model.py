@@ -123,8 +123,9 @@ def plot(seconds, fit, path):
                    label=f"{gigabits} Gbit/s, {way}")  # fmt: skip
     paper.set(xlabel="workers, a machine each", ylabel="% of linear speed", xscale="log",
               title="On paper: deep", ylim=(0, 105))  # fmt: skip
+    here.legend(fontsize=7)
+    paper.legend(fontsize=6, ncol=2, loc="lower center")
     for axes in (here, paper):
-        axes.legend(fontsize=7)
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
