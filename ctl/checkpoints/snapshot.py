@@ -8,10 +8,8 @@ so with None, and the caller writes in the plain way.
 """
 
 import errno
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from ctl.io import paths
 from ctl.io.paths import AnyPath
 
 _VALUE = "VARIABLE_VALUE"  # what TensorFlow calls the tensor of a variable
-_PIECE = 1 << 22  # bytes that a thread copies at a time
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # and the tensor that says which object has which
 
 
@@ -98,41 +95,22 @@ class Reader:
             self._known = (state.checkpoint, layout, keys) if lasting else None
         else:
             _, layout, keys = self._known
-        rows, copies = [], []
+        rows = []
         for key, part, value in layout:
             tensor = _read(value)  # may be a collective
-            if not keep or tensor is None:
-                continue
-            if copy and tensor.dtype.as_numpy_dtype in _NATIVE:
-                here = np.asarray(tensor)
-                mine = self._memory((key, part), here)
-                copies.append((mine.reshape(-1), here.reshape(-1)))
-                rows.append((key, part, mine))
-            else:
-                copies_itself = copy and tensor.dtype != tf.string
-                rows.append((key, part, tensor.numpy() if copies_itself else tensor))
-        _copy_together(copies)
+            if keep and tensor is not None:
+                rows.append((key, part, self._copied((key, part), tensor) if copy else tensor))
         return Snapshot(rows, keys)
 
-    def _memory(self, key: tuple[str, str], here: np.ndarray) -> np.ndarray:
+    def _copied(self, key: tuple[str, str], tensor: Any) -> Any:
+        if tensor.dtype.as_numpy_dtype not in _NATIVE:
+            return tensor.numpy() if tensor.dtype != tf.string else tensor  # numpy() copies
+        here = np.asarray(tensor)
         mine = self._copies.get(key)
         if mine is None or mine.shape != here.shape or mine.dtype != here.dtype:
             mine = self._copies[key] = np.empty_like(here)
+        np.copyto(mine, here)
         return mine
-
-
-def _copy_together(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copies the second of each pair to the first, on all cores."""
-    pieces = []
-    for into, source in pairs:
-        step = max(1, _PIECE // max(1, into.itemsize))
-        pieces += [(into[i : i + step], source[i : i + step]) for i in range(0, into.size, step)]
-    if len(pieces) <= len(pairs):
-        for into, source in pieces:
-            np.copyto(into, source)
-        return
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        list(threads.map(lambda piece: np.copyto(*piece), pieces))
 
 
 _NATIVE = (np.float32, np.float64, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8,

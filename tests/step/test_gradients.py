@@ -267,7 +267,7 @@ def test_a_loss_per_example_is_refused_with_the_cure():
 
 @pytest.mark.parametrize("options", [
     {"clip_norm": 0}, {"clip_norm": -1.0}, {"clip_norm": float("nan")}, {"accumulate_steps": 0},
-    {"accumulate_steps": 1.5}, {"accumulate_steps": True}, {"wire_dtype": "int8"},
+    {"accumulate_steps": 1.5}, {"accumulate_steps": True}, {"wire_dtype": "int4"},
 ])  # fmt: skip
 def test_gradients_refuses_what_cannot_be(options):
     name, value = next(iter(options.items()))
