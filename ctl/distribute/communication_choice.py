@@ -174,6 +174,6 @@ def _function(
             ]
         )
 
-    function = tf.function(lambda given: strategy.run(replica, (given,)), autograph=False)
-    concrete = function.get_concrete_function(values)
+    function = tf.function(lambda *given: strategy.run(replica, (given,)), autograph=False)
+    concrete = function.get_concrete_function(*values)
     return lambda: concrete(*values).numpy()

@@ -126,8 +126,8 @@ def metrics(rounds):
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
                 loss = self.average(losses)
             self.minimize(loss, tape)
-            others = {f"logit_{i}": logits[:, i] for i in range(TEN - 1)} if self.many else {}
-            return {"loss": losses, **others}
+            columns = tf.unstack(logits, axis=1)[: TEN - 1] if self.many else []
+            return {"loss": losses, **{f"logit_{i}": column for i, column in enumerate(columns)}}
 
     terminal, shown = pty.openpty()
     threading.Thread(target=drain, args=(terminal,), daemon=True).start()

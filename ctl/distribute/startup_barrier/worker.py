@@ -22,6 +22,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
     endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
     remind_secs, every_secs = start + messages.NAME_SECS, messages.NAME_SECS
     why: str | None = None
+    pause_secs = messages.CALL_AGAIN_SECS / 16  # at first: all workers start at the same time
     while True:
         left_secs = max(messages.CALL_AGAIN_SECS, start + timeout_secs - time.monotonic())
         try:
@@ -46,7 +47,8 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
             _log.warning("%.0f s: still waiting for %s: %s.", now - start, chief, why)
             every_secs *= 2
             remind_secs = now + every_secs
-        time.sleep(messages.CALL_AGAIN_SECS)
+        time.sleep(pause_secs)
+        pause_secs = min(2 * pause_secs, messages.CALL_AGAIN_SECS)
 
 
 def _hear(connection: socket.socket, until_secs: float) -> str | None:
