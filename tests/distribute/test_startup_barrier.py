@@ -1,6 +1,7 @@
 """Before TensorFlow waits: who is missing is named, and who is different is refused; in threads here."""
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -15,7 +16,13 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
+from ctl.io.authenticated_channel import (
+    PROOF_SECS,
+    ChannelRefusedError,
+    Endpoint,
+    LateProofError,
+    Listener,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -297,3 +304,14 @@ def test_facts_name_the_code_that_is_ones_own_and_the_versions():
     assert found["--lr"] == 0.1 and found["tensorflow"] and found["GPUs"] == 0
     own = [k.removeprefix(job_fingerprint.CODE) for k in found if k.startswith(job_fingerprint.CODE)]
     assert "test_startup_barrier" in own and not any(k.startswith(("numpy", "ctl.", "json")) for k in own)
+
+
+def test_a_last_call_that_is_cut_short_does_not_hide_the_reason_before(monkeypatch):
+    errors = itertools.chain([OSError("the reason")], itertools.repeat(LateProofError("cut short")))
+
+    def fails(*_):
+        raise next(errors)
+
+    monkeypatch.setattr(authenticated_channel, "connect", fails)
+    (error,) = meeting([clusters(2)[1]], [{}], timeout_secs=0.2)
+    assert isinstance(error, PeerLostError) and "the reason" in str(error)
