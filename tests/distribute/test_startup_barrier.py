@@ -16,13 +16,7 @@ from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
-from ctl.io.authenticated_channel import (
-    PROOF_SECS,
-    ChannelRefusedError,
-    Endpoint,
-    LateProofError,
-    Listener,
-)
+from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, LateProofError, Listener
 
 
 @pytest.fixture(autouse=True)
