@@ -6,7 +6,7 @@ import sys
 import ctl
 import keras
 import tensorflow as tf
-from ctl.distribute.engine_all_reduce import engine_of
+from ctl.distribute.engine_all_reduce import engine_of, install_engine
 
 SIZE, LARGE, SMALL, BATCH, STEPS = 5000, 400_000, 3, 6, 8
 
@@ -71,9 +71,7 @@ def bytes_sent(strategy, wire_dtype):
     return engine_of(strategy).bytes_sent - before
 
 
-def main():
-    directory, communication = sys.argv[1:3]
-    strategy = ctl.make_strategy("multi_worker", communication=communication)
+def results(strategy, directory):
     found = {
         "whole": trained(strategy, model_dir=f"{directory}/whole"),
         "pieces": resumed(strategy, f"{directory}/pieces"),
@@ -82,8 +80,17 @@ def main():
         "skip": trained(strategy, broken=[10], policy="skip"),
         "skip in float": trained(strategy, broken=[10], policy="skip", wire_dtype=None),
     }
-    if communication == "tcp":
+    if engine_of(strategy) is not None:
         found["bytes"] = [bytes_sent(strategy, word) for word in ("int8", "bfloat16", None)]
+    return found
+
+
+def main():
+    strategy = ctl.make_strategy("multi_worker", communication="tcp")
+    found = {"tcp": results(strategy, f"{sys.argv[1]}/tcp")}
+    if "ring" in sys.argv:
+        install_engine(strategy, None)
+        found["ring"] = results(strategy, f"{sys.argv[1]}/ring")
     print(json.dumps(found))
 
 

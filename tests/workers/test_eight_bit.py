@@ -7,11 +7,21 @@ from eight_bit import SIZE
 pytestmark = pytest.mark.workers
 
 
-@pytest.fixture(scope="module", params=["tcp of 2", "ring of 2", "tcp of 3"])
-def found(request, run_program, tmp_path_factory):
+@pytest.fixture(scope="module")
+def two_workers(run_program, tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("runs"))
+    return run_program(2, ["tests/programs/eight_bit.py", directory, "ring"])
+
+
+@pytest.fixture(scope="module")
+def three_workers(run_program, tmp_path_factory):
+    return run_program(3, ["tests/programs/eight_bit.py", str(tmp_path_factory.mktemp("runs"))])
+
+
+@pytest.fixture(params=["tcp of two", "ring of two", "tcp of three"])
+def found(request):
     path, _, count = request.param.partition(" of ")
-    return [r.json for r in run_program(int(count), ["tests/programs/eight_bit.py", directory, path])]
+    return [r.json[path] for r in request.getfixturevalue(f"{count}_workers")]
 
 
 def large(found, name):
