@@ -19,7 +19,7 @@ def eight_bit_sums(trainer: TrainerProtocol) -> EightBitSums | None:
     if not local_training.is_possible(trainer):
         raise UsageError(
             f"{said} with strategy {strategies.word_of(trainer.strategy)!r} and {place.num_replicas} "
-            f"replicas on {place.num_workers} workers: each worker keeps what rounding leaves out of its "
+            f"replicas, workers: {place.num_workers}; each worker keeps what rounding leaves out of its "
             f"sums, for one replica. {_INSTEAD}, or --strategy=multi_worker with one device per worker."
         )
     if trainer.config.sync_every > 1:

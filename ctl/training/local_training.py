@@ -51,9 +51,9 @@ def check_trainer(trainer: TrainerProtocol) -> None:
     said = f"sync_every={every}"
     if not is_possible(trainer):
         raise UsageError(
-            f"{said} with strategy {word!r} and {place.num_replicas} replicas on {place.num_workers} "
-            "workers: each worker makes steps of its own, on one replica. Write --strategy=multi_worker "
-            "with one device per worker, or leave sync_every out."
+            f"{said} with strategy {word!r} and {place.num_replicas} replicas, workers: "
+            f"{place.num_workers}; each worker makes steps of its own, on one replica. Write "
+            "--strategy=multi_worker with one device per worker, or leave sync_every out."
         )
     if trainer.jit_compile == "loop":
         raise UsageError(f"{said} with jit_compile='loop', which has no collectives. Write 'step'.")
