@@ -93,18 +93,29 @@ class EightBitSums:
     def _exchanged(self, numbers: tf.Tensor, rows: int) -> tuple[tf.Tensor, tf.Tensor]:
         """The sum over workers, and what encoding has lost here."""
         count, rank = self._topology.num_workers, self._topology.worker_index
-        context = tf.distribute.get_replica_context()
         sent = encoded(numbers)
         lost = numbers - decoded(sent)
-        engine = engine_of(self._strategy)
-        if engine is None:
-            came = decoded(context.all_gather(sent, axis=0))
+        if engine_of(self._strategy) is None:
+            came = decoded(self.gathered(sent, count))
             return tf.reduce_sum(tf.reshape(came, [count, -1, BLOCK]), axis=0), lost
-        came = decoded(all_to_all(engine, sent))
+        came = decoded(self.exchanged(sent, self._strategy))
         mine = tf.reduce_sum(tf.reshape(came, [count, rows, BLOCK]), axis=0)
         part = encoded(mine)
         lost += tf.pad(mine - decoded(part), [[rank * rows, (count - 1 - rank) * rows], [0, 0]])
-        return decoded(context.all_gather(part, axis=0)), lost
+        return decoded(self.gathered(part, count)), lost
+
+    @staticmethod
+    def exchanged(rows: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Tensor:
+        """Over the engine: each worker's part of the rows goes to it, and theirs for this one come."""
+        engine = engine_of(strategy)
+        assert engine is not None
+        return all_to_all(engine, rows)
+
+    @staticmethod
+    def gathered(rows: tf.Tensor, count: int) -> tf.Tensor:
+        """The rows of all `count` workers."""
+        found = tf.distribute.get_replica_context().all_gather(rows, axis=0)
+        return tf.ensure_shape(found, [count * rows.shape[0], *rows.shape[1:]])
 
 
 def keep_left_over(pairs: Sequence[tuple[tf.Variable, tf.Tensor]], when: Any) -> None:

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from ctl.step.eight_bit import EightBitSums
 
 
 class SumOfStep(NamedTuple):
     """A tensor that a step sums over replicas.
 
-    `graph`: that it belongs to. `call`: number of the call that sums it, together with others.
+    `graph`: that it belongs to. `call`: number of the call that sums it, together with others. `act`: what
+    sends it instead, in a replica: tensor -> result.
     """
 
     shape: tf.TensorShape
     dtype: tf.DType
     graph: Any
     call: int = 0
+    act: Callable[[Any], Any] | None = None
 
 
 @contextlib.contextmanager
@@ -35,6 +38,19 @@ def without_sums(first: int) -> Iterator[list[SumOfStep]]:
     found: list[SumOfStep] = []
     kind: Any = tf.distribute.ReplicaContext
     own = vars(kind).get("all_reduce")
+    exchanged, gathered = EightBitSums.exchanged, EightBitSums.gathered
+
+    def note(value: Any, act: Callable[[Any], Any]) -> None:
+        graph, call = tf.compat.v1.get_default_graph(), found[-1].call + 1 if found else 0
+        found.append(SumOfStep(value.shape, value.dtype, graph, call, act))
+
+    def kept_rows(rows: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Tensor:
+        note(rows, lambda value: exchanged(value, strategy))
+        return rows
+
+    def repeated_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
+        note(rows, lambda value: gathered(value, count))
+        return tf.concat([rows] * count, axis=0)
 
     def kept(context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if int(tf.get_static_value(context.replica_id_in_sync_group)) == first:
@@ -45,9 +61,11 @@ def without_sums(first: int) -> Iterator[list[SumOfStep]]:
         return value
 
     kind.all_reduce = kept
+    EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (kept_rows, repeated_rows))  # type: ignore
     try:
         yield found
     finally:
+        EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (exchanged, gathered))  # type: ignore
         if own is None:
             del kind.all_reduce
         else:
@@ -71,12 +89,16 @@ def sums_alone(
     def on_replica(start: Any) -> Any:
         context = tf.distribute.get_replica_context()
         first = []
-        for _, together in itertools.groupby(sums, key=lambda one: one.call):
-            sent = []
+        for _, group in itertools.groupby(sums, key=lambda one: one.call):
+            together, sent = list(group), []
             for one in together:
                 value = tf.fill(one.shape, tf.cast(start, one.dtype))
                 sent.append(tf.cast(value, wire) if wire is not None and one.dtype.is_floating else value)
-            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
+            act = together[0].act
+            if act is not None:
+                totals = [act(sent[0])]
+            else:
+                totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
             first += [tf.cast(tf.reshape(total, [-1])[:1], tf.float64) for total in totals]
         return tf.reduce_sum(tf.concat(first, axis=0))
 

@@ -1,5 +1,6 @@
 """Gradients that travel with 8 bits: weights, what is left over and bytes, as one line of JSON."""
 
+import itertools
 import json
 import sys
 
@@ -7,6 +8,7 @@ import ctl
 import keras
 import tensorflow as tf
 from ctl.distribute.engine_all_reduce import engine_of, install_engine
+from ctl.step import sum_free
 
 SIZE, LARGE, SMALL, BATCH, STEPS = 5000, 400_000, 3, 6, 8
 
@@ -71,6 +73,26 @@ def bytes_sent(strategy, wire_dtype):
     return engine_of(strategy).bytes_sent - before
 
 
+def without_sums(strategy):
+    """Bytes that a sum sends where sums are left out, and those of the sums alone."""
+    trainer = Line(strategy=strategy)
+    trainer.train(1)
+    sums, engine = trainer._session.eight_bit, engine_of(strategy)
+
+    def summed():
+        return sums.summed([tf.ones(SIZE)], [trainer.model.large])[0]
+
+    sent = [engine.bytes_sent]
+    with sum_free.without_sums(trainer.topology.worker_index) as left_out:
+        tf.function(lambda: strategy.run(summed), autograph=False)()
+    sent.append(engine.bytes_sent)
+    sum_free.sums_alone(strategy, sum_free.of_last_trace(left_out))(3)
+    sent.append(engine.bytes_sent)
+    tf.function(lambda: strategy.run(summed), autograph=False)()
+    sent.append(engine.bytes_sent)
+    return [b - a for a, b in itertools.pairwise(sent)]
+
+
 def results(strategy, directory):
     found = {
         "whole": trained(strategy, model_dir=f"{directory}/whole"),
@@ -81,6 +103,7 @@ def results(strategy, directory):
         "skip in float": trained(strategy, broken=[10], policy="skip", wire_dtype=None),
     }
     if engine_of(strategy) is not None:
+        found["sent"] = without_sums(strategy)
         found["bytes"] = [bytes_sent(strategy, word) for word in ("int8", "bfloat16", None)]
     return found
 
