@@ -91,12 +91,9 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
-    if local is not None:
-        local.begin(0 if resumed is None else resumed.step)
-    if eight_bit is not None:
-        eight_bit.begin()
     callbacks = CallbackRunner(trainer, agreement)
     session = Session(state, manager, agreement, callbacks, position, local=local, eight_bit=eight_bit)
+    session.begin_from(0 if resumed is None else resumed.step)
     timed = place.num_workers > 1 or profile_report.requested() is not None
     if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):
         session.step_times = StepTimes(place.worker_index * place.num_local_replicas)

@@ -183,8 +183,7 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
             "Lower the learning rate."
         )
     session.at = back
-    if session.eight_bit is not None:
-        session.eight_bit.begin()
+    session.begin_from(back)
     session.callbacks.restore(manifest.state.get("watchers", {}))
     if trainer.topology.is_chief:
         _log.warning(
@@ -271,10 +270,7 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     )
     assert manifest is not None  # `choose` always chooses
     session.take(manifest, trainer.global_batch_size)
-    if session.local is not None:
-        session.local.begin(manifest.step)
-    if session.eight_bit is not None:
-        session.eight_bit.begin()
+    session.begin_from(manifest.step)
     return manifest.step
 
 

@@ -81,6 +81,13 @@ class Session:
             self.pass_batches = COUNT_AGAIN
         self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
 
+    def begin_from(self, step: int) -> None:
+        """What differs between workers is that of the checkpoint of `step` which was restored."""
+        if self.local is not None:
+            self.local.begin(step)
+        if self.eight_bit is not None:
+            self.eight_bit.begin()
+
     @property
     def worker_state(self) -> WorkerState | None:
         """What differs between workers, in checkpoints."""

@@ -129,6 +129,7 @@ class StepProfiler:
     def _measured(self, batches: Batches) -> StepProfile | None:
         """All measurements; every variable has its value again afterwards."""
         trainer = self._trainer
+        averages = local_training.is_possible(trainer) and self._session.eight_bit is None
         training, host = self.times.typical() or (0.0, 0.0)
         input_wait = self._input_wait()
         training, host, steps = self._chiefs(
@@ -161,7 +162,7 @@ class StepProfiler:
             host=host,
             one_save=one_save,
             save_every=self._save_every(batches, training + host),
-            sync_every=trainer.config.sync_every if local_training.is_possible(trainer) else None,
+            sync_every=trainer.config.sync_every if averages else None,
             **secs,
         )
 
