@@ -1,7 +1,6 @@
 """The runtime of one rank: asks rank 0's coordinator, and exchanges numbers when it says so."""
 
 import contextlib
-import itertools
 import math
 import select
 import socket
@@ -67,6 +66,35 @@ class Pending:
         return False
 
 
+class _Part(Pending):
+    """One tensor of those that were asked for together and travel one by one."""
+
+    whole: Pending
+    siblings: Sequence[Pending]
+
+    def finish(self) -> None:
+        super().finish()
+        if all(part.wait(0) for part in self.siblings):
+            errors = [part.error for part in self.siblings if part.error is not None]
+            self.whole.error = errors[0] if errors else None
+            if not errors:
+                self.whole.result = [np.concatenate([part.result[0] for part in self.siblings])]
+            self.whole.finish()
+
+
+def _parts(whole: Pending) -> list[_Part]:
+    """What takes the place of a collective of several names; it is done with the last of them."""
+    (array,) = whole.arrays
+    requests_, start, found = whole.request.parts(), 0, []
+    for request in requests_:
+        count = math.prod(request.shapes[0])
+        found.append(_Part(request, [array[start : start + count]]))
+        start += count
+    for part in found:
+        part.whole, part.siblings = whole, found
+    return found
+
+
 class Engine:
     """Ranks that have met. Made by all ranks at the same time.
 
@@ -87,7 +115,7 @@ class Engine:
         self.place = place
         self.settings = settings
         self.timeline = Timeline()
-        self._numbers = itertools.count()
+        self._next_number = 0
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
@@ -141,7 +169,7 @@ class Engine:
         later = size <= self._most_inline and not more.get("is_eager", True) and bool(self._pending)
         fuses = later and kind == "allreduce" and size > _TINY
         request = Request(
-            id=next(self._numbers),
+            id=self._numbered(1 + len(more.get("names", ()))),
             name=name,
             kind=kind,
             dtypes=[dtype for dtype, _ in told],
@@ -163,6 +191,12 @@ class Engine:
         except Lost as e:
             self._break(failure("LOST", f"{request}: rank 0 is gone ({e})."))
         return pending
+
+    def _numbered(self, count: int) -> int:
+        """The first of so many numbers that nothing else has."""
+        with self._lock:
+            first, self._next_number = self._next_number, self._next_number + count
+        return first
 
     def wait(self, pending: Pending) -> Sequence[np.ndarray]:
         """The flat results; raises what went wrong."""
@@ -294,6 +328,10 @@ class Engine:
                 pending.finish()
             elif kind == "alive":
                 continue
+            elif kind == "split":
+                parts = _parts(self._taken(header["id"]))
+                with self._lock:
+                    self._pending.update({part.request.id: part for part in parts})
             elif kind == "error":
                 pending = self._taken(header["id"])
                 pending.error = failure(header["code"], header["text"])

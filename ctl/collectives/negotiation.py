@@ -47,11 +47,35 @@ class Agreement:
             text = f"{request.name}: there is no process set {request.process_set} any more."
             self._refuse(rank, request, FAILED_PRECONDITION, text)
             return
+        rounds, is_split = self._table.conflicts(request)
+        for found in rounds:
+            self._table.drop(found)
+        for found in rounds:
+            self._split(found)
+        if is_split:
+            self._split_one(rank, request, payload)
+        else:
+            self._put(rank, request, payload)
+
+    def _put(self, rank: int, request: Request, payload: bytes) -> None:
         done = self._table.put(rank, request, payload)
         if done is not None:
             self._complete.append(done)
         elif self.gone:
             self._fail_what_needs_the_gone()
+
+    def _split(self, found: Round) -> None:
+        """What travels together on the ranks that have asked goes one by one."""
+        for rank, request in found.requests.items():
+            self._split_one(rank, request, found.payloads[rank])
+
+    def _split_one(self, rank: int, request: Request, payload: bytes) -> None:
+        self.outboxes[rank].put({"type": "split", "id": request.id})
+        start = 0
+        for part in request.parts():
+            size = part.sizes[0]
+            self._put(rank, part, payload[start : start + size])
+            start += size
 
     def leave(self, rank: int, how: str) -> None:
         """A rank is gone; "died", unless it said so itself."""
@@ -76,7 +100,10 @@ class Agreement:
             self._timeline.agreed(found.name)
             ranks = self._table.sets.get(found.process_set, ())
             fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
-            if fault:
+            if fault and found.any_request.names:
+                self._split(found)  # what is wrong is told of those that it is wrong with
+                self.answer()
+            elif fault:
                 self._fail(found, *fault)
             elif found.any_request.kind.endswith("process_set"):
                 self._change_sets(found)

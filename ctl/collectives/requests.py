@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctl.collectives.arithmetic import OPS, dtype_named
@@ -29,6 +29,7 @@ class Request:
       is_inline: the numbers came with the request.
       is_eager: the asking thread waits for it and does nothing else.
       line: where an eager call without a name stands in the program, "train.py:12"; else "".
+      names: of its tensors, where they were asked for one by one; another rank may join others.
     """
 
     id: int
@@ -45,13 +46,14 @@ class Request:
     is_inline: bool = False
     is_eager: bool = True
     line: str = ""
+    names: Sequence[str] = ()
 
     def key(self) -> tuple:
         """Equal for requests that differ in nothing but their `id`."""
         shapes = tuple(map(tuple, self.shapes))
         parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
         how = self.prescale, self.postscale, tuple(self.splits), self.is_inline, self.is_eager, self.line
-        return (*parts, *how)
+        return (*parts, *how, tuple(self.names))
 
     def header(self) -> dict[str, Any]:
         """For a message."""
@@ -63,6 +65,15 @@ class Request:
         return [
             math.prod(shape) * dtype_named(dtype).itemsize
             for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        ]
+
+    def parts(self) -> list["Request"]:
+        """One for each of its `names`; their ids follow its own."""
+        return [
+            replace(self, id=self.id + i, name=name, names=(), dtypes=[dtype], shapes=[shape])
+            for i, (name, dtype, shape) in enumerate(
+                zip(self.names, self.dtypes, self.shapes, strict=True), start=1
+            )
         ]
 
     def __str__(self) -> str:

@@ -43,6 +43,23 @@ class Table:
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self._next_set = 1
         self._waiting: dict[tuple[int, str], list[Round]] = {}
+        self._of_member: dict[tuple[int, str], list[Round]] = {}  # of a name within a round's names
+
+    def conflicts(self, request: Request) -> tuple[list[Round], bool]:
+        """Rounds whose names have to go one by one, since a rank joins them otherwise.
+
+        And whether those of the request itself have to.
+        """
+        process_set, names = request.process_set, request.names
+        if not names:
+            return list(self._of_member.get((process_set, request.name), ())), False
+        same = self._waiting.get((process_set, request.name), ())
+        if any(found.any_request.names == names for found in same):
+            return [], False
+        members = [(process_set, name) for name in names]
+        others = [found for key in members for found in self._of_member.get(key, ())]
+        others = list(dict.fromkeys([*others, *same]))
+        return others, bool(others) or any(key in self._waiting for key in members)
 
     def put(self, rank: int, request: Request, payload: bytes) -> Round | None:
         """Takes a request in; returns its round if that is complete now."""
@@ -53,6 +70,8 @@ class Table:
         else:
             found = Round(request.name, request.process_set)
             rounds.append(found)
+            for name in request.names:
+                self._of_member.setdefault((request.process_set, name), []).append(found)
         found.requests[rank] = request
         found.payloads[rank] = payload
         if len(found.requests) < len(self.sets.get(request.process_set, ())):
@@ -67,6 +86,11 @@ class Table:
         rounds.remove(done)
         if not rounds:
             del self._waiting[key]
+        for name in done.any_request.names:
+            member = (done.process_set, name)
+            self._of_member[member].remove(done)
+            if not self._of_member[member]:
+                del self._of_member[member]
 
     def waiting(self) -> list[Round]:
         """Every round that some rank has yet to join."""

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.collectives import arithmetic
 from ctl.collectives.engine import Engine, Pending
+from ctl.collectives.graph_fusion import GraphFusion, TracedCollectives, can_fuse
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 NODE_NAME = "CtlCollective"  # part of the name of a node that asks for a collective
@@ -67,6 +67,8 @@ class Call:
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
     joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape), where some came as one
+    names: Sequence[str] = ()  # of these, where they were asked for one by one
+    fuses: bool = False  # with others of one function
 
 
 @dataclass
@@ -105,6 +107,7 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
         splits=splits,
         is_eager=call.is_eager,
         line=call.line,
+        names=call.names,
     )
     return PendingCall(call, pending, members, [array.shape for array in ready])
 
@@ -151,7 +154,18 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     is_many = call.kind == "allreduce" and len(tensors) > 1
     if is_many and all(tensor.shape.is_fully_defined() for tensor in tensors):
         return _joined_in_graph(call, tensors)
+    if call.fuses and _is_small(tensors):
+        fused = _fused_in_graph(call, tensors[0])
+        if fused is not None:
+            return [fused]
     return _in_graph(call, tensors)
+
+
+def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
+    """One tensor that is not worth a journey of its own."""
+    first = tensors[0]
+    is_one = len(tensors) == 1 and first.shape.is_fully_defined()
+    return is_one and first.shape.num_elements() * first.dtype.size <= _SMALL
 
 
 def _line() -> str:
@@ -244,9 +258,67 @@ def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
     return found
 
 
+def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
+    """The result for a small tensor, which travels with others of the function; None where it cannot."""
+    graph = tf.compat.v1.get_default_graph()
+    most_bytes = _fusion_threshold(call)
+    if not most_bytes or not can_fuse(graph):
+        return None
+    traced = TracedCollectives.of(graph)
+    if traced.group is not call.group:
+        traced.group, traced.fusions = call.group, {}
+    kind = (tensor.dtype, call.op, call.prescale, call.postscale)
+    fusion = traced.fusions.get(kind)
+    found = fusion and fusion.extended(call.name, tensor)
+    if found is None:
+        after = traced.last_takes.get(call.group)
+
+        def exchange(names: Any, shapes: Any, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+            said = [(joined.dtype.name, tuple(shape.as_list())) for shape in shapes]
+            if len(names) == 1:
+                one = call if call.name == names[0] else replace(call, name=names[0])
+                return _nodes(replace(one, joined=said), [joined], after, token)[0]
+            together = replace(call, name=_together(names), joined=said, names=tuple(names))
+            return _nodes(together, [joined], after, token)[0]
+
+        fusion = traced.fusions[kind] = GraphFusion(graph, tensor.dtype, exchange, most_bytes)
+        traced.last_takes[call.group] = fusion.done
+        found = fusion.extended(call.name, tensor)
+    return found
+
+
+def _together(names: Sequence[str]) -> str:
+    return f"{names[0]}, {names[1]}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _fusion_threshold(call: Call) -> int:
+    """Bytes that may travel together; 0 before `init`."""
+    try:
+        return call.group.members().engine.settings.fusion_threshold
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return 0
+
+
 def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """In a function, results are taken one after the other: a thread that waits costs more than its turn.
+
+    The nodes of a function ask in the order of the program, and none of them waits for results.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not isinstance(graph, tf.__internal__.FuncGraph):
+        return _nodes(call, tensors)
+    traced = TracedCollectives.of(graph)
+    found = _nodes(call, tensors, traced.last_takes.get(call.group))
+    traced.last_takes[call.group] = found[0].op
+    return found
+
+
+def _nodes(call: Call, tensors: Sequence[tf.Tensor], after: Any = None, token: Any = None) -> list[Any]:
+    """A node that asks, and one that takes the result, after another one; with a token, both may be
+    left out."""
+
     def ask_from_graph(*arrays: Any) -> Any:
-        return np.int64(_on_their_way.put(ask(call, arrays)))
+        return np.int64(_on_their_way.put(ask(call, arrays[: len(tensors)])))
 
     def take_from_graph(number: Any) -> Any:
         return result(_on_their_way.take(int(number)))
@@ -257,28 +329,14 @@ def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         types.append(tf.int64)
     elif call.kind == "alltoall":
         types.append(tf.int32)
-    number = tf.numpy_function(ask_from_graph, list(tensors), tf.int64, name=NODE_NAME)
+    given = list(tensors) if token is None else [*tensors, token]
+    number = tf.numpy_function(ask_from_graph, given, tf.int64, stateful=token is None, name=NODE_NAME)
     number.set_shape([])
-    with _after_the_last_take(call, number.graph):
+    with tf.control_dependencies([] if after is None else [after]):
         found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
     found = list(found) if isinstance(found, (list, tuple)) else [found]
     _set_shapes(call, numbered, found)
-    _last_takes.setdefault(number.graph, {})[call.group] = found[0].op
     return found
-
-
-_last_takes: Any = weakref.WeakKeyDictionary()  # graph -> group -> the node that takes its newest result
-
-
-def _after_the_last_take(call: Call, graph: Any) -> Any:
-    """In a function, results are taken one after the other: a thread that waits costs more than its turn.
-
-    The nodes of a function ask in the order of the program, and none of them waits for results.
-    """
-    last = (
-        _last_takes.get(graph, {}).get(call.group) if isinstance(graph, tf.__internal__.FuncGraph) else None
-    )
-    return tf.control_dependencies([] if last is None else [last])
 
 
 def barrier_in_graph(call: Call, name: str) -> tf.Operation:

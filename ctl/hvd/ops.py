@@ -8,6 +8,7 @@ before `init()`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -117,15 +118,9 @@ def grouped_allreduce(
         given = [_tensor(tensors[i]) for i in dense]
         default = _named(_what, given)
         packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
-        call = Call(
-            "allreduce",
-            "",
-            process_set,
-            op,
-            prescale_factor,
-            postscale_factor,
-            ignores_scope=ignore_name_scope,
-        )
+        call = Call("allreduce", "", process_set, op, prescale_factor, postscale_factor)
+        is_single = _what == "HorovodAllreduce"
+        call = replace(call, ignores_scope=ignore_name_scope, fuses=is_single)
         reduced = _allreduced(call, packed, name, default)
         for i, tensor, context in zip(dense, reduced, contexts, strict=True):
             found[i] = compression.decompress(tensor, context)
@@ -391,7 +386,9 @@ def _named(what: str, tensors: Sequence[tf.Tensor]) -> str:
     """In a graph the names of the first and last tensor tell one collective from another."""
     if tf.executing_eagerly():
         return what
-    names = [tensors[0].name] if len(tensors) == 1 else [tensors[0].name, tensors[-1].name]
+    ends = tensors if len(tensors) == 1 else [tensors[0], tensors[-1]]
+    # what a function captured is named by a number, which differs between ranks
+    names = ["captured" if tensor.name[0].isdigit() else tensor.name for tensor in ends]
     return "_".join([what, *(n.replace(":", "_").replace("/", "_") for n in names)])
 
 
