@@ -19,6 +19,7 @@ _SUBCOMMANDS = {
     "inspect": ("ctl.tools.inspect", "show the checkpoints of a run"),
     "launch": ("ctl.launch.cli", "start the workers of one job, and look after them"),
     "profile": ("ctl.tools.profile", "show where the time of a step goes"),
+    "sweep": ("ctl.tools.sweep", "run a training with several values of its flags"),
 }
 
 

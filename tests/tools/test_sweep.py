@@ -1,0 +1,179 @@
+"""`ctl sweep`: one run per combination, some at a time; the rest when it is started again."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from conftest import ROOT, environment
+from processes import run, start
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+PROGRAM = """
+import json, os, signal, sys, time
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+directory = flags["model_dir"]
+print("began", flags, flush=True)
+if "wait" in flags:
+    open(os.path.join(directory, "waits"), "w").close()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    while not os.path.exists(flags["wait"]):
+        time.sleep(0.02)
+if flags.get("rate") == flags.get("bad"):
+    sys.exit("cannot")
+loss = float(flags.get("rate", 1)) + len(flags.get("name", ""))
+rows = [{"step": 1, "run": "eval", "time": 0.0, "loss": 99.0},
+        {"step": 2, "run": "train", "time": 1.0, "loss": 5.0},
+        {"step": 2, "run": "eval", "time": 2.0, "loss": loss, "accuracy": 1 - loss}]
+with open(os.path.join(directory, "metrics.jsonl"), "w") as file:
+    file.write("".join(json.dumps(row) + "\\n" for row in rows))
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return [sys.executable, str(path), "--bad=never"]
+
+
+def swept(words, cwd):
+    return run([sys.executable, "-m", "ctl", "sweep", *words], env=environment(), cwd=cwd)
+
+
+def state(directory):
+    return json.loads((directory / "sweep.json").read_text())["runs"]
+
+
+def test_each_combination_runs_once_and_the_best_comes_first(tmp_path, program):
+    done = swept(["--", *program, "--rate=0.5,0.25", "--name=a,bc", "--fixed=1"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["rate", "name", "loss", "accuracy", "step", "exit", "code"]
+    assert [line[:3] for line in lines[1:5]] == [
+        ["0.25", "a", "1.25"], ["0.5", "a", "1.5"], ["0.25", "bc", "2.25"], ["0.5", "bc", "2.5"],
+    ]  # fmt: skip
+    assert lines[-1] == ["tensorboard", "--logdir", "sweep"]
+    found = state(tmp_path / "sweep")
+    assert list(found)[:2] == ["rate=0.5,name=a", "rate=0.5,name=bc"]
+    one = found["rate=0.25,name=a"]
+    assert one["exit_code"] == 0 and one["settings"] == {"rate": "0.25", "name": "a"}
+    assert one["metrics"] == {"step": 2, "loss": 1.25, "accuracy": -0.25}
+    log = (tmp_path / "sweep" / "rate=0.25,name=a" / "console.log").read_text()
+    assert "'fixed': '1'" in log
+
+
+def test_the_largest_may_be_the_best_and_model_dir_says_where(tmp_path, program):
+    where = tmp_path / "here"
+    words = [*program, f"--model_dir={where}", "--rate=0.5,0.25,0.75"]
+    done = swept(["--metric=accuracy", "--max", "--", *words], tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:4]] == ["0.25", "0.5", "0.75"]
+    assert set(state(where)) == {"rate=0.5", "rate=0.25", "rate=0.75"}
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_what_has_ended_well_is_left_out_and_what_failed_is_not(tmp_path, program):
+    words = ["--", *program[:2], "--bad=0.5", "--rate=0.5,0.25"]
+    first = swept(words, tmp_path)
+    assert first.returncode == 1
+    assert "rate=0.5 failed: exit code 1; see sweep/rate=0.5/console.log" in first.stderr
+    assert "cannot" in (tmp_path / "sweep/rate=0.5/console.log").read_text()
+    again = swept(words, tmp_path)
+    assert again.returncode == 1 and "2 runs, 1 of them done before" in again.stderr
+    logs = [(tmp_path / f"sweep/rate={r}/console.log").read_text() for r in ("0.5", "0.25")]
+    assert [log.count("began") for log in logs] == [2, 1]
+    other = swept([*words, "--more=1"], tmp_path)  # another command: nothing of it is done
+    assert "of them done before" not in other.stderr
+
+
+def test_a_comma_of_a_value_stays(tmp_path, program):
+    done = swept(["--", *program, r"--name=a\,b,c", r"--list=x\,y"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = state(tmp_path / "sweep")
+    assert [one["settings"]["name"] for one in found.values()] == ["a,b", "c"]
+    assert all("--list=x,y" in one["command"] for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "no command came after"),
+        (["--"], "no command came after"),
+        (["--", "no-such-program", "--a=1,2"], "'no-such-program' is no program"),
+        (["--", sys.executable, "--a=1"], "no flag of the command has several values"),
+        (["--", sys.executable, "--a=1,1"], "comes twice"),
+        (["--", sys.executable, "--a=1,"], "a value is empty"),
+        (["--", sys.executable, "--a=1,2", "--a=3,4"], "--a comes twice"),
+        (["--", sys.executable, "--model_dir=a,b"], "expected one"),
+        (["--jobs=0", "--", sys.executable, "--a=1,2"], "--jobs is 0"),
+        (["--jops=2", "--", sys.executable, "--a=1,2"], "--jops=2"),
+    ],
+)
+def test_bad_input_ends_before_any_run(tmp_path, words, part):
+    done = swept(words, tmp_path)
+    assert done.returncode == 2 and part in done.stderr and not done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_damaged_is_not_overwritten(tmp_path, program):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{")
+    done = swept(["--", *program, "--rate=1,2"], tmp_path)
+    assert done.returncode == 2 and "sweep.json cannot be read" in done.stderr
+    assert (tmp_path / "sweep/sweep.json").read_text() == "{"
+
+
+def until(condition, secs=120):
+    end = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_runs_at_a_time_and_a_signal(tmp_path, program, signum):
+    go = tmp_path / "go"
+    words = ["--jobs=2", "--", *program, "--rate=1,2,3", f"--wait={go}"]
+    command = [sys.executable, "-m", "ctl", "sweep", *words]
+    with (tmp_path / "out").open("wb") as out:
+        sweep = start(command, env=environment(), cwd=tmp_path, stdout=out, stderr=out)
+    waits = [tmp_path / f"sweep/rate={i}/waits" for i in (1, 2, 3)]
+    until(lambda: waits[0].exists() and waits[1].exists())
+    assert not waits[2].exists()
+    sweep.send_signal(signum)
+    code = sweep.wait(120)
+    assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
+    running = f"--wait={go}".encode()
+
+    def none_is_left():
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    found.append(running in file.read().split(b"\0"))
+            except OSError:
+                continue
+        return not any(found)
+
+    until(none_is_left)
+    go.touch()
+    again = swept(words, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [one["exit_code"] for one in state(tmp_path / "sweep").values()] == [0, 0, 0]
+
+
+def test_a_real_training_and_what_tensorboard_compares(tmp_path):
+    command = [sys.executable, "-m", "models.mnist", "--train_steps=4", "--eval_every_steps=4",
+               "--global_batch_size=16", f"--model_dir={tmp_path}/runs", "--dropout=0,0.5"]  # fmt: skip
+    done = swept(["--metric=accuracy", "--max", "--", *command], ROOT)
+    assert done.returncode == 0, done.stderr
+    found = state(tmp_path / "runs")
+    assert set(found) == {"dropout=0", "dropout=0.5"}
+    assert all({"loss", "accuracy"} <= set(one["metrics"]) for one in found.values())
+    events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "runs")).Reload()
+    sessions = events.PluginRunToTagToContent("hparams")
+    assert {run for run, tags in sessions.items() if "_hparams_/session_start_info" in tags} == {
+        "dropout=0/logs/eval", "dropout=0.5/logs/eval",
+    }  # fmt: skip
