@@ -1,34 +1,12 @@
 """The example models: two optimizers at different rates, pictures, and a step without data."""
 
-import importlib
-
 import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
+from example_models import imported
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-
-def imported(name):
-    """A model's module, whose flags are put away: another model may have some of the same names."""
-
-    def put_away():
-        where = flags.FLAGS.find_module_defining_flag
-        names = [n for n in flags.FLAGS if str(where(n)).startswith("models.")]
-        kept = {n: flags.FLAGS[n] for n in names}
-        for n in names:
-            delattr(flags.FLAGS, n)
-        return kept
-
-    before = put_away()
-    module = importlib.import_module(f"models.{name}")
-    put_away()
-    for flag in before.values():
-        flags.DEFINE_flag(flag, module_name="models.mnist")
-    return module
-
 
 cartpole = imported("cartpole")
 CartPole, moved, stands = cartpole.CartPole, cartpole.moved, cartpole.stands

@@ -33,14 +33,15 @@ def load(source: str = "shipped") -> dict[str, dict[str, np.ndarray]]:
         arrays = dict(zip(_KEYS, (x_train, y_train, x_test, y_test), strict=True))
     else:
         path = SHIPPED if source == "shipped" else Path(source).expanduser()
-        arrays = _idx(path) if path.is_dir() else _npz(path)
+        arrays = _idx(path) if path.is_dir() else read_npz(path)
     return {
         part: _checked(source, arrays[f"x_{part}"], arrays[f"y_{part}"])
         for part in ("train", "test")
     }
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """x_train, y_train, x_test and y_test of a file; raises UsageError for what is missing."""
     if not path.is_file():
         raise UsageError(
             f"--data={path} is neither a file nor a directory; expected {HELP[HELP.index('shipped') :]}"

@@ -1,0 +1,295 @@
+"""The models of docs/gallery.md: equal numbers on several replicas, their data, what they show and serve."""
+
+import gzip
+import json
+import sys
+
+import ctl
+import keras
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+from conftest import ROOT, environment
+from example_models import imported
+from small_models import every_step
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from models.data import images, tastes, text
+
+Language = imported("language").Language
+ResNet = imported("resnet").ResNet
+Recommender = imported("recommender").Recommender
+SimClr = imported("simclr").SimClr
+
+SMALL = {"context": 16, "layers": 1, "width": 8, "heads": 2, "ema": 0.5, "show_every_steps": 0}
+
+
+def losses(model, strategy, steps=3, **options):
+    writer = ctl.MemoryWriter()
+    of_run = {"strategy": strategy, "writers": [writer], "intervals": every_step(), **options}
+    model(global_batch_size=8, **of_run).train(steps)
+    return [values["loss"] for _, run, values in writer.rows if run == "train"]
+
+
+class SameViews(SimClr):
+    """Views without randomness, which differs between replicas."""
+
+    def build(self):
+        super().build()
+        numbers = iter(range(1000))
+        self.views = lambda x, training: tf.roll(x, next(numbers) % 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (Language, {**SMALL, "decay_steps": 10, "warmup_steps": 2}),
+        (Language, {**SMALL, "accumulate_steps": 2}),
+        (ResNet, {"width": 2, "blocks": 1, "shift": 0.0}),
+        (Recommender, {"rows": 1000}),
+        (SameViews, {"features": 8}),
+    ],
+    ids=["language", "language_accumulates", "resnet", "recommender", "simclr"],
+)
+def test_losses_are_the_same_on_two_replicas(model, options, two_replicas):
+    one, two = (losses(model, strategy, **options) for strategy in ("default", two_replicas))
+    np.testing.assert_allclose(one, two, rtol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("simclr", "pair_accuracy"), ("language", "bits_per_byte")])
+def test_two_workers_train_it_as_a_program(name, metric, tmp_path):
+    small = ["--context=16", "--layers=1", "--width=8", "--heads=2"] if name == "language" else []
+    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--",
+             sys.executable, "-m", f"models.{name}", f"--model_dir={tmp_path}", "--train_steps=4", "--global_batch_size=8",
+             "--log_every_steps=1", *small]  # fmt: skip
+    done = processes.run(words, env=environment(), cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["run"] == "train"]
+    assert [row["step"] for row in trained] == [1, 2, 3, 4] and all(metric in row for row in trained)
+
+
+def test_a_text_is_cut_into_consecutive_rows(tmp_path):
+    path = tmp_path / "text.gz"
+    content = bytes(range(256)) * 4
+    path.write_bytes(gzip.compress(content))
+    rows = text.load(str(path), 7)
+    assert rows["train"].shape == (115, 8) and rows["test"].shape == (13, 8)
+    assert b"".join(row.tobytes() for part in ("train", "test") for row in rows[part]) == content
+    shipped = text.load("shipped", 127)
+    assert shipped["train"][0].tobytes().startswith(b"CHAPTER 1. Loomings.\n\nCall me Ishmael.")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), (b"short", r"has 5 bytes; expected 187"), (b"no gzip", "cannot be read")],
+)
+def test_a_text_that_cannot_be_is_refused(content, words, tmp_path):
+    path = tmp_path / ("text.gz" if content == b"no gzip" else "text")
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(ctl.UsageError, match=words):
+        Language(strategy="default", data=str(path), **{**SMALL, "context": 16})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (Language, {**SMALL, "heads": 3}, "multiple of --heads=3"),
+        (Language, {**SMALL, "ema": 1.0}, "--ema is 1.0"),
+        (ResNet, {"label_smoothing": 1.0}, "--label_smoothing is 1.0"),
+        (ResNet, {"data": "nowhere"}, "--data=nowhere is no .npz"),
+        (SimClr, {"temperature": 0.0}, "--temperature is 0.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(model, options, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        model(strategy="default", **options)
+
+
+def test_text_is_written_byte_by_byte_from_what_the_model_sees():
+    trainer = Language(strategy="default", global_batch_size=8, writers=[], **{**SMALL, "context": 6})
+    trainer.train(2)
+    prompts = ["a", "longer than what is seen"]
+    found = trainer.generate(tf.constant(prompts), 10, 0.0).numpy()
+    for prompt, got in zip(prompts, found, strict=True):
+        wanted = b"\n" + prompt.encode()
+        for _ in range(10):
+            seen = wanted[-6:]
+            window = np.zeros([1, 6], np.int32)
+            window[0, : len(seen)] = list(seen)
+            wanted += bytes([int(np.argmax(trainer.model(window)[0, len(seen) - 1]))])
+        assert got == wanted[1:]
+    one, same = (trainer.generate(tf.constant(["a"]), 30, 2.0).numpy() for _ in range(2))
+    assert one == same and one != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
+
+
+def test_text_is_shown_predicted_and_served(tmp_path):
+    trainer = Language(strategy="default", global_batch_size=8, model_dir=tmp_path, prompts=["Call me"],
+                       length=5, **{**SMALL, "show_every_steps": 2},
+                       intervals=every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2)))  # fmt: skip
+    trainer.train(2, export=["saved_model"])
+    (file,) = (tmp_path / "logs" / "train").glob("events*")
+    shown = [
+        value.tensor.string_val[0].decode()
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value if value.tag.startswith("text")
+    ]  # fmt: skip
+    assert len(shown) == 1 and "'Call me" in shown[0]
+    (line,) = trainer.predict()
+    assert line["prompt"] == "Call me" and line["text"].startswith("Call me")
+    served = tf.saved_model.load(f"{tmp_path}/export/saved_model").signatures["serving_default"]
+    texts = served(prompts=tf.constant(["one", "two"]))["texts"].numpy()
+    assert [len(one) for one in texts] == [8, 8] and texts[0].startswith(b"one")
+
+
+def test_layers_compute_in_bfloat16_and_weights_stay_float32():
+    trainer = Language(strategy="default", global_batch_size=8, writers=[], dtype="bfloat16", **SMALL)
+    trainer.train(2)
+    block = next(layer for layer in trainer.model.layers if type(layer).__name__ == "Block")
+    assert block.compute_dtype == "bfloat16" and block.wide.kernel.dtype == "float32"
+    assert trainer.model.output.dtype == "float32"
+
+
+def pictures(folder, count, seed):
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    for i in range(count):
+        shape = [6, 8, 3] if i % 2 else [5, 5, 1]
+        image = random.integers(256, size=shape, dtype=np.uint8)
+        name = f"{i}.{'png' if i % 2 else 'jpg'}"
+        encode = tf.io.encode_png if i % 2 else tf.io.encode_jpeg
+        (folder / name).write_bytes(encode(image).numpy())
+
+
+def test_pictures_in_folders_of_classes(tmp_path):
+    for number, name in enumerate(("cat", "dog")):
+        pictures(tmp_path / "all" / name, 10, number)
+        pictures(tmp_path / "parts" / "train" / name, 3, number)
+        pictures(tmp_path / "parts" / "test" / name, 2, number)
+    found, names = images.load(str(tmp_path / "all"), size=7)
+    assert names == ["cat", "dog"]
+    assert found["train"]["image"].shape == (18, 7, 7, 3) and found["test"]["image"].shape == (2, 7, 7, 3)
+    assert found["test"]["label"].tolist() == [0, 1]
+    found, _ = images.load(str(tmp_path / "parts"), size=7)
+    assert found["train"]["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert found["test"]["label"].tolist() == [0, 0, 1, 1]
+    assert found["train"]["image"].std() > 0
+    (tmp_path / "all" / "cat" / "0.jpg").write_bytes(b"nothing")
+    with pytest.raises(ctl.UsageError, match=r"cat/0.jpg cannot be read"):
+        images.load(str(tmp_path / "all"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x_train": np.zeros([4, 8, 8])}, "of float64"),
+        ({"y_test": np.zeros([3], int)}, "for test"),
+        ({"y_train": np.zeros([4])}, "expected whole numbers"),
+        ({"x_test": np.zeros([0, 8, 8], np.uint8), "y_test": np.zeros([0], int)}, "no images for test"),
+        ({"x_train": np.zeros([4, 8, 8, 2], np.uint8)}, r"\[4, 8, 8, 2\]"),
+    ],
+)
+def test_an_npz_that_cannot_be_is_refused(change, words, tmp_path):
+    x, y = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 1, 2, 2])
+    arrays = {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[:2]}
+    np.savez(tmp_path / "good.npz", **arrays)
+    found, names = images.load(str(tmp_path / "good.npz"))
+    assert names == ["0", "1", "2"] and found["test"]["image"].shape == (2, 8, 8, 3)
+    np.savez(tmp_path / "bad.npz", **{**arrays, **change})
+    with pytest.raises(ctl.UsageError, match=words):
+        images.load(str(tmp_path / "bad.npz"))
+
+
+def test_the_confusion_matrix_counts_each_image_once(two_replicas, tmp_path):
+    trainer = ResNet(strategy=two_replicas, global_batch_size=64, model_dir=tmp_path, width=2, blocks=1,
+                     intervals=every_step(evaluate=ctl.Every(steps=2)))  # fmt: skip
+    trainer.arrays = {name: {k: v[:200] for k, v in part.items()} for name, part in trainer.arrays.items()}
+    trainer.train(2)
+    found = trainer.evaluate()
+    labels = trainer.arrays["test"]["label"]
+    np.testing.assert_array_equal(found["confusion"].sum(axis=1), np.bincount(labels, minlength=10))
+    logits = trainer.predict(trainer.arrays["test"]["image"])
+    assert np.trace(found["confusion"]) == (logits.argmax(axis=1) == labels).sum()
+    best = np.argsort(-logits, axis=1)[:, :3]
+    np.testing.assert_allclose(found["top3_accuracy"], (best == labels[:, None]).any(axis=1).mean())
+    events = [file for folder in ("train", "eval") for file in (tmp_path / "logs" / folder).glob("events*")]
+    shown = [event.summary.value for file in events for event in EventFileLoader(str(file)).Load()]
+    tags = {value.tag for values in shown for value in values}
+    assert {"confusion", "confusion/names"} <= tags
+
+
+def test_smoothing_shares_a_probability():
+    trainer = ResNet(strategy="default", label_smoothing=0.2)
+    logits, label = np.random.default_rng(0).normal(size=(4, 10)).astype(np.float32), np.arange(4)
+    wanted = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2, reduction=None)
+    found = trainer.score(tf.constant(logits), tf.constant(label))["loss"]
+    np.testing.assert_allclose(found, wanted(np.eye(10)[label], logits), rtol=1e-5)
+
+
+def test_made_up_users_choose_by_taste_and_never_from_the_others():
+    found = tastes.load(users=50, items=80)
+    assert found["train"]["user"].shape == (550,) and found["test"]["others"].shape == (50, 99)
+    again = tastes.load(users=50, items=80)
+    assert all((found[p][k] == again[p][k]).all() for p in found for k in found[p])
+    for user in (b"user-0", b"user-49"):
+        chosen = set(found["train"]["item"][found["train"]["user"] == user])
+        chosen |= set(found["test"]["item"][found["test"]["user"] == user])
+        assert len(chosen) == tastes.CHOSEN
+        for part in found.values():
+            assert not chosen & set(part["others"][part["user"] == user].ravel())
+
+
+def test_the_recommender_is_judged_by_the_place_of_the_chosen_item():
+    trainer = Recommender(strategy="default", global_batch_size=64, rows=2000, writers=[], top=5)
+    trainer.arrays = tastes.load(users=100, items=60)
+    trainer.train(3)
+    batch = trainer.arrays["test"]
+    scores = trainer.scores({k: tf.constant(v) for k, v in batch.items()}).numpy()
+    place = (scores[:, 1:] >= scores[:, :1]).sum(axis=1)
+    gain = np.where(place < 5, 1 / np.log2(place + 2), 0.0)
+    found = trainer.evaluate()
+    np.testing.assert_allclose(found["hit_rate_5"], (place < 5).mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["ndcg_5"], gain.mean(), rtol=1e-5)
+
+
+def test_the_recommender_changes_only_the_rows_of_a_step():
+    trainer = Recommender(strategy="default", global_batch_size=4, rows=5000, writers=[])
+    trainer.prepare()
+    before = trainer.model.users.table.embeddings.numpy()
+    trainer.train(1)
+    changed = (trainer.model.users.table.embeddings.numpy() != before).any(axis=1)
+    assert 1 <= changed.sum() <= 4
+
+
+def test_the_recommender_serves_an_order_of_items(tmp_path):
+    trainer = Recommender(strategy="default", global_batch_size=64, rows=2000, model_dir=tmp_path)
+    trainer.train(2, export=["saved_model"])
+    served = tf.saved_model.load(f"{tmp_path}/export/saved_model").signatures["serving_default"]
+    names = [[f"item-{i}".encode() for i in range(6)]]
+    order = served(user=tf.constant(["user-1"]), items=tf.constant(names))["items"].numpy()[0]
+    scores = trainer.model((tf.constant(["user-1"]), tf.constant(names))).numpy()[0]
+    assert [names[0].index(name) for name in order] == np.argsort(-scores, kind="stable").tolist()
+
+
+def test_views_find_each_other_among_all_replicas(two_replicas):
+    """The loss of each image has the images of both replicas beside it."""
+    one, other = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in (0, 1))
+    one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (one, other))
+
+    class Compared(SimClr):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                losses, hits = self.contrast(batch["one"], batch["other"])
+                loss = self.average(losses) + 0.0 * tf.reduce_sum(self.learned[0])
+            self.minimize(loss, tape, self.learned)
+            return {"loss": losses, "hits": hits}
+
+        def train_data(self, batch_size):
+            return ctl.from_arrays({"one": one, "other": other}, batch_size, shuffle=False)
+
+    logits = np.concatenate([one @ other.T, one @ one.T - 1e9 * np.eye(8)], axis=1) / 0.5
+    wanted = np.log(np.exp(logits).sum(axis=1)) - np.diag(logits[:, :8])
+    for strategy in ("default", two_replicas):
+        np.testing.assert_allclose(losses(Compared, strategy, 1, temperature=0.5), wanted.mean(), rtol=1e-5)
