@@ -5,6 +5,8 @@ python -m models.language --model_dir=/tmp/language --mode=predict --prompt="Cal
 ctl launch --workers=2 -- python -m models.language --model_dir=/tmp/language2 --train_steps=2000
 """
 
+from types import SimpleNamespace
+
 import ctl
 import keras
 import numpy as np
@@ -27,12 +29,17 @@ CLIP_NORM = flags.DEFINE_float("clip_norm", 1.0, "Largest norm of the gradient. 
 ACCUMULATE = flags.DEFINE_integer("accumulate_steps", 1, "Parts of a batch, to save memory.")
 EMA = flags.DEFINE_float("ema", 0.99, "Momentum of the weights' average. 0 turns it off.")
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "What layers compute in.")
-PROMPTS = flags.DEFINE_multi_string("prompt", ["The whale", "I "], "A beginning to write on.")
+PROMPT = flags.DEFINE_multi_string("prompt", ["The whale", "I "], "A beginning to write on.")
 LENGTH = flags.DEFINE_integer("length", 200, "Bytes to write.", lower_bound=1)
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "Below 1: likelier bytes. 0: the likeliest.")
 SHOW_EVERY = flags.DEFINE_integer("show_every_steps", 200, "Steps between texts. 0 turns it off.")
 
+SETTINGS = (
+    DATA, CONTEXT, LAYERS, WIDTH, HEADS, DROPOUT, LEARNING_RATE, WARMUP_STEPS, DECAY_STEPS, WEIGHT_DECAY,
+    CLIP_NORM, ACCUMULATE, EMA, DTYPE, PROMPT, LENGTH, TEMPERATURE, SHOW_EVERY,
+)  # fmt: skip
 BYTES = 256
+DEFAULTS = {flag.name: flag.default for flag in SETTINGS}
 layers = keras.layers
 
 
@@ -60,42 +67,39 @@ class Block(layers.Layer):
 class Language(ctl.Trainer):
     """Rows are consecutive bytes `[b, context + 1]`; each is predicted from those before it."""
 
-    def __init__(
-        self, config=None, *, data="shipped", context=96, layers=3, width=96, heads=4, dropout=0.0,
-        learning_rate=3e-3, warmup_steps=100, decay_steps=0, weight_decay=0.1, clip_norm=1.0,
-        accumulate_steps=1, ema=0.99, dtype="float32", prompts=("The whale", "I "), length=200,
-        temperature=0.7, show_every_steps=200, **options,
-    ):  # fmt: skip
-        super().__init__(config, **options)
-        if width % heads:
-            raise ctl.UsageError(f"--width is {width}; expected a multiple of --heads={heads}.")
-        if not 0 <= ema < 1:
-            raise ctl.UsageError(f"--ema is {ema}; expected 0 (off), or a number below 1 like 0.99.")
-        self.rows, self.context = text.load(data, context), context
-        self.shape = {"layers": layers, "width": width, "heads": heads, "dropout": dropout}
-        self.policy = "mixed_bfloat16" if dtype == "bfloat16" else "float32"
-        self.rate, self.warmup_steps = learning_rate, warmup_steps
-        self.decay_steps = decay_steps or self.config.train_steps
-        self.weight_decay, self.ema = weight_decay, ema
-        self.prompts, self.length, self.temperature = prompts, length, temperature
-        self.show_every_steps = show_every_steps
-        self.gradients = ctl.Gradients(clip_norm=clip_norm or None, accumulate_steps=accumulate_steps)
+    def __init__(self, config=None, **settings):
+        """Takes the flags above as keywords, e.g. `context=128`, beside those of ctl.Trainer."""
+        own = {name: settings.pop(name, default) for name, default in DEFAULTS.items()}
+        super().__init__(config, **settings)
+        if own["width"] % own["heads"]:
+            raise ctl.UsageError(
+                f"--width is {own['width']}; expected a multiple of --heads={own['heads']}."
+            )
+        if not 0 <= own["ema"] < 1:
+            raise ctl.UsageError(f"--ema is {own['ema']}; expected 0 (off), or a number below 1 like 0.99.")
+        self.own = SimpleNamespace(**own)
+        self.rows, self.context = text.load(own["data"], own["context"]), own["context"]
+        self.gradients = ctl.Gradients(
+            clip_norm=own["clip_norm"] or None, accumulate_steps=own["accumulate_steps"]
+        )
 
     def build(self):
-        width, policy = self.shape["width"], self.policy
+        own, width = self.own, self.own.width
+        policy = "mixed_bfloat16" if own.dtype == "bfloat16" else "float32"
         seen = keras.Input((self.context,), dtype="int32")
         places = layers.Embedding(self.context, width, dtype=policy)(tf.range(self.context)[None])
         x = layers.Embedding(BYTES, width, dtype=policy)(seen) + places
-        for _ in range(self.shape["layers"]):
-            x = Block(width, self.shape["heads"], self.shape["dropout"], dtype=policy)(x)
+        for _ in range(own.layers):
+            x = Block(width, own.heads, own.dropout, dtype=policy)(x)
         x = layers.LayerNormalization(dtype=policy)(x)
         self.model = keras.Model(seen, layers.Dense(BYTES, dtype="float32")(x))
+        steps = own.decay_steps or self.config.train_steps
         rate = keras.optimizers.schedules.CosineDecay(
-            0.0, max(1, self.decay_steps - self.warmup_steps), alpha=0.1,
-            warmup_target=self.rate, warmup_steps=self.warmup_steps,
+            0.0, max(1, steps - own.warmup_steps), alpha=0.1,
+            warmup_target=own.learning_rate, warmup_steps=own.warmup_steps,
         )  # fmt: skip
-        average = {"use_ema": True, "ema_momentum": self.ema} if self.ema else {}
-        self.optimizer = keras.optimizers.AdamW(rate, weight_decay=self.weight_decay, **average)
+        average = {"use_ema": True, "ema_momentum": own.ema} if own.ema else {}
+        self.optimizer = keras.optimizers.AdamW(rate, weight_decay=own.weight_decay, **average)
         self.optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
 
     def train_data(self, batch_size):
@@ -126,22 +130,23 @@ class Language(ctl.Trainer):
         return self.score(batch, training=False)
 
     def after_loop(self, step, means):
-        if self.show_every_steps and step % self.show_every_steps == 0:
+        if self.own.show_every_steps and step % self.own.show_every_steps == 0:
             self.log("text", "\n\n".join(f"    {t!r}" for t in self.texts()))
 
     def texts(self):
         """What the model makes of each prompt."""
-        found = self.generate(tf.constant(list(self.prompts)), self.length, self.temperature)
+        prompts = tf.constant(list(self.own.prompt))
+        found = self.generate(prompts, self.own.length, self.own.temperature)
         return [one.decode(errors="replace") for one in found.numpy()]
 
     def predict(self):
-        for prompt, found in zip(self.prompts, self.texts(), strict=True):
+        for prompt, found in zip(self.own.prompt, self.texts(), strict=True):
             yield {"prompt": prompt, "text": found}
 
     def signatures(self):
         @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="prompts")])
         def generate(prompts):
-            return {"texts": self.generate(prompts, self.length, self.temperature)}
+            return {"texts": self.generate(prompts, self.own.length, self.own.temperature)}
 
         return {"serving_default": generate}
 
@@ -173,16 +178,5 @@ class Language(ctl.Trainer):
         return tf.strings.join([prompt, tf.strings.reduce_join(letters)])
 
 
-def main():
-    settings = {
-        "data": DATA, "context": CONTEXT, "layers": LAYERS, "width": WIDTH, "heads": HEADS,
-        "dropout": DROPOUT, "learning_rate": LEARNING_RATE, "warmup_steps": WARMUP_STEPS,
-        "decay_steps": DECAY_STEPS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP_NORM,
-        "accumulate_steps": ACCUMULATE, "ema": EMA, "dtype": DTYPE, "prompts": PROMPTS,
-        "length": LENGTH, "temperature": TEMPERATURE, "show_every_steps": SHOW_EVERY,
-    }  # fmt: skip
-    ctl.run(Language, **settings)
-
-
 if __name__ == "__main__":
-    main()
+    ctl.run(Language, **{flag.name: flag for flag in SETTINGS})

@@ -1,10 +1,12 @@
 """A residual network for small images, as ResNet-18 with a narrow stem.
 
-python -m models.resnet --model_dir=/tmp/resnet --epochs=5
+python -m models.resnet --model_dir=/tmp/resnet --train_steps=200
 python -m models.resnet --model_dir=/tmp/resnet2 --data=PHOTOS --flip --width=32
 
 He, Zhang, Ren and Sun 2016, arXiv:1512.03385.
 """
+
+from types import SimpleNamespace
 
 import ctl
 import keras
@@ -18,12 +20,16 @@ IMAGE_SIZE = flags.DEFINE_integer("image_size", 32, "Pixels per side, for folder
 WIDTH = flags.DEFINE_integer("width", 8, "Channels of the first stage; 64 is ResNet-18.", lower_bound=1)
 BLOCKS = flags.DEFINE_integer("blocks", 2, "Blocks of each of the four stages.", lower_bound=1)
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "Step size of SGD, for a batch of 128.")
-DECAY_STEPS = flags.DEFINE_integer("decay_steps", 200, "Steps of the cosine.", lower_bound=1)
+DECAY_STEPS = flags.DEFINE_integer("decay_steps", 0, "Steps of the cosine. 0: --train_steps.")
 SMOOTHING = flags.DEFINE_float("label_smoothing", 0.1, "Probability shared by all classes.")
 SHIFT = flags.DEFINE_float("shift", 0.1, "Largest shift, as a part of the image. 0 turns it off.")
 FLIP = flags.DEFINE_bool("flip", False, "Flip images left to right at random.")
 TOP = flags.DEFINE_integer("top", 3, "Also count labels among so many likeliest.", lower_bound=1)
 
+SETTINGS = (
+    DATA, IMAGE_SIZE, WIDTH, BLOCKS, LEARNING_RATE, DECAY_STEPS, SMOOTHING, SHIFT, FLIP, TOP,
+)  # fmt: skip
+DEFAULTS = {flag.name: flag.default for flag in SETTINGS}
 layers = keras.layers
 
 
@@ -64,35 +70,35 @@ def block(x, width, stride):
 class ResNet(ctl.Trainer):
     """A classifier of images, uint8 `[b, h, w, c]`; labels are int64 `[b]`."""
 
-    def __init__(
-        self, config=None, *, data="shipped", image_size=32, width=8, blocks=2, learning_rate=0.1,
-        decay_steps=200, label_smoothing=0.1, shift=0.1, flip=False, top=3, **options,
-    ):  # fmt: skip
-        super().__init__(config, **options)
-        if not 0 <= label_smoothing < 1:
-            raise ctl.UsageError(f"--label_smoothing is {label_smoothing}; expected 0 to below 1.")
-        self.arrays, self.classes = images.load(data, image_size)
-        self.width, self.blocks, self.top = width, blocks, min(top, len(self.classes))
-        self.rate = learning_rate * self.global_batch_size / 128
-        self.decay_steps, self.smoothing = decay_steps, label_smoothing
-        self.shift, self.flip = shift, flip
+    def __init__(self, config=None, **settings):
+        """Takes the flags above as keywords, e.g. `width=64`, beside those of ctl.Trainer."""
+        own = {name: settings.pop(name, default) for name, default in DEFAULTS.items()}
+        super().__init__(config, **settings)
+        if not 0 <= own["label_smoothing"] < 1:
+            raise ctl.UsageError(
+                f"--label_smoothing is {own['label_smoothing']}; expected 0 to below 1."
+            )
+        self.own = SimpleNamespace(**own)
+        self.arrays, self.classes = images.load(own["data"], own["image_size"])
+        self.top = min(own["top"], len(self.classes))
 
     def build(self):
-        shape = self.arrays["train"]["image"].shape[1:]
+        own, shape = self.own, self.arrays["train"]["image"].shape[1:]
         image = keras.Input(shape, dtype="uint8")
         x = layers.Rescaling(1 / 127.5, offset=-1)(image)
-        if self.flip:
+        if own.flip:
             x = layers.RandomFlip("horizontal")(x)
-        if self.shift:
-            x = layers.RandomTranslation(self.shift, self.shift, fill_mode="nearest")(x)
-        x = layers.Conv2D(self.width, 3, padding="same", use_bias=False)(x)
+        if own.shift:
+            x = layers.RandomTranslation(own.shift, own.shift, fill_mode="nearest")(x)
+        x = layers.Conv2D(own.width, 3, padding="same", use_bias=False)(x)
         x = layers.Activation("relu")(normalized()(x))
         for stage in range(4):
-            for number in range(self.blocks):
-                x = block(x, self.width * 2**stage, 2 if stage and not number else 1)
+            for number in range(own.blocks):
+                x = block(x, own.width * 2**stage, 2 if stage and not number else 1)
         x = layers.GlobalAveragePooling2D()(x)
         self.model = keras.Model(image, layers.Dense(len(self.classes))(x))
-        rate = keras.optimizers.schedules.CosineDecay(self.rate, self.decay_steps)
+        full = own.learning_rate * self.global_batch_size / 128
+        rate = keras.optimizers.schedules.CosineDecay(full, own.decay_steps or self.config.train_steps)
         self.optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
         self.confusion = Confusion(len(self.classes), name="confusion")
 
@@ -104,7 +110,8 @@ class ResNet(ctl.Trainer):
 
     def score(self, logits, label):
         wanted = tf.one_hot(label, len(self.classes))
-        wanted = wanted * (1 - self.smoothing) + self.smoothing / len(self.classes)
+        smoothing = self.own.label_smoothing
+        wanted = wanted * (1 - smoothing) + smoothing / len(self.classes)
         return {
             "loss": tf.nn.softmax_cross_entropy_with_logits(wanted, logits),
             "accuracy": tf.equal(tf.argmax(logits, axis=1), label),
@@ -129,8 +136,4 @@ class ResNet(ctl.Trainer):
 
 
 if __name__ == "__main__":
-    ctl.run(
-        ResNet, data=DATA, image_size=IMAGE_SIZE, width=WIDTH, blocks=BLOCKS,
-        learning_rate=LEARNING_RATE, decay_steps=DECAY_STEPS, label_smoothing=SMOOTHING,
-        shift=SHIFT, flip=FLIP, top=TOP,
-    )  # fmt: skip
+    ctl.run(ResNet, **{flag.name: flag for flag in SETTINGS})

@@ -1,4 +1,4 @@
-"""The models of docs/gallery.md: equal numbers on several replicas, their data, what they show and serve."""
+"""The models of docs/gallery.md: equal numbers on replicas, their data, what they show and serve."""
 
 import gzip
 import json
@@ -61,8 +61,8 @@ def test_losses_are_the_same_on_two_replicas(model, options, two_replicas):
 def test_two_workers_train_it_as_a_program(name, metric, tmp_path):
     small = ["--context=16", "--layers=1", "--width=8", "--heads=2"] if name == "language" else []
     words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--",
-             sys.executable, "-m", f"models.{name}", f"--model_dir={tmp_path}", "--train_steps=4", "--global_batch_size=8",
-             "--log_every_steps=1", *small]  # fmt: skip
+             sys.executable, "-m", f"models.{name}", f"--model_dir={tmp_path}",
+             "--train_steps=4", "--global_batch_size=8", "--log_every_steps=1", *small]  # fmt: skip
     done = processes.run(words, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -126,7 +126,7 @@ def test_text_is_written_byte_by_byte_from_what_the_model_sees():
 
 
 def test_text_is_shown_predicted_and_served(tmp_path):
-    trainer = Language(strategy="default", global_batch_size=8, model_dir=tmp_path, prompts=["Call me"],
+    trainer = Language(strategy="default", global_batch_size=8, model_dir=tmp_path, prompt=["Call me"],
                        length=5, **{**SMALL, "show_every_steps": 2},
                        intervals=every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2)))  # fmt: skip
     trainer.train(2, export=["saved_model"])
