@@ -27,6 +27,7 @@ from ctl.deploy.vertex import options as vertex_options
 from ctl.distribute.platforms import detection
 from ctl.launch.cli import parse_launch
 from ctl.launch.horovodrun_options import parse_ctlrun
+from ctl.tools import sweep
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -111,7 +112,9 @@ def check_command(words: list[str]) -> None:
         check_command(list(asked.program))
     elif words[:1] == ["ctlrun"]:
         check_command(parse_ctlrun(words[1:])[1])
-    elif words[:2] == ["python", "-m"] and words[2] in ("models.mnist", "models.flowers"):
+    elif words[:2] == ["ctl", "sweep"]:
+        check_command(sweep.planned(words[words.index("--") + 1 :], "sweep")[1][0].command)
+    elif words[:2] == ["python", "-m"] and re.match(r"models\.(?!horovod)", words[2]):
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
         assert flags_of(words[2])([words[2], *rest]) == [words[2]]
     elif words[:1] == ["python"] and len(words) > 1 and not words[1].startswith("-"):

@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctl.metrics.parameters import Parameter, parameter_rows, parameter_total
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.plugins.audio import metadata as audio_metadata
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
@@ -19,6 +22,8 @@ from tensorboard.plugins.text import metadata as text_metadata
 CONFIGURATION_TAG = "configuration"
 MODEL_TAG = "model"
 _MOST_PARAMETER_ROWS = 200
+_SPEED = ("steps_per_sec", "examples_per_sec")
+_OPTIMIZER = ("learning_rate", "gradient_norm", "loss_scale")
 _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
 _HISTOGRAM = histogram_metadata.create_summary_metadata(display_name=None, description=None)
@@ -35,6 +40,32 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
     for tag, value in values.items():
         tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_shape=_RANK_0, float_val=[value])
         summary.value.add(tag=tag, metadata=_SCALAR, tensor=tensor)
+    return summary
+
+
+def layout_summary(tags: Iterable[str]) -> Any:
+    """The tab CUSTOM SCALARS: a chart for each tag, with all runs, in three groups."""
+    layout = layout_pb2.Layout()
+    groups: dict[str, list[str]] = {"metrics": [], "speed": [], "optimizer": []}
+    for tag in sorted(tags):
+        first = tag.partition("/")[0]
+        groups["speed" if tag in _SPEED else "optimizer" if first in _OPTIMIZER else "metrics"].append(tag)
+    for title, members in groups.items():
+        if members:
+            category = layout.category.add(title=title)
+            for tag in members:
+                category.chart.add(
+                    title=tag, multiline=layout_pb2.MultilineChartContent(tag=[f"^{re.escape(tag)}$"])
+                )
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_RANK_0, string_val=[layout.SerializeToString()]
+    )
+    summary = summary_pb2.Summary()
+    summary.value.add(
+        tag=layout_metadata.CONFIG_SUMMARY_TAG,
+        metadata=layout_metadata.create_summary_metadata(),
+        tensor=tensor,
+    )
     return summary
 
 
@@ -123,9 +154,10 @@ def session_end_summary(succeeded: bool, end_secs: float) -> Any:
 
 
 def is_card_or_session(event: Any) -> bool:
-    """True for what every attempt writes anew: the text cards and the session."""
+    """True for what every attempt writes anew: the text cards, the layout and the session."""
     tags = [value.tag for value in event.summary.value]
-    return any(tag in (CONFIGURATION_TAG, MODEL_TAG) or tag.startswith("_hparams_/") for tag in tags)
+    anew = (CONFIGURATION_TAG, MODEL_TAG, layout_metadata.CONFIG_SUMMARY_TAG)
+    return any(tag in anew or tag.startswith("_hparams_/") for tag in tags)
 
 
 def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:

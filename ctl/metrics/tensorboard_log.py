@@ -31,6 +31,7 @@ from ctl.metrics.summaries import (
     histogram_summary,
     image_summary,
     is_card_or_session,
+    layout_summary,
     model_card,
     scalars_summary,
     session_end_summary,
@@ -51,10 +52,15 @@ class TensorBoardLog:
         self._session: EventFolder | None = None
         self._traced = False
         self._begun: set[str] = set()
+        self._tags: dict[str, set[str]] = {}  # of each run, in the layout that it has
 
     def scalars(self, wall_time: float, step: int, values: Mapping[str, float], run: str) -> None:
         """One event with all values in the files of `run`."""
         self._begin(run, wall_time)
+        known = self._tags.setdefault(run, set())
+        if not known >= values.keys():
+            known.update(values)
+            self._folder(run).add(wall_time, step, summary=layout_summary(known))
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
 
     def show(self, event: Shown, wall_time: float) -> None:
@@ -75,7 +81,8 @@ class TensorBoardLog:
     def start(self, event: Started, wall_time: float) -> None:
         """Takes back what an earlier attempt wrote beyond `event.step`; cards are written anew."""
         self.close()
-        self._started, self._session, self._traced, self._begun = event, None, False, set()
+        self._started, self._session, self._traced = event, None, False
+        self._begun, self._tags = set(), {}
         for run in ("train", "eval"):
             if self._folder(run).paths():
                 self._folder(run).keep_only(lambda old: _outlives(old, event.step))

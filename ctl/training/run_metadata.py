@@ -4,7 +4,9 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ from ctl.version import __version__
 if TYPE_CHECKING:
     from ctl.training.run import Run
 
+_GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
 
 
@@ -76,7 +79,7 @@ def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) ->
         seed=trainer.seed,
         model_dir=trainer.model_dir,
         parameters=_parameters(trainer, state),
-        config=configuration(trainer),
+        config={**configuration(trainer), **_origin(trainer)},
         hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
     )
 
@@ -129,6 +132,20 @@ def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "ctl": __version__,
     }
+
+
+def _origin(trainer: TrainerProtocol) -> dict[str, str]:
+    """The command, and the commit of the program's repository, if it has one; said by the chief."""
+    if not trainer.topology.is_chief or not trainer.model_dir:
+        return {}
+    found = {"command": shlex.join(sys.orig_argv)}
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    words = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]
+    words += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_GIT_SECS)
+        found["git_commit"] = said.stdout.strip()
+    return found
 
 
 def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import tensorboard_runs
 from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
@@ -5,10 +7,12 @@ from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
+from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
-from tensorboard_runs import accumulated, graph, raw_events
+from tensorboard_runs import LAYOUT, accumulated, files, graph, raw_events
 
 HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
 
@@ -191,3 +195,42 @@ def test_only_the_first_graph_of_a_run_is_kept(logs):
     writer.note(Traced(graph("second")))
     writer.note(Ended(0, "done"))
     assert accumulated(logs / "train").Graph().node[0].name == "first"
+
+
+def layout(logdir):
+    """What TensorBoard makes of all runs: title of a group -> titles of its charts, and what they hold."""
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir)).Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(logdir))
+    plugin = CustomScalarsPlugin(base_plugin.TBContext(data_provider=provider))
+    found = plugin.layout_impl(RequestContext(), "")
+    found = json.loads(found) if isinstance(found, str) else found
+    return {
+        group["title"]: {chart["title"]: chart["multiline"]["tag"] for chart in group["chart"]}
+        for group in found["category"]
+    }
+
+
+def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
+    writer = TensorBoardWriter(logs)
+    for _ in range(2):
+        writer.note(Started(0, None, info()))
+        speed = {"steps_per_sec": 2.0, "learning_rate": 0.1, "gradient_norm/other": 1.0}
+        writer.write(1, {"loss": 1.0, "a.b": 2.0, **speed}, "train")
+        writer.write(1, {"loss": 2.0, "hits": 1.0}, "eval")
+        writer.write(2, {"loss": 1.0, "later": 1.0}, "train")
+        writer.note(Ended(2, "done"))
+    assert layout(logs) == {
+        "metrics": {
+            "a.b": [r"^a\.b$"], "hits": ["^hits$"], "later": ["^later$"], "loss": ["^loss$"],
+        },
+        "speed": {"steps_per_sec": ["^steps_per_sec$"]},
+        "optimizer": {
+            "gradient_norm/other": ["^gradient_norm/other$"], "learning_rate": ["^learning_rate$"],
+        },
+    }  # fmt: skip
+    layouts = [
+        event for path in files(logs / "train") for event in LegacyEventFileLoader(str(path)).Load()
+        if any(value.tag == LAYOUT for value in event.summary.value)
+    ]  # fmt: skip
+    assert len(layouts) == 2  # of the newest attempt: at the first number, and when another name came

@@ -6,6 +6,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto import graph_pb2
 
+LAYOUT = "custom_scalars__config__"  # TensorBoard's tag
 INFO = RunInfo(
     "Mnist",
     "mirrored",
@@ -42,8 +43,9 @@ def files(folder):
 
 
 def raw_events(folder):
-    """All events in the order TensorBoard reads them, by TensorBoard's own loader."""
-    return [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
+    """Events but the layout, in the order TensorBoard reads them, by TensorBoard's own loader."""
+    events = [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
+    return [event for event in events if not any(v.tag == LAYOUT for v in event.summary.value)]
 
 
 def scalar_steps(folder, tag="loss"):
