@@ -2,8 +2,8 @@
 
     python docs/tensorboard_check.py MODEL_DIR PICTURES_FOLDER
 
-Starts TensorBoard on MODEL_DIR/logs and a headless Chromium, opens Time Series, Scalars, HParams,
-Text, Graphs, and Images, Histograms, Audio and PR Curves where there are any, waits until the tags,
+Starts TensorBoard on MODEL_DIR/logs, or on the directory of a sweep, and a headless Chromium, opens Time
+Series, Scalars, Custom Scalars, HParams, Text, Graphs, and Images, Histograms, Audio and PR Curves where there are any, waits until the tags,
 runs, hyperparameters and cards that TensorBoard's server knows are on the page, and saves one PNG
 per page. Needs the programs `chromium` and `chromedriver` (Debian: packages chromium and
 chromium-driver). Everything stays on this machine.
@@ -67,6 +67,8 @@ def main() -> int:
     parser.add_argument("pictures", type=Path)
     options = parser.parse_args()
     logs = options.model_dir / "logs"
+    if (options.model_dir / "sweep.json").is_file():
+        logs = options.model_dir
     if not logs.is_dir():
         print(
             f"{logs} is no folder; give the model_dir of a run that wrote TensorBoard logs",
@@ -115,6 +117,10 @@ def what_pages_show(server: str) -> dict[str, list[str]]:
         tags = {tag.removesuffix("/pr_curves") for tags in tagged.values() for tag in tags}
         if tags:
             pages[plugin] = sorted(tags)
+    groups = data("plugin/custom_scalars/layout").get("category", [])
+    if groups:
+        charts = [chart["title"] for group in groups for chart in group["chart"]]
+        pages["custom_scalars"] = [*(group["title"] for group in groups), *charts]
     if data("plugin/graphs/info"):
         pages["graphs"] = ["train"]
     return pages

@@ -361,7 +361,11 @@ def _is_batched(dataset: tf.data.Dataset) -> bool:
     """Whether a part of the pipeline makes batches, or, as far as can be seen, its source does."""
     if any("Batch" in type(part).__name__ for part in made_of(dataset)):
         return True
-    rows = {s.shape[0] for s in tf.nest.flatten(dataset.element_spec) if getattr(s, "shape", None)}
+    shapes = [getattr(s, "shape", None) for s in tf.nest.flatten(dataset.element_spec)]
+    known = [shape for shape in shapes if shape is not None and shape.rank is not None]
+    if any(shape.rank == 0 for shape in known):
+        return False
+    rows = {shape[0] for shape in known}
     in_memory = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
     return len(rows) == 1 and not in_memory
 

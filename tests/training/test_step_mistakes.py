@@ -88,6 +88,7 @@ def test_a_forgotten_init_is_named(call):
 @pytest.mark.parametrize("shapes, words", [
     ([(4,), (4,)], r"not batched.*float32 \(4,\), float32 \(4,\)"),
     ([(32, 32, 3), (10,)], "not batched"),
+    ([(4,), ()], r"not batched.*float32 \(4,\), float32 \(\)"),
 ])  # fmt: skip
 def test_data_without_batches_are_named_as_such(shapes, words):
     class Unbatched(Small):

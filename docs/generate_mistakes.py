@@ -1,0 +1,299 @@
+"""Makes the mistakes of docs/mistakes.md and writes the messages into the page.
+
+    python docs/generate_mistakes.py            # writes; tests/test_docs_mistakes.py compares
+"""
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+PAGE = Path(__file__).with_name("mistakes.md")
+HEAD = """# Common mistakes
+
+<!-- Written by `python docs/generate_mistakes.py`; a test compares. Do not edit by hand. -->
+
+What each of these mistakes of custom training loops leads to: a `UsageError` before the first step where that is
+possible, and exit code 2 in programs that end with `ctl.run`. All start from this trainer:
+
+"""
+BASE = """
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+
+x, y = np.ones([64, 4], np.float32), np.zeros([64], np.int64)
+
+
+class Small(ctl.Trainer):
+    def build(self):
+        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays((x, y), batch_size)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            logits = self.model(batch[0], training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+
+options = {"global_batch_size": 16, "writers": []}
+two = {"strategy": "mirrored", "devices": "cpu:0,cpu:1"}
+"""
+# (title, what happens elsewhere, code that ends in the mistake)
+MISTAKES = [
+    (
+        "The mean of a replica as the loss",
+        "Gradients are added up over replicas, so the learning rate grows with them.",
+        """
+class Wrong(Small):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            logits = self.model(batch[0], training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
+            loss = tf.reduce_mean(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+Wrong(**two, **options).train(1)
+""",
+    ),
+    (
+        "Labels [b, 1] and predictions [b]",
+        "They are broadcast to [b, b], and the model learns the mean of all labels.",
+        """
+class Wrong(Small):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            predicted = self.model(batch[0], training=True)[:, 0]
+            errors = (predicted - tf.cast(batch[1], tf.float32)[:, None]) ** 2
+            loss = self.average(errors)
+        self.minimize(loss, tape)
+        return {"loss": errors}
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "A model made outside build",
+        "Its variables belong to no strategy, or are not saved.",
+        """
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+class Wrong(Small):
+    def build(self):
+        self.model = model
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+Wrong(**two, **options).train(1)
+""",
+    ),
+    (
+        "No optimizer",
+        "",
+        """
+class Wrong(Small):
+    def build(self):
+        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "A misspelt setting",
+        "Keyword arguments that nobody reads change nothing.",
+        """
+Small(global_batchsize=32)
+""",
+    ),
+    (
+        "Data that is not in batches",
+        "A step gets one example, and each of its numbers looks like an example.",
+        """
+class Wrong(Small):
+    def train_data(self, batch_size):
+        return tf.data.Dataset.from_tensor_slices((x, y)).repeat()
+
+Wrong(**two, **options).train(1)
+""",
+    ),
+    (
+        "Batches of another size than the global batch",
+        "The divisor of the mean is another one than the number of examples.",
+        """
+class Wrong(Small):
+    def train_data(self, batch_size):
+        return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch_size * 2)
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "Arrays of unequal length",
+        "",
+        """
+class Wrong(Small):
+    def train_data(self, batch_size):
+        return ctl.from_arrays((x, y[:-1]), batch_size)
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "Evaluation data without an end",
+        "The first evaluation never returns.",
+        """
+class Wrong(Small):
+    def eval_data(self, batch_size):
+        return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch_size)
+
+    def eval_step(self, batch):
+        return {"accuracy": tf.equal(tf.argmax(self.model(batch[0]), axis=1), batch[1])}
+
+Wrong(eval_every_steps=10, **options).train(1)
+""",
+    ),
+    (
+        "Evaluations without eval_step",
+        "",
+        """
+Small(eval_every_steps=10, **options).train(1)
+""",
+    ),
+    (
+        "A loss that is not finite",
+        "Weights become NaN, and so does every later checkpoint.",
+        """
+class Wrong(Small):
+    def train_data(self, batch_size):
+        return ctl.from_arrays((np.where(x > 0, np.inf, x), y), batch_size)
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "Numbers of Python in a step",
+        "`numpy()` needs a value, and a step that is traced has none.",
+        """
+class Wrong(Small):
+    def train_step(self, batch):
+        found = super().train_step(batch)
+        print(found["loss"].numpy())
+        return found
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "A variable that the loss does not depend on",
+        "Its gradient is None.",
+        """
+class Wrong(Small):
+    def train_step(self, batch):
+        logits = self.model(batch[0], training=True)
+        with tf.GradientTape() as tape:  # after the model was called
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+Wrong(**options).train(1)
+""",
+    ),
+    (
+        "Another model in the directory of a run",
+        "A checkpoint is restored in part, and training begins with noise.",
+        """
+Small(model_dir="runs/small", **options).train(1)
+
+class Wider(Small):
+    def build(self):
+        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+Wider(model_dir="runs/small", **options).train(2)
+""",
+    ),
+    (
+        "A checkpoint that is not there",
+        "Training begins anew without a word.",
+        """
+Small(**options).restore("runs/nowhere")
+""",
+    ),
+    (
+        "A TF_CONFIG that cannot be",
+        "TensorFlow waits for workers that never come.",
+        """
+import os
+
+os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}'
+try:
+    Small(**options)
+finally:
+    del os.environ["TF_CONFIG"]
+""",
+    ),
+]
+
+
+def page() -> str:
+    """The page, with the messages of this version."""
+    import ctl
+
+    names: dict[str, Any] = {"__name__": "mistakes"}
+    exec(BASE, names)
+    parts = [HEAD, f"```python\n{BASE.strip()}\n```\n"]
+    for number, (title, elsewhere, code) in enumerate(MISTAKES, start=1):
+        source = Path("mistake.py")
+        source.write_text(code)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(code, str(source.absolute()), "exec"), names)
+        except (ctl.CtlError, Exception) as e:
+            kind, said = type(e).__name__, str(e)
+        else:
+            raise AssertionError(f"{title}: no error")
+        said = "\n".join(textwrap.fill(line, 118) for line in plain(said).splitlines())
+        happens = f"\n{elsewhere}\n" if elsewhere else ""
+        parts.append(
+            f"\n## {number}. {title}\n{happens}\n```py\n{code.strip()}\n```\n\n```text\n{kind}: {said}\n```\n"
+        )
+    return "".join(parts)
+
+
+def plain(text: str) -> str:
+    """Without what differs between machines."""
+    text = re.sub(r"[^\s\"]*/(?=mistake\.py|runs/)", "", text.strip())
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)
+
+
+def made() -> str:
+    """The page, made in a directory of its own."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            return page()
+        finally:
+            os.chdir(here)
+
+
+if __name__ == "__main__":
+    import tensorflow
+
+    cpu = tensorflow.config.list_physical_devices("CPU")[0]
+    two_devices = [tensorflow.config.LogicalDeviceConfiguration()] * 2
+    tensorflow.config.set_logical_device_configuration(cpu, two_devices)
+    PAGE.write_text(made())
