@@ -2,7 +2,7 @@ PYTHON ?= python3
 MODEL_DIR ?= runs/mnist
 STEPS ?= 500
 
-.PHONY: mnist test test-quick lint types slow bench clean
+.PHONY: mnist test test-quick lint types slow bench docs clean
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
@@ -28,8 +28,11 @@ slow: .venv/slow
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/overhead.py
 
+docs: .venv/docs
+	.venv/bin/python docs/build_site.py
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache
+	rm -rf .venv .pytest_cache .ruff_cache build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -46,3 +49,7 @@ clean:
 .venv/slow: .venv/tested
 	.venv/bin/python -m pip install --quiet --editable '.[test,slow]'
 	touch $@
+
+.venv/docs: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[docs]'
+	touch $@ .venv/installed

@@ -18,8 +18,8 @@ HEAD = """# Common mistakes
 
 <!-- Written by `python docs/generate_mistakes.py`; a test compares. Do not edit by hand. -->
 
-What each of these mistakes of custom training loops leads to: a `UsageError` before the first step where that is
-possible, and exit code 2 in programs that end with `ctl.run`. All start from this trainer:
+What each of these mistakes of custom training loops leads to: a `UsageError` before the first step where
+that is possible, and exit code 2 in programs that end with `ctl.run`. All start from this trainer:
 
 """
 BASE = """
@@ -267,9 +267,8 @@ def page() -> str:
             raise AssertionError(f"{title}: no error")
         said = "\n".join(textwrap.fill(line, 118) for line in plain(said).splitlines())
         happens = f"\n{elsewhere}\n" if elsewhere else ""
-        parts.append(
-            f"\n## {number}. {title}\n{happens}\n```py\n{code.strip()}\n```\n\n```text\n{kind}: {said}\n```\n"
-        )
+        blocks = f"```py\n{code.strip()}\n```\n\n```text\n{kind}: {said}\n```\n"
+        parts.append(f"\n## {number}. {title}\n{happens}\n{blocks}")
     return "".join(parts)
 
 

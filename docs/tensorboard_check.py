@@ -3,10 +3,10 @@
     python docs/tensorboard_check.py MODEL_DIR PICTURES_FOLDER
 
 Starts TensorBoard on MODEL_DIR/logs, or on the directory of a sweep, and a headless Chromium, opens Time
-Series, Scalars, Custom Scalars, HParams, Text, Graphs, and Images, Histograms, Audio and PR Curves where there are any, waits until the tags,
-runs, hyperparameters and cards that TensorBoard's server knows are on the page, and saves one PNG
-per page. Needs the programs `chromium` and `chromedriver` (Debian: packages chromium and
-chromium-driver). Everything stays on this machine.
+Series, Scalars, Custom Scalars, HParams, Text, Graphs, and Images, Histograms, Audio and PR Curves where
+there are any, waits until the tags, runs, hyperparameters and cards that TensorBoard's server knows are on
+the page, and saves one PNG per page. Needs the programs `chromium` and `chromedriver` (Debian: packages
+chromium and chromium-driver). Everything stays on this machine.
 """
 
 import argparse

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
-import generate_mistakes  # noqa: E402
+import generate_mistakes
 
 
 @pytest.fixture(scope="module")
