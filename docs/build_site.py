@@ -10,7 +10,9 @@ index lists end with 1.
 
 import argparse
 import ast
+import base64
 import importlib
+import json
 import os
 import re
 import shutil
@@ -178,7 +180,8 @@ def page_of(path: Path, to: Path) -> str:
     if (ROOT / "docs") in path.parents and path.suffix in PAGE_SUFFIXES:
         page = PAGES / path.relative_to(ROOT / "docs")
     else:
-        page = PAGES / "source" / f"{path.relative_to(ROOT)}.md".replace(".md.md", ".md")
+        name = f"{path.relative_to(ROOT)}.md".replace(".md.md", ".md")
+        page = PAGES / (name.removeprefix("docs/") if name.endswith(".ipynb.md") else f"source/{name}")
         if not page.is_file():
             page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text("")  # links may come back to it
@@ -194,9 +197,29 @@ def write_source(path: Path, page: Path) -> None:
         page.write_text(f"# {path.relative_to(ROOT)}\n\n{listed}\n")
     elif path.suffix == ".md":
         copied(path, page.relative_to(PAGES))
+    elif path.suffix == ".ipynb":
+        page.write_text(linked(notebook(path, page), path, page))
     else:
         language = LANGUAGES.get(path.suffix, "text")
         page.write_text(f"# {path.relative_to(ROOT)}\n\n````{language}\n{path.read_text()}````\n")
+
+
+def notebook(path: Path, page: Path) -> str:
+    """The cells of a notebook, and what they show; pictures go beside the page."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = page.with_name(f"{path.stem}_{len(parts)}.png")
+                picture.write_bytes(base64.b64decode(data["image/png"]))
+                parts.append(f"![what the cell shows]({picture.name})")
+            else:
+                text = "".join(output.get("text") or data.get("text/plain", ()))
+                parts.append(f"```text\n{text.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def write_reference(names: dict[str, str]) -> None:
@@ -224,6 +247,7 @@ def navigation(names: dict[str, str]) -> str:
     decisions = sorted((PAGES / "decisions").glob("0*.md"))
     lines += ["  - Decisions:", "    - decisions/index.md"]
     lines += [f"    - decisions/{p.name}" for p in decisions]
+    lines += ["  - Notebooks:", *(f"    - {p.name}" for p in sorted(PAGES.glob("*.ipynb.md")))]
     sources = sorted((PAGES / "source").rglob("*.md"))
     lines += ["  - Source:", *(f"    - {p.relative_to(PAGES)}" for p in sources)]
     return "\n".join(lines) + "\n"

@@ -35,6 +35,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 RUN_TIMEOUT_SECS = 120
 MOST_LINES = 220
 MOST_NO_RUN = 3
+MADE = "<!-- Written by"  # a program, as a list to look things up in
 DEPLOY = {
     "docker": docker_command, "kubernetes": kubernetes_options, "slurm": slurm, "vertex": vertex_options,
 }  # fmt: skip
@@ -180,7 +181,8 @@ def test_links_lead_to_files_and_headings(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_a_page_is_short_and_its_json_is_json(page):
-    assert len(page.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES or any(line.startswith(MADE) for line in lines[:4])
     for _, text in blocks(page, "json"):
         for line in text.splitlines():
             json.loads(line)

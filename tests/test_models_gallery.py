@@ -29,7 +29,9 @@ def losses(model, strategy, steps=3, **options):
     writer = ctl.MemoryWriter()
     of_run = {"strategy": strategy, "writers": [writer], "intervals": every_step(), **options}
     model(global_batch_size=8, **of_run).train(steps)
-    return [values["loss"] for _, run, values in writer.rows if run == "train"]
+    found = [values["loss"] for run, _, values in writer.rows if run == "train"]
+    assert len(found) == steps and len(set(found)) == steps
+    return found
 
 
 class SameViews(SimClr):
