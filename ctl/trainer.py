@@ -264,10 +264,10 @@ class Trainer:
         if tf.inside_function():
             self._recorder.log(name, value, reduce, self.topology.num_replicas)
             return
-        if self._session is None or not self._session.running:
+        if self._session is None or self._session.running is None:
             return
         step = self._session.step
-        found = number_or_event(step, name, value)
+        found = number_or_event(step, name, value)  # on all workers: they read a metric's variable together
         if isinstance(found, float):
             self._session.running.write(step, {name: found}, "train")
         else:
@@ -279,7 +279,7 @@ class Trainer:
         For `after_loop`; every worker may call it, the chief writes. `c` is 1, 3 or 4; numbers are
         0..255 if the dtype is uint8, else 0..1.
         """
-        if self._session is not None and self._session.running:
+        if self._session is not None and self._session.running is not None:
             step = self._session.step
             self._session.running.note(grid(step, name, images))
 
