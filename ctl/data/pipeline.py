@@ -362,10 +362,7 @@ def _is_batched(dataset: tf.data.Dataset) -> bool:
     if any("Batch" in type(part).__name__ for part in made_of(dataset)):
         return True
     shapes = [getattr(s, "shape", None) for s in tf.nest.flatten(dataset.element_spec)]
-    known = [shape for shape in shapes if shape is not None and shape.rank is not None]
-    if any(shape.rank == 0 for shape in known):
-        return False
-    rows = {shape[0] for shape in known}
+    rows = {s[0] if s.rank else "a scalar" for s in shapes if s is not None and s.rank is not None}
     in_memory = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
     return len(rows) == 1 and not in_memory
 

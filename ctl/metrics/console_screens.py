@@ -133,7 +133,7 @@ def text_lines(block: RenderableType) -> list[str]:
 
 def _displayed(text: str) -> Callable[[str], Any]:
     """Shows a text in the output of the cell that runs; returns what replaces it."""
-    from IPython.display import display  # type: ignore[import-not-found]
+    from IPython.display import display
 
     handle = display({"text/plain": text}, raw=True, display_id=True)
     return lambda newer: handle.update({"text/plain": newer}, raw=True)
