@@ -114,6 +114,16 @@ class CurveLogged:
 
 
 @dataclass(frozen=True)
+class SharesLogged:
+    """Shares of something whole at a step, by name, for writers that can draw a chart."""
+
+    step: int
+    name: str
+    shares: Mapping[str, float]
+    run: str = "train"
+
+
+@dataclass(frozen=True)
 class Saved:
     """A checkpoint was committed."""
 
@@ -130,7 +140,7 @@ class Ended:
     summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
 
 
-Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged
+Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged
 Event = Started | Traced | Progressed | Shown | Saved | Ended
 
 

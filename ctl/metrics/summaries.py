@@ -22,8 +22,11 @@ from tensorboard.plugins.text import metadata as text_metadata
 CONFIGURATION_TAG = "configuration"
 MODEL_TAG = "model"
 _MOST_PARAMETER_ROWS = 200
-_SPEED = ("steps_per_sec", "examples_per_sec")
-_OPTIMIZER = ("learning_rate", "gradient_norm", "loss_scale")
+_TIME_SHARES = "time shares"
+_GROUP_OF = {
+    "steps_per_sec": "speed", "examples_per_sec": "speed", "learning_rate": "optimizer",
+    "gradient_norm": "optimizer", "loss_scale": "optimizer", _TIME_SHARES: _TIME_SHARES,
+}  # fmt: skip
 _RANK_0 = tensor_shape_pb2.TensorShapeProto()
 _SCALAR = scalar_metadata.create_summary_metadata(display_name=None, description=None)
 _HISTOGRAM = histogram_metadata.create_summary_metadata(display_name=None, description=None)
@@ -44,12 +47,11 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 
 
 def layout_summary(tags: Iterable[str]) -> Any:
-    """The tab CUSTOM SCALARS: a chart for each tag, with all runs, in three groups."""
+    """The tab CUSTOM SCALARS: a chart for each tag, with all runs, in groups."""
     layout = layout_pb2.Layout()
-    groups: dict[str, list[str]] = {"metrics": [], "speed": [], "optimizer": []}
+    groups: dict[str, list[str]] = {"metrics": [], "speed": [], "optimizer": [], _TIME_SHARES: []}
     for tag in sorted(tags):
-        first = tag.partition("/")[0]
-        groups["speed" if tag in _SPEED else "optimizer" if first in _OPTIMIZER else "metrics"].append(tag)
+        groups[_GROUP_OF.get(tag.partition("/")[0], "metrics")].append(tag)
     for title, members in groups.items():
         if members:
             category = layout.category.add(title=title)

@@ -17,6 +17,7 @@ from ctl.metrics.protocol import (
     Ended,
     HistogramLogged,
     ImageLogged,
+    SharesLogged,
     Shown,
     Started,
     TextLogged,
@@ -64,7 +65,11 @@ class TensorBoardLog:
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
 
     def show(self, event: Shown, wall_time: float) -> None:
-        """A text, a histogram, an image, a sound or a curve in the files of its run."""
+        """A text, a histogram, an image, a sound, a curve or shares in the files of its run."""
+        if isinstance(event, SharesLogged):
+            values = {f"{event.name}/{part}": share for part, share in event.shares.items()}
+            self.scalars(wall_time, event.step, values, event.run)
+            return
         self._begin(event.run, wall_time)
         if isinstance(event, TextLogged):
             summary = text_summary(event.name, event.text)

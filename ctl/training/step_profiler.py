@@ -26,6 +26,7 @@ from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers
 from ctl.errors import CtlError
 from ctl.io import paths
+from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step import sum_free
 from ctl.supervision import heartbeat
 from ctl.training import local_training, preparation, profile_report
@@ -119,7 +120,13 @@ class StepProfiler:
         return graph_loop.run(held_batch.once(batches, taken, self._trainer.strategy), 1, packed)
 
     def _show(self, found: StepProfile) -> None:
-        print(profile_report.profile_text(found), flush=True)
+        text = profile_report.profile_text(found)
+        print(text, flush=True)
+        if self._session.running is not None:
+            indented = "\n".join(f"    {line}" for line in text.splitlines())
+            self._session.running.note(TextLogged(found.step, "ctl profile", indented))
+            shares = {name: secs / found.whole for name, secs in found.parts().items()}
+            self._session.running.note(SharesLogged(found.step, "time shares", shares))
         if self._json:
             try:
                 paths.write_whole(paths.path(self._json), json.dumps(found.as_json(), indent=1) + "\n")

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import tensorboard_runs
-from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
+from ctl.metrics.protocol import Ended, RunInfo, SharesLogged, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
@@ -12,7 +12,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
-from tensorboard_runs import LAYOUT, accumulated, files, graph, raw_events
+from tensorboard_runs import LAYOUT, accumulated, files, graph, raw_events, scalar_steps
 
 HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
 
@@ -219,18 +219,21 @@ def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
         writer.write(1, {"loss": 1.0, "a.b": 2.0, **speed}, "train")
         writer.write(1, {"loss": 2.0, "hits": 1.0}, "eval")
         writer.write(2, {"loss": 1.0, "later": 1.0}, "train")
+        writer.note(SharesLogged(2, "time shares", {"host": 0.25}))
         writer.note(Ended(2, "done"))
     assert layout(logs) == {
         "metrics": {
             "a.b": [r"^a\.b$"], "hits": ["^hits$"], "later": ["^later$"], "loss": ["^loss$"],
         },
         "speed": {"steps_per_sec": ["^steps_per_sec$"]},
+        "time shares": {"time shares/host": [r"^time\ shares/host$"]},
         "optimizer": {
             "gradient_norm/other": ["^gradient_norm/other$"], "learning_rate": ["^learning_rate$"],
         },
     }  # fmt: skip
+    assert scalar_steps(logs / "train", "time shares/host") == [2]
     layouts = [
         event for path in files(logs / "train") for event in LegacyEventFileLoader(str(path)).Load()
         if any(value.tag == LAYOUT for value in event.summary.value)
     ]  # fmt: skip
-    assert len(layouts) == 2  # of the newest attempt: at the first number, and when another name came
+    assert len(layouts) == 3  # of the newest attempt: at the first number, and when another name came

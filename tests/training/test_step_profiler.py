@@ -7,6 +7,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step import sum_free
 from ctl.training import loop_length, profile_report, step_profiler
 from small_models import BATCH, Small, every_step, examples, losses
@@ -82,8 +83,14 @@ def test_the_training_is_that_of_a_run_without_it_to_the_last_bit(
 def measured(monkeypatch, tmp_path, kind, strategy, **options):
     path = tmp_path / "profile.json"
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, str(path))
-    trained(kind, strategy, **options)
-    return json.loads(path.read_text())
+    trainer, *_ = trained(kind, strategy, **options)
+    found = json.loads(path.read_text())
+    (shown,) = [e for e in trainer._writers[0].events if isinstance(e, SharesLogged)]
+    assert shown.step == found["step"] and shown.shares.keys() == found["parts"].keys()
+    assert sum(shown.shares.values()) == pytest.approx(1.0)
+    (text,) = [e.text for e in trainer._writers[0].events if isinstance(e, TextLogged)]
+    assert "ms a step" in text
+    return found
 
 
 def test_slow_input_is_found_and_a_save_is_not_the_host_s(quick, monkeypatch, tmp_path):
