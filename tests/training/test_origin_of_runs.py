@@ -1,0 +1,51 @@
+"""What TensorBoard's configuration card says of where a run comes from: the command and the commit."""
+
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from ctl.training import run_metadata
+
+
+def trainer(model_dir="runs/a", is_chief=True):
+    return SimpleNamespace(topology=SimpleNamespace(is_chief=is_chief), model_dir=model_dir)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A file that this process takes for its program."""
+    path = tmp_path / "train.py"
+    path.write_text("1\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(path), "--name=two words"])
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return path
+
+
+def git(folder, *words):
+    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", *name, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+def test_the_command_can_be_pasted(program):
+    assert run_metadata._origin(trainer()) == {"command": f"python {program} '--name=two words'"}
+
+
+@pytest.mark.parametrize("changes", [{"model_dir": None}, {"is_chief": False}])
+def test_nothing_is_asked_where_nothing_is_written(program, changes):
+    assert run_metadata._origin(trainer(**changes)) == {}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_and_whether_files_differ_from_it(program):
+    git(program.parent, "init", "-q")
+    git(program.parent, "add", "train.py")
+    git(program.parent, "commit", "-q", "-m", "first")
+    git(program.parent, "tag", "a-tag")
+    clean = run_metadata._origin(trainer())["git_commit"]
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    program.write_text("2\n")
+    assert run_metadata._origin(trainer())["git_commit"] == f"{clean}-dirty"
