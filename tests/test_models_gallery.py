@@ -192,6 +192,8 @@ def test_pictures_in_folders_of_classes(tmp_path):
     assert names == ["cat", "dog"]
     assert found["train"]["image"].shape == (18, 7, 7, 3) and found["test"]["image"].shape == (2, 7, 7, 3)
     assert found["test"]["label"].tolist() == [0, 1]
+    tenth = [images._picture(tmp_path / "all" / name / "9.png", 7) for name in names]
+    assert (found["test"]["image"] == tenth).all()
     found, _ = images.load(str(tmp_path / "parts"), size=7)
     assert found["train"]["label"].tolist() == [0, 0, 0, 1, 1, 1]
     assert found["test"]["label"].tolist() == [0, 0, 1, 1]
