@@ -6,6 +6,7 @@ well are left out, others resume from their checkpoints. TensorBoard's HPARAMS t
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import json
 import math
@@ -55,6 +56,11 @@ class SweepRun:
     directory: Path
     exit_code: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Of the command, which may hold secrets."""
+        return hashlib.sha256("\0".join(self.command).encode()).hexdigest()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -156,7 +162,7 @@ def _ended_before(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
     found = []
     for run in runs:
         before = known.get(run.name, {})
-        if before.get("exit_code") == 0 and before.get("command") == list(run.command):
+        if before.get("exit_code") == 0 and before.get("command_digest") == run.digest:
             run.exit_code, run.metrics = 0, before.get("metrics", {})
             found.append(run)
     return found
@@ -240,7 +246,7 @@ class _Sweep:
         runs = {
             run.name: {
                 "settings": dict(run.settings),
-                "command": list(run.command),
+                "command_digest": run.digest,
                 "exit_code": run.exit_code,
                 "metrics": run.metrics,
             }

@@ -4,12 +4,13 @@ import contextlib
 import json
 import logging
 import os
+import select
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ from ctl import config
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import TrackedState, collect, weights_of
 from ctl.data.pipeline import Batches
-from ctl.distribute import parameter_servers, strategies
+from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import plain
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
@@ -138,14 +139,38 @@ def _origin(trainer: TrainerProtocol) -> dict[str, str]:
     """The command, and the commit of the program's repository, if it has one; said by the chief."""
     if not trainer.topology.is_chief or not trainer.model_dir:
         return {}
-    found = {"command": shlex.join(sys.orig_argv)}
+    found = {"command": _shown_command(sys.orig_argv, {*config.NAMES, *config.OF_RUN, *trainer.hparams})}
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     words = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]
     words += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_GIT_SECS)
-        found["git_commit"] = said.stdout.strip()
+    with contextlib.suppress(OSError):
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(words, **streams) as process:  # type: ignore[call-overload]
+            if not select.select([process.stdout], [], [], _GIT_SECS)[0]:
+                process.kill()
+            said = process.stdout.read().decode().strip()
+        if process.returncode == 0:
+            found["git_commit"] = said
     return found
+
+
+def _shown_command(words: Sequence[str], known: Collection[str]) -> str:
+    """A command line without the values of flags that nobody has given to ctl: they may be secrets."""
+    found: list[str] = []
+    hides = False  # the next word, unless it is a flag
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        is_known = name in known or name.removeprefix("no") in known
+        is_plain = not flag.startswith("--") or not name or is_known
+        if hides and not word.startswith("-"):
+            word, hides = "...", False  # noqa: PLW2901
+        elif is_plain and not job_fingerprint.looks_secret(name):
+            hides = False
+        else:
+            word, hides = (f"{flag}=..." if equals else flag), not equals  # noqa: PLW2901
+        found.append(word)
+    return " ".join(word if word == "..." else shlex.quote(word) for word in found)
 
 
 def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:

@@ -94,7 +94,15 @@ def test_a_comma_of_a_value_stays(tmp_path, program):
     assert done.returncode == 0, done.stderr
     found = state(tmp_path / "sweep")
     assert [one["settings"]["name"] for one in found.values()] == ["a,b", "c"]
-    assert all("--list=x,y" in one["command"] for one in found.values())
+    logs = [path.read_text() for path in (tmp_path / "sweep").glob("*/console.log")]
+    assert len(logs) == 2 and all("'list': 'x,y'" in log for log in logs)
+
+
+def test_a_secret_of_the_command_is_in_no_file(tmp_path):
+    done = swept(["--", sys.executable, "-c", "pass", "--token=hunter2", "--seed=1,2"], tmp_path)
+    assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 3 and not any(b"hunter2" in path.read_bytes() for path in files)
 
 
 @pytest.mark.parametrize(

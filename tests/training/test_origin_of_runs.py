@@ -11,7 +11,9 @@ from ctl.training import run_metadata
 
 
 def trainer(model_dir="runs/a", is_chief=True):
-    return SimpleNamespace(topology=SimpleNamespace(is_chief=is_chief), model_dir=model_dir)
+    place = SimpleNamespace(is_chief=is_chief)
+    hparams = {"dropout": 0.1, "flip": True, "api_key": "abc"}
+    return SimpleNamespace(topology=place, model_dir=model_dir, hparams=hparams)
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def program(tmp_path, monkeypatch):
     path = tmp_path / "train.py"
     path.write_text("1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
-    monkeypatch.setattr(sys, "orig_argv", ["python", str(path), "--name=two words"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(path), "--dropout=0.1", "two words"])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     return path
 
@@ -31,7 +33,26 @@ def git(folder, *words):
 
 
 def test_the_command_can_be_pasted(program):
-    assert run_metadata._origin(trainer()) == {"command": f"python {program} '--name=two words'"}
+    assert run_metadata._origin(trainer()) == {
+        "command": f"python {program} --dropout=0.1 'two words'"
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("python -m models.mnist --train_steps=5 --dropout 0.2", None),
+        ("python -u train.py --noflip --model-dir=a --export= --mode eval", None),
+        ("python t.py --token=abc --dropout=1", "python t.py --token=... --dropout=1"),
+        ("python t.py --token abc def --dropout=1", "python t.py --token ... def --dropout=1"),
+        ("python t.py --verbose --dropout=1 -k abc", "python t.py --verbose --dropout=1 -k abc"),
+        ("python t.py -- --token abc", "python t.py -- --token ..."),
+        ("python t.py --api_key=abc", "python t.py --api_key=..."),
+    ],
+)
+def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, words, shown):
+    monkeypatch.setattr(sys, "orig_argv", words.split())
+    assert run_metadata._origin(trainer())["command"] == (shown or words)
 
 
 @pytest.mark.parametrize("changes", [{"model_dir": None}, {"is_chief": False}])
