@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from models.data import images, tastes, text
 
 Language = imported("language").Language
-ResNet = imported("resnet").ResNet
+resnet = imported("resnet")
+ResNet = resnet.ResNet
 Recommender = imported("recommender").Recommender
 SimClr = imported("simclr").SimClr
 
@@ -46,13 +47,12 @@ class SameViews(SimClr):
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        (Language, {**SMALL, "decay_steps": 10, "warmup_steps": 2}),
-        (Language, {**SMALL, "accumulate_steps": 2}),
+        (Language, {**SMALL, "accumulate_steps": 2, "decay_steps": 10, "warmup_steps": 2}),
         (ResNet, {"width": 2, "blocks": 1, "shift": 0.0}),
         (Recommender, {"rows": 1000}),
         (SameViews, {"features": 8}),
     ],
-    ids=["language", "language_accumulates", "resnet", "recommender", "simclr"],
+    ids=["language", "resnet", "recommender", "simclr"],
 )
 def test_losses_are_the_same_on_two_replicas(model, options, two_replicas):
     one, two = (losses(model, strategy, **options) for strategy in ("default", two_replicas))
@@ -61,18 +61,15 @@ def test_losses_are_the_same_on_two_replicas(model, options, two_replicas):
 
 TINY = {
     "simclr": ["--features=8"],
-    "language": ["--context=16", "--layers=1", "--width=8", "--heads=2"],
     "resnet": ["--width=2", "--blocks=1", "--eval_every_steps=4"],
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "metric"),
-    [("simclr", "pair_accuracy"), ("language", "bits_per_byte"), ("resnet", "top3_accuracy")],
-)
+@pytest.mark.parametrize(("name", "metric"), [("simclr", "pair_accuracy"), ("resnet", "top3_accuracy")])
 def test_two_workers_train_it_as_a_program(name, metric, tmp_path):
     words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--",
              sys.executable, "-m", f"models.{name}", f"--model_dir={tmp_path}",
+             "--export=",
              "--train_steps=4", "--global_batch_size=8", "--log_every_steps=1", *TINY[name]]  # fmt: skip
     done = processes.run(words, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -225,8 +222,15 @@ def test_an_npz_that_cannot_be_is_refused(change, words, tmp_path):
 
 
 def test_the_confusion_matrix_counts_each_image_once(two_replicas, tmp_path):
-    trainer = ResNet(strategy=two_replicas, global_batch_size=64, model_dir=tmp_path, width=2, blocks=1,
-                     intervals=every_step(evaluate=ctl.Every(steps=2)))  # fmt: skip
+    class Flat(ResNet):  # as fast as a matrix of its results can be
+        def build(self):
+            scaled = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(10)]
+            self.model = keras.Sequential([keras.Input((28, 28, 1)), *scaled])
+            self.optimizer = keras.optimizers.SGD(0.1)
+            self.confusion = resnet.Confusion(10, name="confusion")
+
+    trainer = Flat(strategy=two_replicas, global_batch_size=64, model_dir=tmp_path,
+                   intervals=every_step(evaluate=ctl.Every(steps=2)))  # fmt: skip
     trainer.arrays = {name: {k: v[:200] for k, v in part.items()} for name, part in trainer.arrays.items()}
     trainer.train(2)
     found = trainer.evaluate()

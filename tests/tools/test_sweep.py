@@ -175,7 +175,8 @@ def test_runs_at_a_time_and_a_signal(tmp_path, program, signum):
 
 def test_a_real_training_and_what_tensorboard_compares(tmp_path):
     command = [sys.executable, "-m", "models.mnist", "--train_steps=4", "--eval_every_steps=4",
-               "--global_batch_size=16", f"--model_dir={tmp_path}/runs", "--dropout=0,0.5"]  # fmt: skip
+               "--global_batch_size=16", "--export=", f"--model_dir={tmp_path}/runs",
+               "--dropout=0,0.5"]  # fmt: skip
     done = swept(["--metric=accuracy", "--max", "--", *command], ROOT)
     assert done.returncode == 0, done.stderr
     found = state(tmp_path / "runs")
