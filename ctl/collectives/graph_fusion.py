@@ -15,7 +15,7 @@ import tensorflow as tf
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's name for a resource of one step
 _MOST_TENSORS = 128  # each makes nodes for all before it
 
-# (names, their shapes, the joined tensor, what must come before, the node that is read last) -> result
+# (names, their shapes, the joined tensor, what keeps it from being a constant) -> the joined result
 _Exchange = Callable[[Sequence[str], Sequence[tf.TensorShape], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -61,7 +61,6 @@ class GraphFusion:
     """
 
     def __init__(self, graph: Any, dtype: tf.DType, exchange: _Exchange, most_bytes: int):
-        self._graph = weakref.ref(graph)
         self._exchange = exchange
         self._most_bytes = most_bytes
         self._bytes = 0

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.io.console import say
 from ctl.launch.monitor import PassedOnSignals
-from ctl.launch.process import Process, start_process
+from ctl.launch.process import Process, check_program, start_process
 from ctl.launch.process_tree import Guard
 
 SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
@@ -87,8 +86,7 @@ def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun
     """Where the sweep is kept, and its runs, the last flag changing fastest. Raises UsageError."""
     if not command:
         raise UsageError(f"no command came after `--`; expected e.g. {SWEEP_EXAMPLE}")
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]!r} is no program; expected one on PATH, or an executable file")
+    check_program(command[0], f"expected one on PATH, or an executable file; e.g. {SWEEP_EXAMPLE}")
     fixed, swept, own = _parsed(command)
     if not swept:
         raise UsageError(f"no flag of the command has several values; expected e.g. {SWEEP_EXAMPLE}")
