@@ -56,3 +56,12 @@ def test_the_site_is_built_without_a_warning():
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Trainer" in (ROOT / "build/site/reference/trainer.html").read_text()
+
+
+def test_brackets_beside_a_link_are_no_reference(pages):
+    """Markdown takes `[1] [name](address)` for a reference to "name"."""
+    for page in pages.rglob("*.md"):
+        if "````" in page.read_text():
+            continue  # a file as it is
+        text = re.sub("`[^`]*`", "", build_site.FENCED.sub("", page.read_text()))
+        assert not re.findall(r"\][ \n]?\[[^\]]+\]", text), page.relative_to(pages)
