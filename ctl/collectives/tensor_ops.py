@@ -276,8 +276,7 @@ def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
         def exchange(names: Any, shapes: Any, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
             said = [(joined.dtype.name, tuple(shape.as_list())) for shape in shapes]
             if len(names) == 1:
-                one = call if call.name == names[0] else replace(call, name=names[0])
-                return _nodes(replace(one, joined=said), [joined], after, token)[0]
+                return _nodes(replace(call, joined=said), [joined], after, token)[0]
             together = replace(call, name=_together(names), joined=said, names=tuple(names))
             return _nodes(together, [joined], after, token)[0]
 

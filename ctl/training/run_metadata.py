@@ -160,15 +160,17 @@ def _shown_command(words: Sequence[str], known: Collection[str]) -> str:
     hides = False  # the next word, unless it is a flag
     for word in words:
         flag, equals, _ = word.partition("=")
-        name = flag[2:].replace("-", "_")
+        name = flag.lstrip("-").replace("-", "_")
+        is_flag = word.startswith("-") and len(name) > 1  # absl takes -name as well; -m is Python's
         is_known = name in known or name.removeprefix("no") in known
-        is_plain = not flag.startswith("--") or not name or is_known
+        is_secret = is_flag and job_fingerprint.looks_secret(name)
         if hides and not word.startswith("-"):
             word, hides = "...", False  # noqa: PLW2901
-        elif is_plain and not job_fingerprint.looks_secret(name):
+        elif not is_flag or (is_known and not is_secret):
             hides = False
         else:
-            word, hides = (f"{flag}=..." if equals else flag), not equals  # noqa: PLW2901
+            hides = not equals and (is_secret or flag.startswith("--"))
+            word = f"{flag}=..." if equals else flag  # noqa: PLW2901
         found.append(word)
     return " ".join(word if word == "..." else shlex.quote(word) for word in found)
 

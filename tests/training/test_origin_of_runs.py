@@ -48,6 +48,9 @@ def test_the_command_can_be_pasted(program):
         ("python t.py --verbose --dropout=1 -k abc", "python t.py --verbose --dropout=1 -k abc"),
         ("python t.py -- --token abc", "python t.py -- --token ..."),
         ("python t.py --api_key=abc", "python t.py --api_key=..."),
+        ("python t.py -password=abc -dropout=1", "python t.py -password=... -dropout=1"),
+        ("python t.py -password abc", "python t.py -password ..."),
+        ("python -Xdev t.py -dropout 1", None),
     ],
 )
 def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, words, shown):
