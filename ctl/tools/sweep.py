@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
@@ -28,6 +28,7 @@ from ctl.io.console import say
 from ctl.launch.monitor import PassedOnSignals
 from ctl.launch.process import Process, check_program, start_process
 from ctl.launch.process_tree import Guard
+from ctl.tools.wrapping_command import WrappingParser
 
 SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
 _STATE = "sweep.json"
@@ -64,13 +65,9 @@ class SweepRun:
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 if every run ended well, 1 if one did not, 2 for what cannot be used."""
-    words = list(argv)
-    split = words.index("--") if "--" in words else len(words)
-    options, command = words[:split], words[split + 1 :]
     try:
-        parsed = _parser().parse_args(options)
-        if parsed.help:
-            print(_parser().format_help(), end="")
+        parsed, command = _parser().read(argv)
+        if parsed is None:
             return EXIT_DONE
         if parsed.jobs < 1:
             raise UsageError(f"--jobs is {parsed.jobs}; expected a number of runs at a time, from 1")
@@ -84,8 +81,6 @@ def main(argv: Sequence[str]) -> int:
 
 def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun]]:
     """Where the sweep is kept, and its runs, the last flag changing fastest. Raises UsageError."""
-    if not command:
-        raise UsageError(f"no command came after `--`; expected e.g. {SWEEP_EXAMPLE}")
     check_program(command[0], f"expected one on PATH, or an executable file; e.g. {SWEEP_EXAMPLE}")
     fixed, swept, own = _parsed(command)
     if not swept:
@@ -306,27 +301,19 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; the command goes after `--`: {SWEEP_EXAMPLE}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="ctl sweep",
+def _parser() -> WrappingParser:
+    parser = WrappingParser(
+        "ctl sweep",
+        SWEEP_EXAMPLE,
         usage="ctl sweep [--dir=DIR] [--jobs=N] [--metric=NAME [--max]] -- command --flag=a,b ...",
         description="Runs a command once for each combination of the flags that have several values, with "
         "a comma\nbetween them, and compares what came out. Started again, it leaves out what has ended "
         "well\nand resumes the rest. A comma that is part of a value is written \\,",
         epilog=f"examples:\n  {SWEEP_EXAMPLE}\n"
         "  ctl sweep --jobs=2 --metric=accuracy --max -- python train.py --model_dir=/tmp/s --seed=0,1,2",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
     )
     parser.add_argument("--dir", default="sweep", help="where the runs go, without --model_dir (sweep)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
     parser.add_argument("--metric", default="loss", metavar="NAME", help="what tells the best (loss)")
     parser.add_argument("--max", action="store_true", help="the largest is the best")
-    parser.add_argument("-h", "--help", action="store_true", help="show this text")
     return parser

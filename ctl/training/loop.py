@@ -127,7 +127,13 @@ class GraphLoop(Protocol):
 
 
 class Profiler(Protocol):
-    """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step."""
+    """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step.
+
+    Attributes:
+      trace: of the steps that follow, once it has run.
+    """
+
+    trace: StepTrace | None
 
     def took(self, steps: int, start: float, end: float) -> None: ...
     def run(self, graph_loop: Any, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
@@ -260,6 +266,7 @@ class TrainLoop:
         assert self.profiler is not None
         run = self.profiler.run
         self.interval.packed, ran = run(self._graph_loop, self._batches, self.interval.packed)
+        self.trace = self.trace or self.profiler.trace
         self.interval.ran(ran, None)
         if self.stragglers is not None:
             self.stragglers.ran(ran, None)

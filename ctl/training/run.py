@@ -28,7 +28,7 @@ from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
-from ctl.training.step_profiler import StepProfiler
+from ctl.training.step_profiler import StepProfiler, new_trace
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -66,7 +66,7 @@ def train(
             signals.Signals() as received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
-            run_support.closing(run.trace, run.profiler),
+            run_support.closing(run.loop, run.profiler),
         ):
             session.signals = received
             end = run.train(received)
@@ -102,7 +102,7 @@ class Run:
     Attributes:
       means: of the newest log; metrics: of the newest evaluation.
       rates: (steps, seconds) of each log, training alone.
-      trace, profiler: what `--profile` and `ctl profile` ask for.
+      loop: of its steps; profiler: what `ctl profile` asks for.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Run:
         resume.check_rollback(trainer)
         self.graph_loop = graph_loop = train_loop(trainer, session)
         kind = RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop
-        self._loop = kind(
+        self.loop = kind(
             graph_loop,
             batches,
             trainer.intervals,
@@ -130,13 +130,13 @@ class Run:
             check_lease=session.lease.check if session.lease else lambda: None,
             after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
-        self._loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
-        self._loop.epochs = session.callbacks.wants("after_epoch")
-        self._interval = self._loop.interval
-        self._loop.asked = self._asked
-        self._loop.stragglers = run_support.stragglers_of(trainer, session)
-        self._loop.trace = self.trace = run_support.trace_of(trainer)
-        self._loop.profiler = self.profiler = StepProfiler(trainer, session)
+        self.loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
+        self.loop.epochs = session.callbacks.wants("after_epoch")
+        self._interval = self.loop.interval
+        self.loop.asked = self._asked
+        self.loop.stragglers = run_support.stragglers_of(trainer, session)
+        self.loop.trace = new_trace(trainer, trainer.config.profile)
+        self.loop.profiler = self.profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
@@ -154,7 +154,7 @@ class Run:
 
     @property
     def _failure(self) -> Exception | None:
-        return self._loop.failure or self._session.callbacks.failure
+        return self.loop.failure or self._session.callbacks.failure
 
     def _asked(self) -> frozenset[str]:
         """What `Trainer.save` has asked for since the last look, and `ctl profile`."""
@@ -190,9 +190,9 @@ class Run:
                     self._total = data_end if self._total is None else min(self._total, data_end)
         self._finish(step, end, anything_new=step > first)
         if self._failure is not None:
-            who = "after_loop" if self._loop.failure else self._session.callbacks.failed
+            who = "after_loop" if self.loop.failure else self._session.callbacks.failed
             _log.error("%s failed at step %d; the run ends after a last save.", who, step)
-            self._loop.failure, failure = None, self._failure
+            self.loop.failure, failure = None, self._failure
             self._session.callbacks.failure = None
             raise failure
         return End.SIGNAL if self._interrupted else end
@@ -201,7 +201,7 @@ class Run:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
             self._begin(step)
-        loops = self._loop.loops(step, self._total, received) if self._over() is None else ()
+        loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
@@ -236,16 +236,16 @@ class Run:
             return End.DATA_ENDED
         self._batches = passes.ended(self._in_pass)
         self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
-        self._loop.go_on_with(self._batches)
+        self.loop.go_on_with(self._batches)
         if passes.last or self._failure is not None:
-            if "epoch" in self._loop.due(step):
+            if "epoch" in self.loop.due(step):
                 self._end_epoch(step)
             return End.DATA_ENDED
         if self._batches.steps is not None:
             end = step + self._batches.steps
             self._total = end if self._total is None else min(self._total, end)
         epochs = {n for n in ("log", "evaluate", "save") if getattr(self._trainer.intervals, n).epochs}
-        due = self._loop.due(step) & {*epochs, "epoch"}
+        due = self.loop.due(step) & {*epochs, "epoch"}
         if "log" in due:
             self._log(step)
         if "epoch" in due:

@@ -9,10 +9,10 @@ from ctl.errors import Stopped
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved
 from ctl.supervision import heartbeat, signals
-from ctl.training import error_translation, run_metadata
+from ctl.training import error_translation
+from ctl.training.loop import TrainLoop
 from ctl.training.session import Session
 from ctl.training.step_profiler import StepProfiler
-from ctl.training.step_trace import StepTrace
 from ctl.training.stragglers import Stragglers
 from ctl.training.trainer_protocol import TrainerProtocol
 
@@ -47,23 +47,15 @@ def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | No
     )
 
 
-def trace_of(trainer: TrainerProtocol) -> StepTrace | None:
-    """What `--profile` asks for."""
-    if not trainer.config.profile:
-        return None
-    where = f"{run_metadata.log_dir(trainer)}/train/plugins/profile"
-    return StepTrace(trainer.config.profile, where, f"worker_{trainer.topology.worker_index}")
-
-
 @contextlib.contextmanager
-def closing(trace: StepTrace | None, profiler: StepProfiler) -> Iterator[None]:
+def closing(loop: TrainLoop, profiler: StepProfiler) -> Iterator[None]:
     """Around the steps: a trace that has begun is written, however they end."""
     try:
         yield
     finally:
         profiler.close()
-        if trace is not None:
-            trace.close()
+        if loop.trace is not None:
+            loop.trace.close()
 
 
 def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:

@@ -29,16 +29,18 @@ from ctl.io import paths
 from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step import sum_free
 from ctl.supervision import heartbeat
-from ctl.training import local_training, preparation, profile_report
+from ctl.training import local_training, preparation, profile_report, run_metadata
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop_length import LoopTimes
 from ctl.training.profile_report import StepProfile
 from ctl.training.session import Session
+from ctl.training.step_trace import StepTrace
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
 _CALL_SECS = 0.3  # of one measured call, if a step is shorter
 _ROUNDS = 5  # a median of so many
+_TRACED_STEPS = 5
 
 
 def _unmeasured(trainer: TrainerProtocol) -> str:
@@ -50,15 +52,25 @@ def _unmeasured(trainer: TrainerProtocol) -> str:
     return ""
 
 
+def new_trace(trainer: TrainerProtocol, steps: str) -> StepTrace | None:
+    """Of `steps`, such as "100:110"; None where there is none to make, or no directory for it."""
+    if not (steps and (trainer.log_dir or trainer.model_dir)):
+        return None
+    where = f"{run_metadata.log_dir(trainer)}/train/plugins/profile"
+    return StepTrace(steps, where, f"worker_{trainer.topology.worker_index}")
+
+
 class StepProfiler:
     """Measures once in a process, where `ctl profile` asks the chief for it; the others take part.
 
     Attributes:
       times: of the loops so far.
+      trace: of the steps after the measurement; None where there is no directory for it.
     """
 
     def __init__(self, trainer: TrainerProtocol, session: Session):
         self._trainer, self._session, self.times = trainer, session, LoopTimes()
+        self.trace: StepTrace | None = None
         self._saves: list[float] = []
         self._first: tuple[int, np.ndarray] | None = None  # step, seconds waited, after the first loop
         self._json = profile_report.requested() if trainer.topology.is_chief else None
@@ -110,18 +122,29 @@ class StepProfiler:
     def run(self, graph_loop: StepLoop, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
         """One step of training as `graph_loop.run` makes it, after a measurement with its batch."""
         self._session.profiled = True
+        self.trace = None
         taken = held_batch.take(batches, self._session.agreement.sum)
         if taken is None:  # the data have ended
             return graph_loop.run(batches, 1, packed)
         with heartbeat.here.doing(heartbeat.COMPILING), _random_state_kept():
             found = self._measured(held_batch.without_end(batches, taken, self._trainer.strategy))
-        if found is not None and self._trainer.topology.is_chief:
-            self._show(found)
+        if found is not None:
+            self.trace = self._new_trace()
+            if self._trainer.topology.is_chief:
+                self._show(found)
         return graph_loop.run(held_batch.once(batches, taken, self._trainer.strategy), 1, packed)
+
+    def _new_trace(self) -> StepTrace | None:
+        first = self._session.step + 1  # after the step that is made next
+        if self._trainer.config.profile:
+            return None
+        return new_trace(self._trainer, f"{first}:{first + _TRACED_STEPS}")
 
     def _show(self, found: StepProfile) -> None:
         text = profile_report.profile_text(found)
         print(text, flush=True)
+        if self.trace is not None:
+            print(f"trace of the next {_TRACED_STEPS} steps: {self.trace.path.parent}", flush=True)
         if self._session.running is not None:
             indented = "\n".join(f"    {line}" for line in text.splitlines())
             self._session.running.note(TextLogged(found.step, "ctl profile", indented))

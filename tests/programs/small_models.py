@@ -132,3 +132,18 @@ def digest(trainer) -> str:
     import hashlib
 
     return hashlib.sha256(b"".join(w.tobytes() for w in weights(trainer))).hexdigest()
+
+
+def traced_steps(path):
+    """The numbers of the steps that a file tells of."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(path.read_bytes())
+    found = set()
+    for plane in space.planes:
+        for event in (e for line in plane.lines for e in line.events):
+            if plane.event_metadata[event.metadata_id].name == "train":
+                stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
+                found.add(stats["step_num"])
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ctl
 from ctl.training import loop_length, step_profiler
-from small_models import Small, digest, every_step, examples
+from small_models import Small, digest, every_step, examples, traced_steps
 
 
 class Saves(Small):
@@ -53,15 +53,18 @@ def profiled(where: Path, strategy) -> dict:
     """The same training with and without `ctl profile`, which asks the chief alone."""
     loop_length._LEAST_LOOPS, loop_length._LEAST_SECS, step_profiler._CALL_SECS = 2, 0.0, 0.01
     digests, profile = [], where / f"profile-{strategy.cluster_resolver.task_id}.json"
-    for _ in range(2):
+    for name in ("plain", "profiled"):
         intervals = every_step(save=ctl.Every())
-        trainer = Small(strategy=strategy, writers=[], intervals=intervals, optimizer="adam", tf_data=True)
+        options = {"intervals": intervals, "optimizer": "adam", "tf_data": True}
+        trainer = Small(strategy=strategy, writers=[], model_dir=where / name, **options)
         trainer.train(8)
         digests.append(digest(trainer))
         if trainer.topology.is_chief:
             os.environ["CTL_PROFILE"] = str(profile)
     found = json.loads(profile.read_text()) if profile.exists() else {}
-    return {"digests": digests, "measured": trainer._session.profiled, "profile": found}
+    me = f"worker_{strategy.cluster_resolver.task_id}.xplane.pb"
+    traced = [sorted(traced_steps(p)) for p in where.rglob("*.xplane.pb") if p.name == me]
+    return {"digests": digests, "measured": trainer._session.profiled, "profile": found, "traced": traced}
 
 
 def main(where: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_command_gets_the_request_and_its_own_words(monkeypatch, tmp_path):
         (["--"], "no command came after `--`"),
         (["python", "train.py"], "the command goes after `--`"),
         (["--steps=5", "--", "python"], "--steps=5"),
-        (["--", "no-such-program"], "is no program"),
+        (["--", "no-such-program"], "was not found"),
     ],
 )
 def test_words_that_cannot_be_used_are_one_sentence(capsys, words, said):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step import sum_free
 from ctl.training import loop_length, profile_report, step_profiler
-from small_models import BATCH, Small, every_step, examples, losses
+from small_models import BATCH, Small, every_step, examples, losses, traced_steps
 
 
 @pytest.fixture
@@ -114,6 +114,28 @@ def test_slow_input_is_found_and_a_save_is_not_the_host_s(quick, monkeypatch, tm
     parts = found["parts"]
     assert parts["waiting for input"] > parts["computing"]
     assert parts["host"] < 0.5 * parts["saving"] and parts["saving"] == found["one_save"] / 4
+
+
+@pytest.mark.parametrize("steps", [100, 6])
+def test_the_steps_after_the_measurement_are_traced_for_tensorboard(
+    quick, monkeypatch, capsys, tmp_path, steps
+):
+    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
+    trainer = Small(strategy="default", model_dir=str(tmp_path / "run"), intervals=every_step())
+    trainer.train(steps)
+    (found,) = (tmp_path / "run").rglob("*.xplane.pb")
+    measured = max(s for s in range(steps) if f"{s + 1}-{s + 6}" in str(found))
+    assert found.parent == tmp_path / f"run/logs/train/plugins/profile/steps_{measured + 1}-{measured + 6}"
+    assert traced_steps(found) == set(range(measured + 2, min(steps, measured + 6) + 1))
+    assert f"trace of the next 5 steps: {found.parent}\n" in capsys.readouterr().out
+
+
+def test_a_trace_that_was_asked_for_is_the_only_one(quick, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
+    options = {"model_dir": str(tmp_path / "run"), "intervals": every_step(), "profile": "8:9"}
+    Small(strategy="default", **options).train(12)
+    (found,) = (tmp_path / "run").rglob("*.xplane.pb")
+    assert found.parent.name == "steps_8-9" and "trace of" not in capsys.readouterr().out
 
 
 def test_what_python_does_between_calls_is_host_but_for_saves(monkeypatch):

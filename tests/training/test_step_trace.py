@@ -4,7 +4,7 @@ import ctl
 import pytest
 from ctl import config
 from ctl.callbacks.schedule import Intervals
-from small_models import Small, digest
+from small_models import Small, digest, traced_steps
 
 
 def trained(steps=8, **options):
@@ -12,21 +12,6 @@ def trained(steps=8, **options):
     trainer = Small(**options)
     trainer.train(steps)
     return trainer
-
-
-def traced_steps(path):
-    """The numbers of the steps that a file tells of."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(path.read_bytes())
-    found = set()
-    for plane in space.planes:
-        for event in (e for line in plane.lines for e in line.events):
-            if plane.event_metadata[event.metadata_id].name == "train":
-                stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
-                found.add(stats["step_num"])
-    return found
 
 
 def test_the_steps_between_are_traced_where_tensorboard_looks_and_training_is_unchanged(tmp_path):

@@ -38,3 +38,4 @@ def test_a_step_of_two_workers_is_measured_where_the_chief_is_asked_and_changes_
     assert not nothing and (found["workers"], found["replicas"]) == (2, 2)
     assert found["sums"] > 0 and found["sums_16_bit"] > 0 and found["alone"] >= found["fastest"] > 0
     assert sum(found["parts"].values()) == pytest.approx(found["whole"])
+    assert [w["profiled"]["traced"] for w in seen] == 2 * [[list(range(found["step"] + 2, 9))]]
