@@ -58,7 +58,8 @@ def block(x, width, stride):
     """Two convolutions, added to what came in."""
     short = x
     if stride > 1 or x.shape[-1] != width:
-        short = layers.Conv2D(width, 1, strides=stride, use_bias=False)(x)
+        # not strides=2: the gradient of such a filter of 1 x 1 corrupts memory in TensorFlow 2.21 on CPUs
+        short = layers.Conv2D(width, 1, use_bias=False)(x[:, ::stride, ::stride])
         short = normalized()(short)
     x = layers.Conv2D(width, 3, strides=stride, padding="same", use_bias=False)(x)
     x = layers.Activation("relu")(normalized()(x))

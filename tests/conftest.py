@@ -31,6 +31,15 @@ settings.register_profile("many", max_examples=1500, deadline=None)  # make slow
 settings.load_profile("few")
 
 
+def some_of(cases, *kept):
+    """The cases as parameters of a test: those that are `kept` by default, the others in `make slow`.
+
+    For cases that go the same ways through the code and take long each.
+    """
+    assert {*kept} <= {*cases}
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def pytest_collection_modifyitems(items):
     """Marks the tests that start processes, by themselves or by what they use of tests/."""
     known: dict[object, bool] = {}

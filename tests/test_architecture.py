@@ -34,7 +34,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = (
     "deploy", "launch", "cli", "errors", "version", "io.log_filter", "io.paths", "io.directories",
-    "io.authenticated_channel", "tools.doctor", "tools.inspect", "tools.profile", "tools.sweep", "tools.wrapping_command",
+    "io.authenticated_channel", "tools.doctor", "tools.inspect", "tools.profile", "tools.sweep",
+    "tools.wrapping_command",
     "callbacks.schedule", "supervision.signals", "supervision.lease", "supervision.heartbeat",
     "distribute.platforms", "distribute.own_port", "distribute.topology", "distribute.job_fingerprint",
     "distribute.startup_barrier",

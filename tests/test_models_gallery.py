@@ -1,83 +1,38 @@
 """The models of docs/gallery.md: equal numbers on replicas, their data, what they show and serve."""
 
 import gzip
-import json
-import sys
 
 import ctl
 import keras
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
-from conftest import ROOT, environment
 from example_models import imported
+from gallery_models import CASES, SMALL, Language, Recommender, ResNet, SimClr, losses
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from models.data import images, tastes, text
 
-Language = imported("language").Language
 resnet = imported("resnet")
-ResNet = resnet.ResNet
-Recommender = imported("recommender").Recommender
-SimClr = imported("simclr").SimClr
-
-SMALL = {"context": 16, "layers": 1, "width": 8, "heads": 2, "ema": 0.5, "show_every_steps": 0}
 
 
-def losses(model, strategy, steps=3, **options):
-    writer = ctl.MemoryWriter()
-    of_run = {"strategy": strategy, "writers": [writer], "intervals": every_step(), **options}
-    model(global_batch_size=8, **of_run).train(steps)
-    found = [values["loss"] for run, _, values in writer.rows if run == "train"]
-    assert len(found) == steps and len(set(found)) == steps
-    return found
+@pytest.fixture(scope="module")
+def one_device():
+    return {name: losses(model, "default", **options) for name, (model, options) in CASES.items()}
 
 
-class SameViews(SimClr):
-    """Views without randomness, which differs between replicas."""
-
-    def build(self):
-        super().build()
-        numbers = iter(range(1000))
-        self.views = lambda x, training: tf.roll(x, next(numbers) % 2, axis=1)
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_the_same_on_two_replicas(name, one_device, two_replicas):
+    model, options = CASES[name]
+    np.testing.assert_allclose(losses(model, two_replicas, **options), one_device[name], rtol=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        (Language, {**SMALL, "accumulate_steps": 2, "decay_steps": 10, "warmup_steps": 2}),
-        (ResNet, {"width": 2, "blocks": 1, "shift": 0.0}),
-        (Recommender, {"rows": 1000}),
-        (SameViews, {"features": 8}),
-    ],
-    ids=["language", "resnet", "recommender", "simclr"],
-)
-def test_losses_are_the_same_on_two_replicas(model, options, two_replicas):
-    one, two = (losses(model, strategy, **options) for strategy in ("default", two_replicas))
-    np.testing.assert_allclose(one, two, rtol=2e-4)
-
-
-TINY = {
-    "simclr": ["--features=8"],
-    "resnet": ["--width=2", "--blocks=1", "--eval_every_steps=4"],
-}
-
-
-@pytest.mark.parametrize(("name", "metric"), [("simclr", "pair_accuracy"), ("resnet", "top3_accuracy")])
-def test_two_workers_train_it_as_a_program(name, metric, tmp_path):
-    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--",
-             sys.executable, "-m", f"models.{name}", f"--model_dir={tmp_path}",
-             "--export=",
-             "--train_steps=4", "--global_batch_size=8", "--log_every_steps=1", *TINY[name]]  # fmt: skip
-    done = processes.run(words, env=environment(), cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    trained = [row for row in rows if row["run"] == "train"]
-    assert [row["step"] for row in trained] == [1, 2, 3, 4] and all(metric in row for row in trained)
-    if name == "resnet":  # the hook reads a matrix of both workers, on both
-        assert {"confusion", "confusion/names"} <= tags_of(tmp_path)
+def test_losses_are_the_same_on_two_workers(run_program, one_device):
+    chief, other = (result.json for result in run_program(2, ["tests/programs/gallery_models.py"]))
+    for name, found in one_device.items():
+        np.testing.assert_allclose(chief[name], found, rtol=2e-4)
+    assert other.keys() == chief.keys()
 
 
 def tags_of(model_dir):

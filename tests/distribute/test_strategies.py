@@ -9,6 +9,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.distribute import strategy_factories
 from ctl.distribute.strategies import WORDS, topology_of, word_of
 from ctl.distribute.topology import Topology
@@ -232,13 +233,22 @@ def test_the_words_for_communication_reach_tensorflow(monkeypatch):
     assert ctl.make_strategy("multi_worker").options.timeout_seconds is None
 
 
-@pytest.mark.parametrize(("word", "how", "framework"), [
-    *(("central_storage", {}, framework) for framework in ("keras3", "tf_keras", "module")),
-    ("mirrored", {"cross_device_ops": "hierarchical_copy"}, "keras3"),
-    ("mirrored", {"cross_device_ops": "hierarchical_copy"}, "tf_keras"),
-    ("mirrored", {"cross_device_ops": "reduction_to_one_device"}, "module"),
-])  # fmt: skip
-def test_every_way_to_add_up_gives_the_numbers_of_one_device(word, how, framework):
+WAYS = {
+    **{("central_storage", framework): {} for framework in ("keras3", "tf_keras", "module")},
+    ("mirrored", "keras3"): {"cross_device_ops": "hierarchical_copy"},
+    ("mirrored", "tf_keras"): {"cross_device_ops": "hierarchical_copy"},
+    ("mirrored", "module"): {"cross_device_ops": "reduction_to_one_device"},
+}
+
+
+COMMON = [("central_storage", "keras3"), ("mirrored", "module")]
+
+
+@pytest.mark.parametrize("way", some_of(WAYS, *COMMON), ids=str)
+def test_every_way_to_add_up_gives_the_numbers_of_one_device(way):
+    word, framework = way
+    how = WAYS[way]
+
     def trained(strategy):
         writer = ctl.MemoryWriter()
         trainer = Small(framework, "adam", strategy=strategy, intervals=every_step(), writers=[writer])

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from conftest import some_of
 from saving_jobs import checkpoints, jobs, names, truncated_data, unbroken  # noqa: F401
 
 pytestmark = pytest.mark.workers
@@ -42,7 +43,7 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-@pytest.mark.parametrize("damage", list(DAMAGES))
+@pytest.mark.parametrize("damage", some_of(DAMAGES, "truncated", "a bit flipped", "manifest cut short"))
 def test_the_newest_one_damaged_is_passed_over_and_set_aside(jobs, unbroken, run, damage):  # noqa: F811
     act, words = DAMAGES[damage]
     newest = run / "checkpoints" / "ckpt-6"

@@ -11,7 +11,7 @@ import threading
 
 import processes
 import pytest
-from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, some_of
 from ctl.distribute.topology import Topology
 from ctl.io import paths
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
@@ -126,10 +126,13 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     assert paths.has_rename(path) and path.name == "job_0.json"
 
 
+PLACES = ("mid_data", "before_index", "before_manifest", "before_deleting")
+
+
 @pytest.mark.parametrize(
     "how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("place", ["mid_data", "before_index", "before_manifest", "before_deleting"])
+@pytest.mark.parametrize("place", some_of(PLACES, "before_manifest", "before_deleting"))
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
     jobs, final, bucket, place, how  # noqa: F811
 ):  # fmt: skip

@@ -9,7 +9,7 @@ import time
 
 import processes
 import pytest
-from conftest import ROOT, TIMEOUT_SECS, environment
+from conftest import ROOT, TIMEOUT_SECS, environment, some_of
 
 pytestmark = pytest.mark.workers
 STEPS = 36
@@ -49,9 +49,7 @@ def finish(process):
             process.kill()
 
 
-@pytest.mark.parametrize("place", [
-    pytest.param(p, marks=pytest.mark.slow) if p == "two_replicas" else p for p in PLACES
-])  # fmt: skip
+@pytest.mark.parametrize("place", some_of(PLACES, "two_workers"))
 def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with (tmp_path / "log").open("w+b") as log:

@@ -1,6 +1,7 @@
 """Promises 14 and 18: kill -9 at any point of a save costs at most one interval, and never all."""
 
 import pytest
+from conftest import some_of
 from saving_faults import PLACES
 from saving_jobs import checkpoints, jobs, names, unbroken  # noqa: F401
 
@@ -26,7 +27,9 @@ def test_a_save_killed_at_any_point_costs_at_most_one_interval(
     assert names(tmp_path / "checkpoints") == ["ckpt-8"]
 
 
-@pytest.mark.parametrize("place", ["while_replacing", "before_commit", "mid_data"])
+@pytest.mark.parametrize(
+    "place", some_of(["while_replacing", "before_commit", "mid_data"], "while_replacing", "before_commit")
+)
 def test_a_step_that_is_saved_again_is_there_at_every_moment(
     jobs, unbroken, tmp_path, place  # noqa: F811
 ):  # fmt: skip
@@ -39,7 +42,10 @@ def test_a_step_that_is_saved_again_is_there_at_every_moment(
     assert names(tmp_path / "checkpoints") == ["ckpt-8"]
 
 
-@pytest.mark.parametrize("place", ["mid_data", "before_index", "before_manifest", "before_commit"])
+WITHOUT_RENAMING = ("mid_data", "before_index", "before_manifest", "before_commit")
+
+
+@pytest.mark.parametrize("place", some_of(WITHOUT_RENAMING, "before_manifest", "before_commit"))
 def test_in_an_object_store_what_has_no_marker_is_not_listed(
     jobs, unbroken, tmp_path, place  # noqa: F811
 ):  # fmt: skip

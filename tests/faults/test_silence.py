@@ -49,9 +49,10 @@ def workers(tmp_path):
     [
         (["--communication=ring", "--heartbeat_secs=3"], "unhealthy"),
         (["--communication=tcp", "--heartbeat_secs=3"], "silent for"),
-        (
+        pytest.param(
             ["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"],
             "--collective_timeout_secs",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["ring", "tcp", "timeout"],

@@ -46,9 +46,9 @@ def read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_launcher(module: str, arguments: Sequence[str]) -> bool:
-    """Whether `python -m` of these words starts processes of `ctl launch` or `ctlrun`."""
+    """Whether `python -m` of these words starts processes of `ctl launch`, `ctl sweep` or `ctlrun`."""
     if module == "ctl":
-        return [*arguments[:1]] == ["launch"]
+        return [*arguments[:1]] in (["launch"], ["sweep"])
     return module in ("ctl.launch", "ctl.launch.horovodrun_cli")
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from correctness import BATCH, Averaged, AveragedByHand, AveragedTfKeras, Linear
 from ctl import app
 from small_models import every_step, weights
@@ -64,7 +65,7 @@ def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(kind, stra
     np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_of(KINDS, "keras3"))
 def test_evaluations_change_no_bit_of_the_training_and_of_its_resume(kind, strategy, tmp_path):
     unbroken = made(kind, strategy)
     unbroken.train(STEPS)
