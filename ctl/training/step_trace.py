@@ -18,6 +18,7 @@ from ctl.distribute import parameter_servers
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.training.trainer_protocol import TrainerProtocol
+from google.protobuf.message import DecodeError
 
 _log = logging.getLogger("ctl")
 
@@ -94,6 +95,29 @@ class StepTrace:
             try:
                 tf.profiler.experimental.stop()
                 for found in Path(directory).rglob("*.xplane.pb"):
+                    _hide_loops(found)
                     paths.copy_tree(found, self.path)
             except (OSError, tf.errors.OpError) as e:
                 _log.warning("%s cannot be written (%s); training goes on.", self.path, e)
+
+
+def _hide_loops(path: Path) -> None:
+    """Removes the numbers of iterations of `tf.while_loop`, in which steps run, from a trace.
+
+    The plugin takes such iterations for steps where there are any, and then finds none of ours.
+    """
+    try:
+        from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+        trace = xplane_pb2.XSpace()
+        trace.ParseFromString(path.read_bytes())
+    except (ImportError, DecodeError):  # no part of TensorFlow's API; larger than 2 GB
+        return
+    for plane in trace.planes:
+        hidden = {i for i, stat in plane.stat_metadata.items() if stat.name == "iter_num"}
+        for event in (event for line in plane.lines for event in line.events):
+            kept = [stat for stat in event.stats if stat.metadata_id not in hidden]
+            if len(kept) < len(event.stats):
+                del event.stats[:]
+                event.stats.extend(kept)
+    path.write_bytes(trace.SerializeToString())

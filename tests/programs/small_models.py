@@ -135,7 +135,7 @@ def digest(trainer) -> str:
 
 
 def traced_steps(path):
-    """The numbers of the steps that a file tells of."""
+    """The numbers of the steps that a file tells of, where the plugin finds them."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
@@ -143,7 +143,8 @@ def traced_steps(path):
     found = set()
     for plane in space.planes:
         for event in (e for line in plane.lines for e in line.events):
+            stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
+            assert "iter_num" not in stats, "of a loop in the graph, whose iterations hide the steps"
             if plane.event_metadata[event.metadata_id].name == "train":
-                stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
                 found.add(stats["step_num"])
     return found
