@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ctl.collectives.failures import failure
 from ctl.collectives.frames import Channel, Lost
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.outgoing import Outgoing
+from ctl.collectives.pending import Pending, Plane, split_pending
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
@@ -30,69 +30,6 @@ _LEAVE_SECS = 5.0
 _WAKE_SECS = 1.0
 _SIGNS = 4  # of life, within the time that may pass without one
 _ANSWER_SECS = 10.0  # for rank 0 to say that others are late
-
-
-@dataclass
-class Pending:
-    """A collective on its way.
-
-    Attributes:
-      request: what was asked.
-      arrays: this rank's tensors, flat.
-      result: flat arrays, once it is done; their rows by rank in `more`.
-      error: what to raise instead.
-    """
-
-    request: Request
-    arrays: Sequence[np.ndarray]
-    result: Sequence[np.ndarray] = ()
-    more: dict[str, Any] | None = None
-    error: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        self._done = threading.Lock()
-        self._done.acquire()
-        self.asked_at = time.monotonic()
-
-    def finish(self) -> None:
-        """Wakes who waits."""
-        self._done.release()
-
-    def wait(self, timeout: float = -1) -> bool:
-        """Whether it is done, within that many seconds."""
-        if self._done.acquire(timeout=timeout):
-            self._done.release()
-            return True
-        return False
-
-
-class _Part(Pending):
-    """One tensor of those that were asked for together and travel one by one."""
-
-    whole: Pending
-    siblings: Sequence[Pending]
-
-    def finish(self) -> None:
-        super().finish()
-        if all(part.wait(0) for part in self.siblings):
-            errors = [part.error for part in self.siblings if part.error is not None]
-            self.whole.error = errors[0] if errors else None
-            if not errors:
-                self.whole.result = [np.concatenate([part.result[0] for part in self.siblings])]
-            self.whole.finish()
-
-
-def _parts(whole: Pending) -> list[_Part]:
-    """What takes the place of a collective of several names; it is done with the last of them."""
-    (array,) = whole.arrays
-    requests_, start, found = whole.request.parts(), 0, []
-    for request in requests_:
-        count = math.prod(request.shapes[0])
-        found.append(_Part(request, [array[start : start + count]]))
-        start += count
-    for part in found:
-        part.whole, part.siblings = whole, found
-    return found
 
 
 class Engine:
@@ -115,6 +52,7 @@ class Engine:
         self.place = place
         self.settings = settings
         self.timeline = Timeline()
+        self.plane: Plane | None = None
         self._next_number = 0
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
@@ -156,12 +94,14 @@ class Engine:
         name: str,
         arrays: Sequence[np.ndarray] = (),
         joined: Sequence[tuple[str, tuple[int, ...]]] = (),
+        tensors: Sequence[Any] = (),
         **more: Any,
     ) -> Pending:
         """Asks for a collective and returns at once; `more` are fields of `Request`.
 
         Arrays are contiguous and must not change until it is done. `joined` are (type, shape) of the
-        tensors in them, where some came joined to one. Raises what broke the group.
+        tensors in them, where some came joined to one. Flat `tensors` travel by the plane, not arrays.
+        Raises what broke the group.
         """
         flat = [array.reshape(-1) for array in arrays]
         told = joined or [(array.dtype.name, array.shape) for array in arrays]
@@ -174,10 +114,11 @@ class Engine:
             kind=kind,
             dtypes=[dtype for dtype, _ in told],
             shapes=[shape for _, shape in told],
-            is_inline=size <= self._most_inline and not fuses,
+            is_inline=size <= self._most_inline and not fuses and not tensors,
+            plane="tensorflow" if tensors else "",
             **more,
         )
-        pending = Pending(request, flat)
+        pending = Pending(request, flat, tensors=tensors)
         if self.place.size == 1:
             self._do_alone(pending)
             return pending
@@ -231,6 +172,8 @@ class Engine:
         self._control.close()
         self._outgoing.close()
         self._mesh.close()
+        if self.plane is not None:
+            self.plane.close()
         self.timeline.stop()
 
     def _do_alone(self, pending: Pending) -> None:
@@ -329,7 +272,7 @@ class Engine:
             elif kind == "alive":
                 continue
             elif kind == "split":
-                parts = _parts(self._taken(header["id"]))
+                parts = split_pending(self._taken(header["id"]))
                 with self._lock:
                     self._pending.update({part.request.id: part for part in parts})
             elif kind == "error":
@@ -346,6 +289,9 @@ class Engine:
     def _begin(self, header: dict[str, Any]) -> None:
         start = time.monotonic()
         found = [self._pending[number] for number in header["ids"]]
+        if self.plane is not None and found[0].tensors:
+            self.plane.begin(found, header)
+            return
         ranks = header["ranks"]
         results = transfers.carried_out(
             self._mesh,
@@ -360,10 +306,22 @@ class Engine:
             self.timeline.did(pending.request.name, pending.request.kind, start)
             pending.finish()
 
+    def finish(self, number: int, **outcome: Any) -> None:
+        """The plane has carried a collective out, or could not; nothing if the group broke meanwhile."""
+        with self._lock:
+            pending = self._pending.pop(number, None)
+        if pending is not None:
+            for name, value in outcome.items():
+                setattr(pending, name, value)
+            self.timeline.did(pending.request.name, pending.request.kind, pending.asked_at)
+            pending.finish()
+
     def _break(self, error: BaseException) -> None:
         with self._lock:
             self._broken = self._broken or error
             waiting, self._pending = list(self._pending.values()), {}
+        if self.plane is not None and any(pending.tensors for pending in waiting):
+            self.plane.abort(str(error))
         for pending in waiting:
             pending.error = self._broken
             pending.finish()

@@ -183,6 +183,7 @@ class Agreement:
             first.kind == other.kind == "allreduce"
             and found.process_set == one.process_set
             and first.op == other.op
+            and first.plane == other.plane
             and size <= self._settings.fusion_threshold
         )
 

@@ -30,6 +30,7 @@ class Request:
       is_eager: the asking thread waits for it and does nothing else.
       line: where an eager call without a name stands in the program, "train.py:12"; else "".
       names: of its tensors, where they were asked for one by one; another rank may join others.
+      plane: what its numbers travel by: "" for the engine's own way, or "tensorflow".
     """
 
     id: int
@@ -47,13 +48,14 @@ class Request:
     is_eager: bool = True
     line: str = ""
     names: Sequence[str] = ()
+    plane: str = ""
 
     def key(self) -> tuple:
         """Equal for requests that differ in nothing but their `id`."""
         shapes = tuple(map(tuple, self.shapes))
         parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
         how = self.prescale, self.postscale, tuple(self.splits), self.is_inline, self.is_eager, self.line
-        return (*parts, *how, tuple(self.names))
+        return (*parts, *how, tuple(self.names), self.plane)
 
     def header(self) -> dict[str, Any]:
         """For a message."""
@@ -173,6 +175,7 @@ _ALWAYS = [
     ("ranks ask for different collectives,", lambda r: r.kind),
     ("ranks ask for another number of tensors,", lambda r: len(r.shapes)),
     ("the type of the tensor differs,", lambda r: tuple(r.dtypes)),
+    ("the way that numbers travel differs,", lambda r: r.plane or "tcp"),
 ]
 _REDUCED = [
     *_ALWAYS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ctl.errors import UsageError
 
 PLANE_VARIABLE = "CTL_COLLECTIVES"
-_PLANES = ("auto", "tcp")  # tcp: also between ranks of one machine
+_PLANES = ("auto", "tcp", "tensorflow")  # tcp: also between ranks of one machine
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Settings:
       order_timeout: until ranks that wait in different collectives are an error; 0 for never.
       silence: until a rank that says nothing at all is lost; 0 for never.
       shares_memory: ranks of one machine exchange large tensors through memory that both see.
+      plane: which collectives are TensorFlow's: "tensorflow" all of them, "auto" those on GPUs, "tcp" none.
       fusion_threshold: bytes of tensors that travel together.
       cycle: for which small requests of a function that follow one another are held back, to go together.
       secret: known to the ranks of one job only.
@@ -36,6 +37,7 @@ class Settings:
     order_timeout: float = 5.0
     silence: float = 0.0
     shares_memory: bool = True
+    plane: str = "auto"
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
     secret: bytes = b""
@@ -52,6 +54,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
         shares_memory=_plane(environ) != "tcp",
+        plane=_plane(environ),
         fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),

@@ -5,21 +5,20 @@ alike, and waits overlap. What the nodes call looks for the group when they run,
 outlives a change of ranks.
 """
 
-import itertools
 import os
 import re
 import sys
-import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-from ctl.collectives import arithmetic
-from ctl.collectives.engine import Engine, Pending
+from ctl.collectives import arithmetic, tensorflow_plane
+from ctl.collectives.engine import Engine
 from ctl.collectives.graph_fusion import GraphFusion, TracedCollectives, can_fuse
+from ctl.collectives.pending import Pending
+from ctl.collectives.unclaimed import Unclaimed
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 NODE_NAME = "CtlCollective"  # part of the name of a node that asks for a collective
@@ -30,7 +29,6 @@ _NOT_THE_PROGRAM = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     os.path.dirname(tf.__file__) + os.sep,
 )
-_MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
 
 
 class Members(NamedTuple):
@@ -81,8 +79,8 @@ class PendingCall:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
-    """Returns at once. With `has_splits`, the last array holds the splits."""
+def ask(call: Call, arrays: Sequence[Any]) -> PendingCall:
+    """Returns at once. With `has_splits`, the last array holds the splits. Arrays may be eager tensors."""
     members = call.group.members()
     ranks = members.ranks
     splits: list[int] = []
@@ -91,14 +89,20 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
         splits = [int(count) for count in np.asarray(given).reshape(-1)]
     elif call.kind == "alltoall" and arrays[0].ndim and len(arrays[0]) % len(ranks) == 0:
         splits = [len(arrays[0]) // len(ranks)] * len(ranks)
-    ready = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
-    if call.kind in _REDUCTIONS:
-        ready = [arithmetic.scaled(array, call.prescale) for array in ready]
+    shapes = [tuple(array.shape) for array in arrays]
+    plane, ready, tensors, joined = members.engine.plane, [], [], call.joined
+    if plane is not None and plane.carries(call.kind, arrays):
+        tensors = [_shaped(_scaled(call, tensor), [-1]) for tensor in arrays]
+        joined = joined or [(t.dtype.name, s) for t, s in zip(tensors, shapes, strict=True)]
+    else:
+        ready = [np.ascontiguousarray(_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)]
+        ready = [_scaled(call, array) for array in ready]
     pending = members.engine.ask(
         call.kind,
         call.name,
         ready,
-        call.joined,
+        joined,
+        tensors,
         process_set=members.number,
         op=call.op,
         prescale=call.prescale,
@@ -109,7 +113,14 @@ def ask(call: Call, arrays: Sequence[np.ndarray]) -> PendingCall:
         line=call.line,
         names=call.names,
     )
-    return PendingCall(call, pending, members, [array.shape for array in ready])
+    return PendingCall(call, pending, members, shapes)
+
+
+def _scaled(call: Call, array: Any) -> Any:
+    if call.kind not in _REDUCTIONS or call.prescale == 1.0:
+        return array
+    of = tensorflow_plane.scaled_tensor if isinstance(array, tf.Tensor) else arithmetic.scaled
+    return of(array, call.prescale)
 
 
 def result(asked: PendingCall) -> list[np.ndarray]:
@@ -122,9 +133,10 @@ def result(asked: PendingCall) -> list[np.ndarray]:
     flat = list(pending.result)
     if call.kind in _REDUCTIONS:
         count = len(asked.members.ranks)
-        flat = [arithmetic.finished(a, call.op, count, call.postscale) for a in flat]
+        of = tensorflow_plane.finished_tensor if pending.tensors else arithmetic.finished
+        flat = [of(a, call.op, count, call.postscale) for a in flat]
     if call.kind in ("allreduce", "broadcast"):
-        return [a.reshape(shape) for a, shape in zip(flat, asked.shapes, strict=True)]
+        return [_shaped(a, shape) for a, shape in zip(flat, asked.shapes, strict=True)]
     ranks = asked.members.ranks
     me = ranks.index(asked.members.engine.place.rank)
     if call.kind == "reducescatter":
@@ -138,9 +150,16 @@ def result(asked: PendingCall) -> list[np.ndarray]:
     else:
         return []
     found = [
-        a.reshape((count, *shape[1:])) for a, count, shape in zip(flat, rows, asked.shapes, strict=True)
+        _shaped(a, (count, *shape[1:])) for a, count, shape in zip(flat, rows, asked.shapes, strict=True)
     ]
     return found if call.kind == "reducescatter" else [*found, by_rank]
+
+
+def _shaped(array: Any, shape: Sequence[int]) -> Any:
+    if not isinstance(array, tf.Tensor):
+        return array.reshape(shape)
+    with tensorflow_plane.scope_of(array):
+        return tf.reshape(array, shape)
 
 
 def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
@@ -148,7 +167,7 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     call.group.check_known()
     if tf.executing_eagerly():
         line = "" if name else _line()
-        asked = ask(replace(call, name=name or default, line=line), [_array(t) for t in tensors])
+        asked = ask(replace(call, name=name or default, line=line), tensors)
         return [_tensor(array) for array in result(asked)]
     call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
     is_many = call.kind == "allreduce" and len(tensors) > 1
@@ -180,12 +199,16 @@ def _line() -> str:
 
 def _array(tensor: Any) -> np.ndarray:
     """The numbers of an eager tensor, not copied where they are in the host's memory."""
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return np.asarray(tensor)
     numbers = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
     return np.asarray(numbers)
 
 
-def _tensor(array: np.ndarray) -> tf.Tensor:
+def _tensor(array: Any) -> tf.Tensor:
     """A large array, which nobody else has, is not copied. TensorFlow aborts on unaligned memory."""
+    if isinstance(array, tf.Tensor):
+        return array
     is_own = array.nbytes > _LARGE and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
     if is_own and array.dtype.kind in "fiu":
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -204,34 +227,7 @@ def _unique(name: str, ignores_scope: bool = False) -> str:
         return graph.unique_name(cleaned)
 
 
-class _OnTheirWay:
-    """Collectives that a node of a graph asked for, until another node takes the result."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._asked: OrderedDict[int, PendingCall] = OrderedDict()
-        self._of_node: dict[str, deque[int]] = {}
-        self._lock = threading.Lock()
-
-    def put(self, asked: PendingCall) -> int:
-        """A result that is not wanted, because nothing in the graph uses it, goes in the end."""
-        with self._lock:
-            number = next(self._numbers)
-            self._asked[number] = asked
-            mine = self._of_node.setdefault(asked.call.name, deque())
-            mine.append(number)
-            if len(mine) > _MOST_UNCLAIMED:
-                self._asked.pop(mine.popleft(), None)
-        return number
-
-    def take(self, number: int) -> PendingCall:
-        with self._lock:
-            asked = self._asked.pop(number)
-            self._of_node[asked.call.name].remove(number)
-        return asked
-
-
-_on_their_way = _OnTheirWay()
+_on_their_way: Unclaimed[PendingCall] = Unclaimed()
 
 
 def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
@@ -262,7 +258,7 @@ def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
     """The result for a small tensor, which travels with others of the function; None where it cannot."""
     graph = tf.compat.v1.get_default_graph()
     most_bytes = _fusion_threshold(call)
-    if not most_bytes or not can_fuse(graph):
+    if not most_bytes or not can_fuse(graph) or _plane_of(call) is not None:
         return None
     traced = TracedCollectives.of(graph)
     if traced.group is not call.group:
@@ -288,6 +284,14 @@ def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
 
 def _together(names: Sequence[str]) -> str:
     return f"{names[0]}, {names[1]}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _plane_of(call: Call) -> Any:
+    """What carries tensors themselves, if anything; None before `init`."""
+    try:
+        return call.group.members().engine.plane
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return None
 
 
 def _fusion_threshold(call: Call) -> int:
@@ -317,7 +321,7 @@ def _nodes(call: Call, tensors: Sequence[tf.Tensor], after: Any = None, token: A
     left out."""
 
     def ask_from_graph(*arrays: Any) -> Any:
-        return np.int64(_on_their_way.put(ask(call, arrays[: len(tensors)])))
+        return np.int64(_on_their_way.put(call.name, ask(call, arrays[: len(tensors)])))
 
     def take_from_graph(number: Any) -> Any:
         return result(_on_their_way.take(int(number)))
@@ -329,10 +333,16 @@ def _nodes(call: Call, tensors: Sequence[tf.Tensor], after: Any = None, token: A
     elif call.kind == "alltoall":
         types.append(tf.int32)
     given = list(tensors) if token is None else [*tensors, token]
-    number = tf.numpy_function(ask_from_graph, given, tf.int64, stateful=token is None, name=NODE_NAME)
+    if _plane_of(call) is not None:  # tensors stay where they are
+        number = tf.py_function(ask_from_graph, given, tf.int64, name=NODE_NAME)
+    else:
+        number = tf.numpy_function(ask_from_graph, given, tf.int64, stateful=token is None, name=NODE_NAME)
     number.set_shape([])
     with tf.control_dependencies([] if after is None else [after]):
-        found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
+        if _plane_of(call) is not None:
+            found = tf.py_function(take_from_graph, [number], types)
+        else:
+            found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
     found = list(found) if isinstance(found, (list, tuple)) else [found]
     _set_shapes(call, numbered, found)
     return found

@@ -27,8 +27,11 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """0: tensors of a GPU travel by way of the host's memory."""
-    return 0
+    """1 where tensors go by NCCL: TensorFlow sees a GPU, and CTL_COLLECTIVES is not "tcp"; else 0."""
+    from ctl.collectives import tensorflow_plane
+    from ctl.collectives.settings import read_settings
+
+    return int(cuda_built() and read_settings().plane != "tcp" and tensorflow_plane.has_gpus())
 
 
 def ddl_built() -> bool:

@@ -37,6 +37,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _engine is None:
             chosen = settings.read_settings()
             made = _met(comm, chosen)
+            _join_plane(made, chosen)
             if chosen.timeline and made.place.rank == 0:
                 made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
             _engine = made
@@ -47,6 +48,20 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             graph_errors.install_graph_errors()
             keras_compilation.install_compilation_check(has_peers)
         process_sets_lib.add_static(process_sets)
+
+
+def _join_plane(made: Engine, chosen: Settings) -> None:
+    from ctl.hvd import rendezvous
+
+    if not rendezvous.is_elastic():
+        from ctl.collectives import tensorflow_plane
+
+        tensorflow_plane.join_plane(made, chosen.plane)
+    elif chosen.plane == "tensorflow":
+        raise UsageError(
+            "CTL_COLLECTIVES is 'tensorflow' in an elastic job, whose ranks change; those of TensorFlow's "
+            "collectives cannot. Leave CTL_COLLECTIVES out, or start without --host-discovery-script."
+        )
 
 
 def _let_sessions_wait() -> None:

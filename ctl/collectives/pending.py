@@ -1,0 +1,84 @@
+"""Collectives that were asked for and are not done; and what else may carry them out."""
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from ctl.collectives.requests import Request
+
+
+@dataclass
+class Pending:
+    """A collective on its way.
+
+    Attributes:
+      request: what was asked.
+      arrays: this rank's tensors, flat; `tensors` instead, where TensorFlow carries them.
+      result: flat arrays, once it is done; their rows by rank in `more`.
+      error: what to raise instead.
+    """
+
+    request: Request
+    arrays: Sequence[np.ndarray]
+    result: Sequence[Any] = ()
+    more: dict[str, Any] | None = None
+    error: BaseException | None = None
+    tensors: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.asked_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Wakes who waits."""
+        self._done.release()
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Whether it is done, within that many seconds."""
+        if self._done.acquire(timeout=timeout):
+            self._done.release()
+            return True
+        return False
+
+
+class Plane(Protocol):
+    """Another way for numbers to travel, in the coordinator's order: TensorFlow's."""
+
+    def carries(self, kind: str, tensors: Sequence[Any]) -> bool: ...
+    def begin(self, found: Sequence[Pending], header: dict[str, Any]) -> None: ...
+    def abort(self, why: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Part(Pending):
+    """One tensor of those that were asked for together and travel one by one."""
+
+    whole: Pending
+    siblings: Sequence[Pending]
+
+    def finish(self) -> None:
+        super().finish()
+        if all(part.wait(0) for part in self.siblings):
+            errors = [part.error for part in self.siblings if part.error is not None]
+            self.whole.error = errors[0] if errors else None
+            if not errors:
+                self.whole.result = [np.concatenate([part.result[0] for part in self.siblings])]
+            self.whole.finish()
+
+
+def split_pending(whole: Pending) -> list[_Part]:
+    """What takes the place of a collective of several names; it is done with the last of them."""
+    (array,) = whole.arrays
+    requests_, start, found = whole.request.parts(), 0, []
+    for request in requests_:
+        count = math.prod(request.shapes[0])
+        found.append(_Part(request, [array[start : start + count]]))
+        start += count
+    for part in found:
+        part.whole, part.siblings = whole, found
+    return found

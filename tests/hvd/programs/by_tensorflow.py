@@ -1,0 +1,147 @@
+"""Collectives that TensorFlow carries out on CPUs: all, or those of a device that stands for a GPU.
+
+    by_tensorflow.py all | devices | dies | late
+"""
+
+import json
+import os
+import sys
+
+import ctl.hvd as hvd
+import numpy as np
+import tensorflow as tf
+from ctl.collectives import tensorflow_plane
+from ctl.errors import UsageError
+from ctl.hvd import process
+from harness import raised, run_cases
+
+how = sys.argv[1]
+carried = []
+begin = tensorflow_plane.TensorFlowPlane.begin
+
+
+def counted(self, found, header):
+    carried.extend(pending.request.name for pending in found)
+    if how == "dies" and hvd.rank() == 2 and "last" in carried:
+        os._exit(7)  # when the others have begun
+    begin(self, found, header)
+
+
+tensorflow_plane.TensorFlowPlane.begin = counted
+
+
+def made_by(call, *arguments, **options):
+    """The result, and how many collectives TensorFlow carried out for it."""
+    before = len(carried)
+    return call(*arguments, **options), len(carried) - before
+
+
+if how == "all":
+
+    def case_every_kind_gives_the_numbers_of_numpy():
+        me, n = hvd.rank(), hvd.size()
+        for dtype in ("float16", "bfloat16", "float32", "float64", "uint8", "bool", "int64"):
+            x = tf.cast(tf.range(6) % 2 + me, dtype)
+            total, count = made_by(hvd.allreduce, x, op=hvd.Sum)
+            wanted = sum(tf.cast(tf.cast(tf.range(6) % 2 + r, dtype), tf.float64) for r in range(n))
+            assert count == 1 and total.dtype == x.dtype and "task:100" in total.device
+            np.testing.assert_array_equal(total, tf.cast(wanted, dtype))
+            rows, count = made_by(hvd.allgather, tf.cast(tf.fill([me * 2, 3], me), dtype))
+            assert count == 1 and rows.shape == [n * (n - 1), 3]
+            wanted = np.repeat(np.arange(n), np.arange(n) * 2)
+            np.testing.assert_array_equal(rows[:, 0], tf.cast(wanted, dtype))
+            sent, count = made_by(hvd.broadcast, tf.cast(tf.fill([5], me), dtype), 1)
+            assert count == 1
+            np.testing.assert_array_equal(sent, tf.cast(tf.ones([5]), dtype))
+            parts, count = made_by(hvd.alltoall, tf.cast(tf.fill([n * (n + 1) // 2], me), dtype),
+                                   splits=list(range(1, n + 1)))  # fmt: skip
+            assert count == 1 and parts[1].numpy().tolist() == [me + 1] * n
+            np.testing.assert_array_equal(parts[0], tf.cast(np.repeat(np.arange(n), me + 1), dtype))
+            own = hvd.reducescatter(tf.cast(tf.fill([5, 2], 1), dtype), op=hvd.Max)
+            assert own.shape == [len(range(me, 5, n)), 2] and bool(tf.reduce_all(tf.cast(own, tf.bool)))
+
+    def case_averages_and_scales():
+        got = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
+        n = hvd.size()
+        np.testing.assert_array_equal(got, [int((n * (n - 1) - n) / n)])
+        x = tf.constant([1.5, -2.0])
+        got = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        np.testing.assert_allclose(got, x * 2.0 * n)
+
+    def case_functions_and_gradients():
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = [hvd.allreduce(x * i, op=hvd.Sum) for i in (1.0, 2.0)]
+            return y, tape.gradient(y, x)
+
+        for _ in range(2):
+            ((one, two), gradient), count = made_by(step, tf.ones([3]))
+            assert count == 4
+            np.testing.assert_array_equal(one, 3 * [hvd.size()])
+            np.testing.assert_array_equal(two, 3 * [2 * hvd.size()])
+            np.testing.assert_array_equal(gradient, 3 * [3 * hvd.size()])
+
+    def case_what_tensorflow_cannot_add_goes_another_way():
+        total, count = made_by(hvd.allreduce, tf.fill([3], tf.constant(2**63, tf.uint64)), op=hvd.Max)
+        assert count == 0
+        assert total.numpy().tolist() == [2**63] * 3
+
+    def case_a_mistake_is_told_and_spoils_nothing():
+        def differs():
+            hvd.allreduce(tf.ones([2 + hvd.rank()]), name="odd")
+
+        raised(tf.errors.FailedPreconditionError, differs, "the shape of the tensor differs")
+        assert float(hvd.allreduce(tf.ones([]), op=hvd.Sum)) == hvd.size()
+
+    def case_sets_of_ranks():
+        some = hvd.add_process_set([0, hvd.size() - 1])
+        if some.included():
+            got, count = made_by(hvd.allreduce, tf.ones([2]) * hvd.rank(), op=hvd.Sum, process_set=some)
+            assert count == 1
+            np.testing.assert_array_equal(got, 2 * [hvd.size() - 1])
+
+    run_cases(globals())
+
+elif how == "devices":
+    tensorflow_plane.has_gpus = lambda: True
+    tensorflow_plane._is_on_gpu = lambda tensor: tensor.device.endswith("CPU:1")
+    cpus = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+
+    def case_the_device_of_a_tensor_decides():
+        for device, expected in (("CPU:0", 0), ("CPU:1", 1)):
+            with tf.device(device):
+                x = tf.ones([3])
+            total, count = made_by(hvd.allreduce, x)
+            assert count == expected, (device, count)
+            assert not expected or total.device.endswith("CPU:1")
+            np.testing.assert_array_equal(total, [1.0] * 3)
+
+    def case_a_function_asks_with_its_tensors():
+        total, count = made_by(tf.function(hvd.allreduce), tf.ones([3]))
+        assert count == 0  # there, TensorFlow has one name for all CPUs
+        np.testing.assert_array_equal(total, [1.0] * 3)
+
+    def case_another_device_on_each_rank_is_told():
+        with tf.device(f"CPU:{hvd.rank() % 2}"):
+            x = tf.ones([3])
+        text = raised(tf.errors.FailedPreconditionError, lambda: hvd.allreduce(x, name="x"))
+        assert "the way that numbers travel differs" in text and "tensorflow" in text
+
+    run_cases(globals())
+
+elif how == "dies":
+    hvd.init()
+    hvd.allreduce(tf.ones([3]))
+    raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3]), name="last"))
+    print(json.dumps({"again": raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))}))
+    os._exit(0)
+
+else:
+    tf.ones([])
+    try:
+        hvd.init()
+    except UsageError as e:
+        print(json.dumps({"said": str(e), "code": e.exit_code, "plane": process.is_initialized()}))

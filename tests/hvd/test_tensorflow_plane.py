@@ -1,0 +1,59 @@
+"""CTL_COLLECTIVES=tensorflow: TensorFlow carries collectives out, in the coordinator's order."""
+
+import pytest
+from conftest import some_of
+from ctl.collectives import tensorflow_plane
+from ctl.collectives.settings import Settings
+from ctl.errors import UsageError
+from ctl.hvd import built, process
+from ctl.hvd.rendezvous import LAUNCHER_VARIABLE
+from ranks import PROGRAMS, results, run_ranks
+
+pytestmark = pytest.mark.workers
+PROGRAM = PROGRAMS / "by_tensorflow.py"
+ALL = {"CTL_COLLECTIVES": "tensorflow", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+
+
+@pytest.mark.parametrize("ranks", some_of([2, 3], 3))
+def test_collectives_are_those_of_the_other_way(ranks):
+    for found in results(PROGRAM, ranks, "all", environ=ALL):
+        assert set(found.values()) == {"ok"}, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["collectives.py", "sets.py"])
+def test_programs_of_the_other_way_run(program):
+    for found in results(PROGRAMS / program, 3, environ=ALL):
+        assert set(found.values()) == {"ok"}, found
+
+
+def test_tensors_of_gpus_go_this_way_and_others_the_other():
+    for found in results(PROGRAM, 2, "devices"):
+        assert set(found.values()) == {"ok"}, found
+
+
+def test_a_rank_that_dies_within_a_collective_is_an_error_on_the_others():
+    *others, (code, _, _) = run_ranks(PROGRAM, 3, "dies", environ=ALL)
+    assert code == 7
+    for code, out, err in others:
+        assert code == 0 and "rank 2 died" in out, err[-2000:]
+
+
+def test_tensors_that_were_made_before_are_told_of():
+    for found in results(PROGRAM, 2, "late", environ=ALL):
+        assert "Call hvd.init() first" in found["said"] and found["code"] == 2 and not found["plane"]
+
+
+def test_elastic_jobs_are_refused(monkeypatch):
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "127.0.0.1:1")
+    with pytest.raises(UsageError, match="in an elastic job"):
+        process._join_plane(None, Settings(plane="tensorflow"))
+    process._join_plane(None, Settings())
+
+
+@pytest.mark.parametrize(("plane", "gpus", "wanted"), [("", True, 1), ("tcp", True, 0), ("", False, 0)])
+def test_nccl_built_says_whether_tensors_go_by_it(monkeypatch, plane, gpus, wanted):
+    monkeypatch.setattr(built, "cuda_built", lambda: True)
+    monkeypatch.setattr(tensorflow_plane, "has_gpus", lambda: gpus)
+    monkeypatch.setenv("CTL_COLLECTIVES", plane)
+    assert built.nccl_built() == wanted
