@@ -45,11 +45,11 @@ def has_gpus() -> bool:
 
 
 def join_plane(engine: Engine, word: str) -> None:
-    """Gives the engine its plane if `word` is "tensorflow", or "auto" and all ranks have GPUs.
+    """Gives the engine its plane if all ranks want it: by "tensorflow", or by "auto" where there are GPUs.
 
-    All ranks call it. Raises UsageError where TensorFlow has begun before.
+    All ranks call it, with any word. Raises UsageError where TensorFlow has begun before.
     """
-    if engine.place.size == 1 or word not in (PLANE, "auto"):
+    if engine.place.size == 1:
         return
     began = not tf.executing_eagerly() or _context()._initialized
     if word == PLANE and began:
@@ -58,7 +58,7 @@ def join_plane(engine: Engine, word: str) -> None:
             "before hvd.init(). Call hvd.init() first, or use CTL_COLLECTIVES=auto."
         )
     ports = np.zeros(engine.place.size, np.int64)
-    if word == PLANE or (has_gpus() and not began):
+    if word == PLANE or (word == "auto" and has_gpus() and not began):
         ports[engine.place.rank] = _free_port()
     ports = engine.sum("ports of TensorFlow's servers", ports)
     if all(ports):

@@ -32,6 +32,11 @@ def test_tensors_of_gpus_go_this_way_and_others_the_other():
         assert set(found.values()) == {"ok"}, found
 
 
+def test_ranks_of_different_words_go_the_way_that_all_know():
+    for found in results(PROGRAM, 2, "words", environ=ALL):
+        assert found == {"total": [1.0] * 3, "count": 0}
+
+
 def test_a_rank_that_dies_within_a_collective_is_an_error_on_the_others():
     *others, (code, _, _) = run_ranks(PROGRAM, 3, "dies", environ=ALL)
     assert code == 7

@@ -1,6 +1,6 @@
 """Collectives that TensorFlow carries out on CPUs: all, or those of a device that stands for a GPU.
 
-    by_tensorflow.py all | devices | dies | late
+    by_tensorflow.py all | devices | words | dies | late
 """
 
 import json
@@ -131,6 +131,13 @@ elif how == "devices":
         assert "the way that numbers travel differs" in text and "tensorflow" in text
 
     run_cases(globals())
+
+elif how == "words":
+    if os.environ["HOROVOD_RANK"] == "1":
+        os.environ["CTL_COLLECTIVES"] = "tcp"
+    hvd.init()
+    (total, count) = made_by(hvd.allreduce, tf.ones([3]))
+    print(json.dumps({"total": total.numpy().tolist(), "count": count}))
 
 elif how == "dies":
     hvd.init()
