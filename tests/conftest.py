@@ -19,6 +19,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
+LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py"}  # files, which come first
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other
 
@@ -60,6 +61,7 @@ def computing_between_waiting(items: list) -> list:
         files.setdefault(item.path, []).append(item)
     waiting = [f for f in files.values() if any(i.get_closest_marker("workers") for i in f)]
     computing = sorted((f for f in files.values() if f not in waiting), key=len, reverse=True)
+    waiting.sort(key=lambda file: file[0].path.name in LONGEST)
     pairs = itertools.zip_longest(reversed(waiting), computing, fillvalue=[])
     return [item for pair in pairs for file in pair for item in file]
 
