@@ -38,10 +38,10 @@ def test_ranks_of_different_words_go_the_way_that_all_know():
 
 
 def test_a_rank_that_dies_within_a_collective_is_an_error_on_the_others():
-    *others, (code, _, _) = run_ranks(PROGRAM, 3, "dies", environ=ALL)
+    *others, (code, _, _) = run_ranks(PROGRAM, 4, "dies", environ=ALL)  # one is no neighbour
     assert code == 7
     for code, out, err in others:
-        assert code == 0 and "rank 2 died" in out, err[-2000:]
+        assert code == 0 and "rank 3 died" in out and '"waits": false' in out, out + err[-2000:]
 
 
 def test_tensors_that_were_made_before_are_told_of():

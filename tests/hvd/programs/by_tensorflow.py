@@ -22,7 +22,7 @@ begin = tensorflow_plane.TensorFlowPlane.begin
 
 def counted(self, found, header):
     carried.extend(pending.request.name for pending in found)
-    if how == "dies" and hvd.rank() == 2 and "last" in carried:
+    if how == "dies" and hvd.rank() == 3 and "last" in carried:
         os._exit(7)  # when the others have begun
     begin(self, found, header)
 
@@ -143,7 +143,11 @@ elif how == "dies":
     hvd.init()
     hvd.allreduce(tf.ones([3]))
     raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3]), name="last"))
-    print(json.dumps({"again": raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))}))
+    again = raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))
+    thread = process.engine().plane._thread
+    hvd.shutdown()
+    thread.join(30)
+    print(json.dumps({"again": again, "waits": thread.is_alive()}))
     os._exit(0)
 
 else:
