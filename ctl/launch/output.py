@@ -45,6 +45,7 @@ class _Stream:
         self._file = file
         self._command = command
         self._has_console = True
+        self.has_ended = threading.Event()  # all of it has been copied
 
     def feed(self, data: bytes, is_last: bool = False) -> None:
         """Copies what was read."""
@@ -58,6 +59,7 @@ class _Stream:
         self.feed(b"", is_last=True)
         if self._file:
             self._file.close()
+        self.has_ended.set()
 
     def _to_file(self, data: bytes) -> None:
         if self._file and data:
@@ -231,9 +233,12 @@ class RankOutput(Output):
         return pair[0], pair[1]
 
     def last_error(self, task: Topology) -> str:
-        """The newest line that a process wrote to its stderr."""
+        """The last line that a process that has ended wrote to its stderr; waits until it is here."""
         stream = self._errors.get(task.task_index)
-        return stream.last.decode(errors="replace") if stream else ""
+        if stream is None:
+            return ""
+        stream.has_ended.wait(_DRAIN_SECS)  # not for ever: a process of its own may hold the pipe
+        return stream.last.decode(errors="replace")
 
     def _file(self, task: Topology, kind: str) -> IO[bytes] | None:
         if self._directory is None:

@@ -46,9 +46,9 @@ def test_a_rank_that_runs_for_longer_than_the_limit_is_left_alone(ctlrun):
     program = """
     from ctl.supervision import heartbeat
     heartbeat.here.start()
-    time.sleep(4)
+    time.sleep(6)
     """
-    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "2")
+    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "4")
     assert code == 0, err
 
 

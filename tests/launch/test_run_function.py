@@ -9,7 +9,10 @@ from pathlib import Path
 import named_functions
 import pytest
 from conftest import ROOT, environment
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.launch.output import RankOutput
+from ctl.launch.rank_job import names_lost_peer
 from ctl.launch.run_function import RankError, run
 
 pytestmark = pytest.mark.workers
@@ -48,6 +51,16 @@ def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(tmp_path, rank):
     with pytest.raises(RankError, match=f"(?s)failed on rank {rank}:.*OSError: disk full"):
         args = (str(tmp_path / "lost"), rank)
         run(named_functions.fails_after_its_peer_said_so, args=args, np=2)
+
+
+def test_the_last_line_of_a_rank_is_waited_for_when_nobody_has_read_it_yet():
+    output = RankOutput()
+    task = Topology()
+    _, stderr = output.writers(task)
+    os.write(stderr, b"HorovodInternalError: rank 1 is gone\n")
+    output.close_writers(task)
+    threading.Timer(0.2, output.start).start()
+    assert names_lost_peer(output.last_error(task))
 
 
 def test_a_rank_that_dies_is_an_error():
