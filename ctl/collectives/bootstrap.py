@@ -7,6 +7,7 @@ port is open.
 
 import contextlib
 import errno
+import itertools
 import queue
 import select
 import socket
@@ -19,14 +20,16 @@ from typing import Any
 
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
 from ctl.collectives.ranks import Ranks
-from ctl.collectives.settings import Settings
+from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
 from ctl.errors import UsageError
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener, connect
 
-_PROTOCOL = 2
+_PROTOCOL = 3
 _TELL_EVERY_SECS = 30.0
 _LOOK_SECS = 0.1
 _RETRY_SECS = 0.05
+_SOCKETS_BETWEEN_MACHINES = 4
+_SOCKETS_OF_ALL_PAIRS = 256  # of one process, to all others; one is always allowed
 BACKLOG = 4096
 
 
@@ -36,17 +39,18 @@ class Connections:
 
     Attributes:
       control: to rank 0.
-      peers: rank -> socket to it.
+      peers: rank -> sockets to it, in the same order on both ends.
       accepted: on rank 0, rank -> its control connection.
     """
 
     control: socket.socket
-    peers: dict[int, socket.socket]
+    peers: dict[int, list[socket.socket]]
     accepted: dict[int, socket.socket]
 
     def close(self) -> None:
         """Ends them all."""
-        for sock in (self.control, *self.peers.values(), *self.accepted.values()):
+        peers = itertools.chain(*self.peers.values())
+        for sock in (self.control, *peers, *self.accepted.values()):
             sock.close()
 
 
@@ -82,7 +86,7 @@ class _Meeting:
         self._settings = settings
         self._deadline = time.monotonic() + settings.start_timeout
         self._tell_at = time.monotonic() + _TELL_EVERY_SECS
-        self._peers: dict[int, socket.socket] = {}
+        self._peers: dict[tuple[int, int], socket.socket] = {}  # by rank, and number of that pair
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
         self._why = ""  # the newest call came to nothing
@@ -98,23 +102,25 @@ class _Meeting:
         place = self._place
         if place.rank == 0:
             self._accepted[0], self._control = socket.socketpair()
-        calls = [("peer", rank) for rank in range(place.rank)]
+        calls = [("peer", rank, i) for rank in range(place.rank) for i in range(self._count(rank))]
         if place.rank:
-            calls.insert(0, ("control", 0))
+            calls.insert(0, ("control", 0, 0))
         while not self._is_complete():
             if calls:
-                role, rank = calls[0]
-                sock = self._called(role, rank)
+                role, rank, number = calls[0]
+                sock = self._called(role, rank, number)
                 if sock is not None:
                     calls.pop(0)
                     if role == "control":
                         self._control = sock
                     else:
-                        self._peers[rank] = sock
+                        self._peers[rank, number] = sock
             self._take_arrivals(0.0 if calls or self._is_complete() else 0.2)
-            self._tell_and_give_up(calls)
+            self._tell_and_give_up({rank for _, rank, _ in calls})
         assert self._control is not None
-        return Connections(self._control, self._peers, self._accepted)
+        others = (rank for rank in range(place.size) if rank != place.rank)
+        peers = {rank: [self._peers[rank, i] for i in range(self._count(rank))] for rank in others}
+        return Connections(self._control, peers, self._accepted)
 
     def close(self) -> None:
         """Listens no more: from here on no port of this rank is open."""
@@ -136,7 +142,18 @@ class _Meeting:
     def _is_complete(self) -> bool:
         place = self._place
         accepted = place.rank > 0 or len(self._accepted) == place.size
-        return self._control is not None and accepted and len(self._peers) == place.size - 1
+        return self._control is not None and accepted and not self._missing()
+
+    def _missing(self) -> set[int]:
+        """The ranks to which a socket is missing."""
+        others = (rank for rank in range(self._place.size) if rank != self._place.rank)
+        return {r for r in others if any((r, i) not in self._peers for i in range(self._count(r)))}
+
+    def _count(self, rank: int) -> int:
+        """Sockets between this rank and another one: what both find."""
+        mine, other = self._address(self._place.rank)[0], self._address(rank)[0]
+        wanted = self._settings.sockets or (1 if mine == other else _SOCKETS_BETWEEN_MACHINES)
+        return max(1, min(wanted, _SOCKETS_OF_ALL_PAIRS // (self._place.size - 1)))
 
     def _endpoint(self, rank: int) -> Endpoint:
         return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
@@ -171,8 +188,8 @@ class _Meeting:
             for arrival in self._listener.accepted():
                 self._arrivals.put(arrival)
 
-    def _called(self, role: str, rank: int) -> socket.socket | None:
-        claim = {"role": role, "rank": self._place.rank, **self._common()}
+    def _called(self, role: str, rank: int, number: int) -> socket.socket | None:
+        claim = {"role": role, "rank": self._place.rank, "number": number, **self._common()}
         try:
             left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
             return connect(self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs))
@@ -187,17 +204,27 @@ class _Meeting:
 
     def _common(self) -> dict:
         place = self._place
-        return {"protocol": _PROTOCOL, "size": place.size, "generation": place.generation}
+        return {
+            "protocol": _PROTOCOL,
+            "size": place.size,
+            SOCKETS_VARIABLE: self._settings.sockets,
+            "generation": place.generation,
+        }
 
     def _take_arrivals(self, wait_secs: float) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 sock, claim = self._arrivals.get(timeout=wait_secs or None, block=wait_secs > 0)
                 wait_secs = 0.0
-                connections = self._accepted if claim["role"] == "control" else self._peers
-                if claim["rank"] in connections:  # it did not hear that it was welcome
-                    connections[claim["rank"]].close()
-                connections[claim["rank"]] = sock
+                rank, key = claim["rank"], (claim["rank"], claim["number"])
+                is_control = claim["role"] == "control"
+                known = self._accepted.get(rank) if is_control else self._peers.get(key)
+                if known is not None:  # it did not hear that it was welcome
+                    known.close()
+                if is_control:
+                    self._accepted[rank] = sock
+                else:
+                    self._peers[key] = sock
 
     def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
         for what, mine in self._common().items():
@@ -207,25 +234,27 @@ class _Meeting:
         role, rank, place = claim.get("role"), claim.get("rank"), self._place
         if role == "control" and place.rank:
             return ChannelRefusedError(f"{place.addresses[place.rank]} is rank {place.rank}, not rank 0.")
-        is_higher = type(rank) is int and place.rank < rank < place.size
-        if role not in ("control", "peer") or not is_higher:
+        if role not in ("control", "peer") or type(rank) is not int or not place.rank < rank < place.size:
             last = place.size - 1
             return ChannelRefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
+        number, count = claim.get("number"), self._count(rank)
+        if role == "peer" and (type(number) is not int or not 0 <= number < count):
+            return ChannelRefusedError(f"its connection {number} came; expected 0 to {count - 1}.")
         return None
 
-    def _tell_and_give_up(self, calls: list[tuple[str, int]]) -> None:
+    def _tell_and_give_up(self, called: set[int]) -> None:
+        """`called`: ranks that this one has not reached yet."""
         now, why = time.monotonic(), self._lost()
         if why:
             raise HorovodInternalError(why)
         if now < min(self._tell_at, self._deadline):
             return
         place = self._place
-        waits = set(range(place.size)) - {place.rank} - set(self._peers)
-        waits |= {rank for _, rank in calls}
+        waits = self._missing() | called
         named = ", ".join(f"{rank} ({place.addresses[rank]})" for rank in sorted(waits)[:8])
         text = f"rank {place.rank} of {place.size} waits for rank {named}"
         if now >= self._deadline:
-            why = f" The last call, to {self._why}." if calls and self._why else ""
+            why = f" The last call, to {self._why}." if called and self._why else ""
             raise HorovodInternalError(
                 f"{text}: not here after {self._settings.start_timeout:g} s. Do these processes run, "
                 "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"

@@ -1,7 +1,7 @@
-"""Bytes between two ranks: through a socket, or through memory that both processes see.
+"""Bytes between two ranks: through one or several sockets, or through memory that both processes see.
 
 A link moves one message out and one message in at a time; the two ends agree beforehand on the sizes.
-Its socket is watched by the caller (`Mesh`).
+Its `streams`, each with a socket, are watched by the caller (`Mesh`).
 """
 
 import contextlib
@@ -12,17 +12,19 @@ import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ctl.collectives import memory
 from ctl.collectives.frames import Lost
 
 CHUNK = 1 << 19  # bytes that are handed on at a time; a part of a processor's cache
 Consume = Callable[[int, np.ndarray], None]  # (offset in the message, bytes that came)
 
 _MOST_VIEWS = 64  # of one system call
+_LEAST_PART = 1 << 18  # bytes of a message for a socket beside others
 _SLOTS = 4  # of shared memory, in each direction
 _FILLED, _EMPTIED = b"F", b"E"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -46,6 +48,11 @@ class SocketLink:
         self._received = self._size = self._filled = 0
         self._scratch = np.empty(0, np.uint8)
         sock.setblocking(False)
+
+    @property
+    def streams(self) -> tuple["SocketLink"]:
+        """Itself: it has one socket."""
+        return (self,)
 
     @property
     def is_sent(self) -> bool:
@@ -156,6 +163,11 @@ class MemoryLink:
         sock.setblocking(False)
 
     @property
+    def streams(self) -> tuple["MemoryLink"]:
+        """Itself: it has one socket."""
+        return (self,)
+
+    @property
     def is_sent(self) -> bool:
         """The message out has left."""
         return not self._left
@@ -249,7 +261,69 @@ class MemoryLink:
                 raise Lost(str(e), self._rank) from e
 
 
-Link = SocketLink | MemoryLink
+class StripedLink:
+    """A link through several sockets, each for a part of every long message.
+
+    One connection alone is held back by its window, by each lost packet, and where a network gives
+    each flow only a share of its rate.
+
+    Args:
+      socks: in the same order on both ends.
+      rank: of the other end.
+    """
+
+    def __init__(self, socks: Sequence[socket.socket], rank: int):
+        self.streams = tuple(SocketLink(sock, rank) for sock in socks)
+
+    @property
+    def is_sent(self) -> bool:
+        """The message out has left."""
+        return all(stream.is_sent for stream in self.streams)
+
+    @property
+    def is_received(self) -> bool:
+        """The message in is here."""
+        return all(stream.is_received for stream in self.streams)
+
+    def send(self, views: Iterable[np.ndarray]) -> None:
+        """Begins a message out, of arrays one after the other, that stay as they are until it has left."""
+        left = deque(view.view(np.uint8) for view in views if view.size)
+        for stream, low, high in self._parts(sum(view.size for view in left)):
+            part, missing = [], high - low
+            while missing:
+                view = left.popleft()
+                if view.size > missing:
+                    left.appendleft(view[missing:])
+                part.append(view[:missing])
+                missing -= part[-1].size
+            stream.send(part)
+
+    def receive(self, size: int, into: np.ndarray | None, consume: Consume | None) -> None:
+        """Begins a message in of `size` bytes: into an array, or handed to `consume` in any order."""
+        raw = None if into is None else into.view(np.uint8)
+        for stream, low, high in self._parts(size):
+            place = None if raw is None else raw[low:high]
+            stream.receive(high - low, place, consume and _from(low, consume))
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for stream in self.streams:
+            stream.close()
+
+    def _parts(self, size: int) -> list[tuple[SocketLink, int, int]]:
+        """(stream, first byte, end): parts begin at multiples of `memory.ALIGNMENT`."""
+        used = max(1, min(len(self.streams), size // _LEAST_PART))
+        bounds = [size * i // used // memory.ALIGNMENT * memory.ALIGNMENT for i in range(used)]
+        bounds += [size] * (len(self.streams) + 1 - used)
+        return list(zip(self.streams, bounds, bounds[1:], strict=False))
+
+
+Stream = SocketLink | MemoryLink
+Link = Stream | StripedLink
+
+
+def _from(start: int, consume: Consume) -> Consume:
+    return lambda offset, data: consume(start + offset, data)
 
 
 def memory_size() -> int:

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
-from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, opened_memory
+from ctl.collectives.links import (
+    Consume,
+    Link,
+    MemoryLink,
+    SharedMemory,
+    SocketLink,
+    Stream,
+    StripedLink,
+    opened_memory,
+)
 from ctl.collectives.settings import Settings
 
 _WAKE_SECS = 1.0
@@ -24,7 +33,7 @@ class Mesh:
 
     Args:
       rank: this one's.
-      peers: rank -> connected socket.
+      peers: rank -> connected sockets.
       control: socket that is watched meanwhile, with
       pump: what reads it; it raises to end an exchange.
       tick: called again and again meanwhile.
@@ -34,7 +43,7 @@ class Mesh:
     def __init__(
         self,
         rank: int,
-        peers: Mapping[int, socket.socket],
+        peers: Mapping[int, Sequence[socket.socket]],
         control: socket.socket,
         pump: Callable[[], None],
         tick: Callable[[], None],
@@ -70,34 +79,35 @@ class Mesh:
         receiver.receive(size, into, consume)
         sender.send(out)
         self.bytes_sent += sum(array.nbytes for array in out)
+        streams = {*sender.streams, *receiver.streams}
         moved_at = told_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
-            poller, control = self._poller({sender, receiver}), self._control.fileno()
-            wants = {link: (link.wants_read, link.wants_write) for link in (sender, receiver)}
-            while wants == {link: (link.wants_read, link.wants_write) for link in wants}:
+            poller, control = self._poller(streams), self._control.fileno()
+            wants = {c: (c.wants_read, c.wants_write) for c in streams}
+            while wants == {c: (c.wants_read, c.wants_write) for c in streams}:
                 ready = dict(poller.poll(1000 * _WAKE_SECS))
                 self._tick()
                 if control in ready:
                     self._pump()
-                for link in wants:
-                    events = ready.get(link.socket.fileno(), 0)
-                    if events & ~select.POLLOUT and link.wants_read:
-                        link.read()
-                    if events & ~select.POLLIN and link.wants_write:
-                        link.write()
+                for stream in streams:
+                    events = ready.get(stream.socket.fileno(), 0)
+                    if events & ~select.POLLOUT and stream.wants_read:
+                        stream.read()
+                    if events & ~select.POLLIN and stream.wants_write:
+                        stream.write()
                 if ready.keys() - {control}:
                     moved_at = time.monotonic()
                 elif not ready:
                     told_at = self._tell(moved_at, told_at, to if receiver.is_received else source)
 
-    def _poller(self, links: set[Link]) -> select.poll:
+    def _poller(self, streams: set[Stream]) -> select.poll:
         """For descriptors of any number, which `select.select` does not take."""
         poller = select.poll()
         poller.register(self._control.fileno(), select.POLLIN)
-        for link in links:
-            events = select.POLLIN * link.wants_read | select.POLLOUT * link.wants_write
+        for stream in streams:
+            events = select.POLLIN * stream.wants_read | select.POLLOUT * stream.wants_write
             if events:
-                poller.register(link.socket.fileno(), events)
+                poller.register(stream.socket.fileno(), events)
         return poller
 
     def close(self) -> None:
@@ -124,20 +134,20 @@ class Mesh:
         return told_at
 
 
-def _linked(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> dict[int, Link]:
+def _linked(rank: int, peers: Mapping[int, Sequence[socket.socket]], *, shares: bool) -> dict[int, Link]:
     """A link to each rank: the lower one offers memory, the higher one says whether it can see it."""
     offered = {peer: SharedMemory() for peer in peers if peer > rank and shares}
     links: dict[int, Link] = {}
     try:
         for peer in (peer for peer in peers if peer > rank):
-            _say(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
+            _say(peers[peer][0], offered[peer].offer() if peer in offered else {}, peer)
         for peer in (peer for peer in peers if peer < rank):
-            offer = _heard(peers[peer], peer)
+            offer = _heard(peers[peer][0], peer)
             memory = opened_memory(offer) if shares else None
-            _say(peers[peer], {"sees": memory is not None}, peer)
+            _say(peers[peer][0], {"sees": memory is not None}, peer)
             links[peer] = _link(peers[peer], peer, memory, is_first=False)
         for peer in (peer for peer in peers if peer > rank):
-            sees = _heard(peers[peer], peer)["sees"]
+            sees = _heard(peers[peer][0], peer)["sees"]
             links[peer] = _link(peers[peer], peer, offered[peer].memory if sees else None, is_first=True)
     finally:
         for shared in offered.values():
@@ -145,10 +155,12 @@ def _linked(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> d
     return links
 
 
-def _link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
+def _link(socks: Sequence[socket.socket], peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
     if memory is None:
-        return SocketLink(sock, peer)
-    return MemoryLink(sock, peer, memory, is_first=is_first)
+        return SocketLink(socks[0], peer) if len(socks) == 1 else StripedLink(socks, peer)
+    for sock in socks[1:]:
+        sock.close()
+    return MemoryLink(socks[0], peer, memory, is_first=is_first)
 
 
 def _say(sock: socket.socket, what: Mapping[str, Any], peer: int) -> None:

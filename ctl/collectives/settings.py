@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ctl.errors import UsageError
 
 PLANE_VARIABLE = "CTL_COLLECTIVES"
+SOCKETS_VARIABLE = "CTL_SOCKETS_PER_PEER"
+_MOST_SOCKETS = 16  # of one pair
 _PLANES = ("auto", "tcp", "tensorflow")  # tcp: also between ranks of one machine
 
 
@@ -22,6 +24,7 @@ class Settings:
       order_timeout: until ranks that wait in different collectives are an error; 0 for never.
       silence: until a rank that says nothing at all is lost; 0 for never.
       shares_memory: ranks of one machine exchange large tensors through memory that both see.
+      sockets: between two ranks; 0 for one within a machine, and several between machines.
       plane: which collectives are TensorFlow's: "tensorflow" all of them, "auto" those on GPUs, "tcp" none.
       fusion_threshold: bytes of tensors that travel together.
       cycle: for which small requests of a function that follow one another are held back, to go together.
@@ -37,6 +40,7 @@ class Settings:
     order_timeout: float = 5.0
     silence: float = 0.0
     shares_memory: bool = True
+    sockets: int = 0
     plane: str = "auto"
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
@@ -54,6 +58,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
         shares_memory=_plane(environ) != "tcp",
+        sockets=_sockets(environ),
         plane=_plane(environ),
         fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
@@ -68,6 +73,16 @@ def _plane(environ: Mapping[str, str]) -> str:
     if word not in _PLANES:
         raise UsageError(f"{PLANE_VARIABLE} is {word!r}; expected one of {', '.join(_PLANES)}.")
     return word
+
+
+def _sockets(environ: Mapping[str, str]) -> int:
+    text = environ.get(SOCKETS_VARIABLE, "").strip() or "0"
+    if not text.isdecimal() or int(text) > _MOST_SOCKETS:
+        raise UsageError(
+            f"{SOCKETS_VARIABLE} is {text!r}; expected a whole number from 1 to {_MOST_SOCKETS}, or "
+            "nothing for the number that is measured to be good."
+        )
+    return int(text)
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -84,24 +84,35 @@ def network(flags):
     if not flags.network:
         yield [(f"localhost:{port}", []) for port in free_ports(flags.workers)]
         return
+    shape = ["root", "tbf", "rate", flags.network, "burst", "256k", "latency", "100ms"]
+    with namespaces(lambda device, side: [["qdisc", "add", "dev", device, *shape]]) as inside:
+        yield [(f"10.99.0.{i + 1}:2222", inside[i]) for i in (0, 1)]
+
+
+@contextlib.contextmanager
+def namespaces(shape):
+    """Two network namespaces, 10.99.0.1 and 10.99.0.2, joined by a wire.
+
+    shape(device, 0 or 1) has commands for `tc`. Gives what to write before a command, for each. Ends the
+    program where that is not allowed.
+    """
     spaces = [f"ctl{os.getpid()}{side}" for side in "ab"]
     ends = [f"v{space[3:]}" for space in spaces]
     inside = [["ip", "netns", "exec", space] for space in spaces]
-    shape = ["root", "tbf", "rate", flags.network, "burst", "256k", "latency", "100ms"]
     setup = [
         *(["ip", "netns", "add", space] for space in spaces),
         ["ip", "link", "add", ends[0], "netns", spaces[0], "type", "veth",
          "peer", "name", ends[1], "netns", spaces[1]],
         *([*inside[i], "ip", "address", "add", f"10.99.0.{i + 1}/24", "dev", ends[i]] for i in (0, 1)),
         *([*inside[i], "ip", "link", "set", name, "up"] for i in (0, 1) for name in ("lo", ends[i])),
-        *([*inside[i], "tc", "qdisc", "add", "dev", ends[i], *shape] for i in (0, 1)),
+        *([*inside[i], "tc", *command] for i in (0, 1) for command in shape(ends[i], i)),
     ]  # fmt: skip
     try:
         for command in setup:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"skipped, {' '.join(command)}: {done.stderr.strip()}")
-        yield [(f"10.99.0.{i + 1}:2222", inside[i]) for i in (0, 1)]
+        yield inside
     finally:
         for space in spaces:
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hvd.ranks import PROGRAMS, results
+from hvd.ranks import PROGRAMS, results, run_ranks
 
 CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "collectives.py").read_text(), re.MULTILINE)
 
@@ -31,3 +31,31 @@ def test_one_rank_alone_needs_nobody():
         1,
     )
     assert said["same"]
+
+
+LARGE_SUM = """
+import json, os, socket
+import ctl.hvd as hvd, numpy as np
+hvd.init()
+x = np.random.default_rng(hvd.rank()).normal(size=1_300_001).astype(np.float32)
+total = hvd.allreduce(x, op=hvd.Sum).numpy()
+want = sum(np.random.default_rng(r).normal(size=x.size).astype(np.float32) for r in range(2))
+joined = 0
+for name in os.listdir("/proc/self/fd"):
+    try:
+        joined += socket.socket(fileno=os.dup(int(name))).getpeername()[0] == "127.0.0.1"
+    except (OSError, IndexError):
+        pass
+print(json.dumps({"same": bool((total == want).all()), "joined": joined}))
+"""
+
+
+@pytest.mark.parametrize(("sockets", "joined"), [("", 2), ("3", 4)])  # and one to the coordinator
+def test_a_large_tensor_goes_through_as_many_sockets_as_asked_for(sockets, joined):
+    environ = {"CTL_COLLECTIVES": "tcp", "CTL_SOCKETS_PER_PEER": sockets}
+    assert results(LARGE_SUM, 2, environ=environ) == [{"same": True, "joined": joined}] * 2
+
+
+def test_a_number_of_sockets_that_is_none_is_refused_before_anything_starts():
+    for code, _, err in run_ranks(LARGE_SUM, 2, environ={"CTL_SOCKETS_PER_PEER": "many"}):
+        assert code and "CTL_SOCKETS_PER_PEER is 'many'; expected a whole number from 1 to 16" in err

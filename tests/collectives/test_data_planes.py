@@ -16,9 +16,12 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import Settings
 
 
-def meshes(count, **settings):
+def meshes(count, sockets=1, **settings):
     """One mesh per rank, all connected."""
-    pairs = {pair: socket.socketpair() for pair in itertools.combinations(range(count), 2)}
+    pairs = {
+        pair: list(zip(*(socket.socketpair() for _ in range(sockets)), strict=True))
+        for pair in itertools.combinations(range(count), 2)
+    }
     peers = [
         {b if rank == a else a: ends[rank == b] for (a, b), ends in pairs.items() if rank in (a, b)}
         for rank in range(count)
@@ -54,9 +57,10 @@ def at_once(count, call):
     return found
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp", "tcp, 3 sockets", "memory, 3 sockets"])
 def plane(request):
-    return {"shares_memory": request.param == "memory"}
+    kind, _, several = request.param.partition(", ")
+    return {"shares_memory": kind == "memory", "sockets": 3 if several else 1}
 
 
 @pytest.mark.parametrize("count", [2, 3])
