@@ -8,6 +8,8 @@ from ctl.errors import UsageError
 
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 SOCKETS_VARIABLE = "CTL_SOCKETS_PER_PEER"
+_ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
+EQUAL_VARIABLES = (PLANE_VARIABLE, SOCKETS_VARIABLE, _ORDER_VARIABLE)  # on all ranks
 _MOST_SOCKETS = 16  # of one pair
 _PLANES = ("auto", "tcp", "tensorflow")  # tcp: also between ranks of one machine
 
@@ -56,7 +58,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         start_timeout=_number(environ, "HOROVOD_START_TIMEOUT", Settings.start_timeout),
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
         stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
-        order_timeout=_number(environ, "CTL_HVD_ORDER_TIMEOUT_SECS", Settings.order_timeout),
+        order_timeout=_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
         shares_memory=_plane(environ) != "tcp",
         sockets=_sockets(environ),
         plane=_plane(environ),

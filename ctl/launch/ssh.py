@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ctl.collectives.settings import EQUAL_VARIABLES
+
 EXIT_UNREACHABLE = 255  # ssh's own: the host cannot be reached, or not any more
 
 _SSH_SETTINGS = {
@@ -64,6 +66,6 @@ def ssh_command(
 
 
 def remote_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` and where the modules are; nothing else of ours goes to another machine."""
-    path = os.environ.get("PYTHONPATH")
-    return {**environ, "PYTHONUNBUFFERED": "1", **({"PYTHONPATH": path} if path else {})}
+    """`environ`, where the modules are, and the settings of collectives; nothing else of ours."""
+    ours = {name: os.environ[name] for name in ("PYTHONPATH", *EQUAL_VARIABLES) if os.environ.get(name)}
+    return {**environ, "PYTHONUNBUFFERED": "1", **ours}
