@@ -89,6 +89,8 @@ class _Meeting:
         self._peers: dict[tuple[int, int], socket.socket] = {}  # by rank, and number of that pair
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
+        others = (rank for rank in range(place.size) if rank != place.rank)
+        self._counts = {rank: self._count(rank) for rank in others}  # of sockets
         self._why = ""  # the newest call came to nothing
         self._listener = Listener(server or self._listening(), self._endpoint(place.rank), self._refusal)
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
@@ -102,7 +104,7 @@ class _Meeting:
         place = self._place
         if place.rank == 0:
             self._accepted[0], self._control = socket.socketpair()
-        calls = [("peer", rank, i) for rank in range(place.rank) for i in range(self._count(rank))]
+        calls = [("peer", rank, i) for rank in range(place.rank) for i in range(self._counts[rank])]
         if place.rank:
             calls.insert(0, ("control", 0, 0))
         while not self._is_complete():
@@ -118,8 +120,7 @@ class _Meeting:
             self._take_arrivals(0.0 if calls or self._is_complete() else 0.2)
             self._tell_and_give_up({rank for _, rank, _ in calls})
         assert self._control is not None
-        others = (rank for rank in range(place.size) if rank != place.rank)
-        peers = {rank: [self._peers[rank, i] for i in range(self._count(rank))] for rank in others}
+        peers = {r: [self._peers[r, i] for i in range(count)] for r, count in self._counts.items()}
         return Connections(self._control, peers, self._accepted)
 
     def close(self) -> None:
@@ -142,12 +143,7 @@ class _Meeting:
     def _is_complete(self) -> bool:
         place = self._place
         accepted = place.rank > 0 or len(self._accepted) == place.size
-        return self._control is not None and accepted and not self._missing()
-
-    def _missing(self) -> set[int]:
-        """The ranks to which a socket is missing."""
-        others = (rank for rank in range(self._place.size) if rank != self._place.rank)
-        return {r for r in others if any((r, i) not in self._peers for i in range(self._count(r)))}
+        return self._control is not None and accepted and len(self._peers) == sum(self._counts.values())
 
     def _count(self, rank: int) -> int:
         """Sockets between this rank and another one: what both find."""
@@ -237,7 +233,7 @@ class _Meeting:
         if role not in ("control", "peer") or type(rank) is not int or not place.rank < rank < place.size:
             last = place.size - 1
             return ChannelRefusedError(f"rank {rank} came; expected one of {place.rank + 1} to {last}.")
-        number, count = claim.get("number"), self._count(rank)
+        number, count = claim.get("number"), self._counts[rank]
         if role == "peer" and (type(number) is not int or not 0 <= number < count):
             return ChannelRefusedError(f"its connection {number} came; expected 0 to {count - 1}.")
         return None
@@ -250,7 +246,8 @@ class _Meeting:
         if now < min(self._tell_at, self._deadline):
             return
         place = self._place
-        waits = self._missing() | called
+        counts = self._counts.items()
+        waits = called | {r for r, n in counts if any((r, i) not in self._peers for i in range(n))}
         named = ", ".join(f"{rank} ({place.addresses[rank]})" for rank in sorted(waits)[:8])
         text = f"rank {place.rank} of {place.size} waits for rank {named}"
         if now >= self._deadline:

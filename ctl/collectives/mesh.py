@@ -83,8 +83,8 @@ class Mesh:
         moved_at = told_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
             poller, control = self._poller(streams), self._control.fileno()
-            wants = {c: (c.wants_read, c.wants_write) for c in streams}
-            while wants == {c: (c.wants_read, c.wants_write) for c in streams}:
+            wants = {s: (s.wants_read, s.wants_write) for s in streams}
+            while wants == {s: (s.wants_read, s.wants_write) for s in streams}:
                 ready = dict(poller.poll(1000 * _WAKE_SECS))
                 self._tick()
                 if control in ready:

@@ -9,7 +9,7 @@ from ctl.errors import UsageError
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 SOCKETS_VARIABLE = "CTL_SOCKETS_PER_PEER"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
-EQUAL_VARIABLES = (PLANE_VARIABLE, SOCKETS_VARIABLE, _ORDER_VARIABLE)  # on all ranks
+EQUAL_VARIABLES = (PLANE_VARIABLE, SOCKETS_VARIABLE, _ORDER_VARIABLE)  # better so on all ranks
 _MOST_SOCKETS = 16  # of one pair
 _PLANES = ("auto", "tcp", "tensorflow")  # tcp: also between ranks of one machine
 
@@ -78,13 +78,13 @@ def _plane(environ: Mapping[str, str]) -> str:
 
 
 def _sockets(environ: Mapping[str, str]) -> int:
-    text = environ.get(SOCKETS_VARIABLE, "").strip() or "0"
-    if not text.isdecimal() or int(text) > _MOST_SOCKETS:
+    text = environ.get(SOCKETS_VARIABLE, "").strip()
+    if text and not (text.isdecimal() and 1 <= int(text) <= _MOST_SOCKETS):
         raise UsageError(
             f"{SOCKETS_VARIABLE} is {text!r}; expected a whole number from 1 to {_MOST_SOCKETS}, or "
-            "nothing for the number that is measured to be good."
+            "nothing, for 1 within a machine and several between machines."
         )
-    return int(text)
+    return int(text or 0)
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

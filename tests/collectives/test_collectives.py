@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from ctl.collectives.settings import read_settings
+from ctl.errors import UsageError
 from hvd.ranks import PROGRAMS, results, run_ranks
 
 CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "collectives.py").read_text(), re.MULTILINE)
@@ -50,12 +52,20 @@ print(json.dumps({"same": bool((total == want).all()), "joined": joined}))
 """
 
 
-@pytest.mark.parametrize(("sockets", "joined"), [("", 2), ("3", 4)])  # and one to the coordinator
-def test_a_large_tensor_goes_through_as_many_sockets_as_asked_for(sockets, joined):
-    environ = {"CTL_COLLECTIVES": "tcp", "CTL_SOCKETS_PER_PEER": sockets}
+@pytest.mark.parametrize(
+    ("plane", "sockets", "joined"), [("tcp", "", 2), ("tcp", "3", 4), ("auto", "3", 2)]
+)  # one is to the coordinator; beside shared memory one is enough
+def test_a_large_tensor_goes_through_as_many_sockets_as_asked_for(plane, sockets, joined):
+    environ = {"CTL_COLLECTIVES": plane, "CTL_SOCKETS_PER_PEER": sockets}
     assert results(LARGE_SUM, 2, environ=environ) == [{"same": True, "joined": joined}] * 2
 
 
-def test_a_number_of_sockets_that_is_none_is_refused_before_anything_starts():
+@pytest.mark.parametrize("came", ["many", "0", "17", "-1", "2.0"])
+def test_a_number_of_sockets_that_is_none_is_refused(came):
+    with pytest.raises(UsageError, match=f"CTL_SOCKETS_PER_PEER is '{came}'; expected .* from 1 to 16"):
+        read_settings({"CTL_SOCKETS_PER_PEER": came})
+
+
+def test_it_is_refused_before_anything_starts():
     for code, _, err in run_ranks(LARGE_SUM, 2, environ={"CTL_SOCKETS_PER_PEER": "many"}):
         assert code and "CTL_SOCKETS_PER_PEER is 'many'; expected a whole number from 1 to 16" in err
