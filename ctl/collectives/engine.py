@@ -95,18 +95,20 @@ class Engine:
         arrays: Sequence[np.ndarray] = (),
         joined: Sequence[tuple[str, tuple[int, ...]]] = (),
         tensors: Sequence[Any] = (),
+        may_wait: bool = False,
         **more: Any,
     ) -> Pending:
         """Asks for a collective and returns at once; `more` are fields of `Request`.
 
         Arrays are contiguous and must not change until it is done. `joined` are (type, shape) of the
         tensors in them, where some came joined to one. Flat `tensors` travel by the plane, not arrays.
+        What is small and `may_wait` is sent with others.
         Raises what broke the group.
         """
         flat = [array.reshape(-1) for array in arrays]
         told = joined or [(array.dtype.name, array.shape) for array in arrays]
         size = sum(array.nbytes for array in flat)
-        later = size <= self._most_inline and not more.get("is_eager", True) and bool(self._pending)
+        later = size <= self._most_inline and may_wait and bool(self._pending)
         fuses = later and kind == "allreduce" and size > _TINY
         request = Request(
             id=self._numbered(1 + len(more.get("names", ()))),
@@ -272,7 +274,7 @@ class Engine:
             elif kind == "alive":
                 continue
             elif kind == "split":
-                parts = split_pending(self._taken(header["id"]))
+                parts = split_pending(self._taken(header["id"]), self.plane)
                 with self._lock:
                     self._pending.update({part.request.id: part for part in parts})
             elif kind == "error":

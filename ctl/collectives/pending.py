@@ -51,6 +51,8 @@ class Plane(Protocol):
 
     def carries(self, kind: str, tensors: Sequence[Any]) -> bool: ...
     def begin(self, found: Sequence[Pending], header: dict[str, Any]) -> None: ...
+    def joined(self, flat: Sequence[Any]) -> Any: ...
+    def parted(self, joined: Any, counts: Sequence[int]) -> list[Any]: ...
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
 
@@ -60,6 +62,7 @@ class _Part(Pending):
 
     whole: Pending
     siblings: Sequence[Pending]
+    plane: Plane | None
 
     def finish(self) -> None:
         super().finish()
@@ -67,18 +70,21 @@ class _Part(Pending):
             errors = [part.error for part in self.siblings if part.error is not None]
             self.whole.error = errors[0] if errors else None
             if not errors:
-                self.whole.result = [np.concatenate([part.result[0] for part in self.siblings])]
+                parts = [part.result[0] for part in self.siblings]
+                self.whole.result = [self.plane.joined(parts) if self.plane else np.concatenate(parts)]
             self.whole.finish()
 
 
-def split_pending(whole: Pending) -> list[_Part]:
+def split_pending(whole: Pending, plane: Plane | None) -> list[_Part]:
     """What takes the place of a collective of several names; it is done with the last of them."""
-    (array,) = whole.arrays
-    requests_, start, found = whole.request.parts(), 0, []
-    for request in requests_:
-        count = math.prod(request.shapes[0])
-        found.append(_Part(request, [array[start : start + count]]))
-        start += count
+    requests = whole.request.parts()
+    counts = [math.prod(request.shapes[0]) for request in requests]
+    if plane is not None and whole.tensors:
+        tensors = plane.parted(whole.tensors[0], counts)
+        found = [_Part(r, (), tensors=(one,)) for r, one in zip(requests, tensors, strict=True)]
+    else:
+        plane, arrays = None, np.split(whole.arrays[0], np.cumsum(counts)[:-1])
+        found = [_Part(r, (one,)) for r, one in zip(requests, arrays, strict=True)]
     for part in found:
-        part.whole, part.siblings = whole, found
+        part.whole, part.siblings, part.plane = whole, found, plane
     return found

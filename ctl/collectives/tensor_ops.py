@@ -67,6 +67,7 @@ class Call:
     joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape), where some came as one
     names: Sequence[str] = ()  # of these, where they were asked for one by one
     fuses: bool = False  # with others of one function
+    is_ahead: bool = False  # small, asked for at once, and its result not taken in turn
 
 
 @dataclass
@@ -103,6 +104,7 @@ def ask(call: Call, arrays: Sequence[Any]) -> PendingCall:
         ready,
         joined,
         tensors,
+        may_wait=not (call.is_eager or call.is_ahead),
         process_set=members.number,
         op=call.op,
         prescale=call.prescale,
@@ -258,7 +260,7 @@ def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
     """The result for a small tensor, which travels with others of the function; None where it cannot."""
     graph = tf.compat.v1.get_default_graph()
     most_bytes = _fusion_threshold(call)
-    if not most_bytes or not can_fuse(graph) or _plane_of(call) is not None:
+    if not most_bytes or not can_fuse(graph):
         return None
     traced = TracedCollectives.of(graph)
     if traced.group is not call.group:
@@ -308,7 +310,7 @@ def _in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
     The nodes of a function ask in the order of the program, and none of them waits for results.
     """
     graph = tf.compat.v1.get_default_graph()
-    if not isinstance(graph, tf.__internal__.FuncGraph):
+    if call.is_ahead or not isinstance(graph, tf.__internal__.FuncGraph):
         return _nodes(call, tensors)
     traced = TracedCollectives.of(graph)
     found = _nodes(call, tensors, traced.last_takes.get(call.group))
@@ -333,16 +335,11 @@ def _nodes(call: Call, tensors: Sequence[tf.Tensor], after: Any = None, token: A
     elif call.kind == "alltoall":
         types.append(tf.int32)
     given = list(tensors) if token is None else [*tensors, token]
-    if _plane_of(call) is not None:  # tensors stay where they are
-        number = tf.py_function(ask_from_graph, given, tf.int64, name=NODE_NAME)
-    else:
-        number = tf.numpy_function(ask_from_graph, given, tf.int64, stateful=token is None, name=NODE_NAME)
+    node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
+    number = node(ask_from_graph, given, tf.int64, stateful=token is None, name=NODE_NAME)
     number.set_shape([])
     with tf.control_dependencies([] if after is None else [after]):
-        if _plane_of(call) is not None:
-            found = tf.py_function(take_from_graph, [number], types)
-        else:
-            found = tf.numpy_function(take_from_graph, [number], types, stateful=False)
+        found = node(take_from_graph, [number], types, stateful=False)
     found = list(found) if isinstance(found, (list, tuple)) else [found]
     _set_shapes(call, numbered, found)
     return found

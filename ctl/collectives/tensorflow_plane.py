@@ -33,6 +33,7 @@ _WIDER = {
 }  # fmt: skip
 _HALVES = (tf.float16, tf.bfloat16)
 _WORD = 4  # bytes
+_SMALL = 1 << 20  # bytes of a tensor that is joined with others
 _FIRST_TASK = 1000  # TensorFlow orders tasks as text
 _LEADER = f"/job:worker/replica:0/task:{_FIRST_TASK}"
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
@@ -137,6 +138,16 @@ class TensorFlowPlane:
         """Queues what the coordinator has said all ranks are to do now."""
         self._queue.put(lambda: self._carry_out(found, header))
 
+    def joined(self, flat: Sequence[Any]) -> Any:
+        """One flat tensor of several."""
+        with scope_of(flat[0]):
+            return tf.concat(flat, axis=0) if len(flat) > 1 else flat[0]
+
+    def parted(self, joined: Any, counts: Sequence[int]) -> list[Any]:
+        """The flat tensors of so many elements in one."""
+        with scope_of(joined):
+            return tf.split(joined, counts) if len(counts) > 1 else [joined]
+
     def abort(self, why: str) -> None:
         """A rank is gone: whoever waits for it here stops waiting."""
         if _context()._context_handle is not None:
@@ -152,22 +163,25 @@ class TensorFlowPlane:
 
     def _carry_out(self, found: Sequence[Pending], header: dict[str, Any]) -> None:
         ranks = tuple(header["ranks"])
-        for pending in found:
-            try:
-                result = self._results(pending, header, ranks)
-            except Exception as e:  # whoever waits must be told
-                message = getattr(e, "message", str(e))
+        collective = _Collective(self, ranks, ranks.index(self._engine.place.rank))
+        try:
+            if found[0].request.kind == "allreduce":  # only these come several at a time
+                results = _reduced_together(self, collective, found)
+            else:
+                results = [self._results(found[0], header, collective)]
+        except Exception as e:  # whoever waits must be told
+            message = getattr(e, "message", str(e))
+            for pending in found:
                 lost = failure("LOST", f"{pending.request}: TensorFlow's collective failed: {message}")
                 self._engine.finish(pending.request.id, error=lost)
-            else:
+        else:
+            for pending, result in zip(found, results, strict=True):
                 self._engine.finish(pending.request.id, result=result, more=header)
 
-    def _results(self, pending: Pending, header: dict[str, Any], ranks: tuple[int, ...]) -> list[Any]:
+    def _results(self, pending: Pending, header: dict[str, Any], collective: "_Collective") -> list[Any]:
         """Flat tensors."""
         request, tensors = pending.request, pending.tensors
-        collective = _Collective(self, ranks, ranks.index(self._engine.place.rank))
-        if request.kind == "allreduce":
-            return [collective.reduced(tensor, request.op) for tensor in tensors]
+        ranks = header["ranks"]
         if request.kind == "broadcast":
             return [collective.broadcast(tensor, ranks.index(request.root)) for tensor in tensors]
         if request.kind == "alltoall":
@@ -266,6 +280,24 @@ class _Collective:
         return self.reduced(tensor, op)[first : first + row * rows[self._me]]
 
 
+def _reduced_together(
+    plane: TensorFlowPlane, collective: _Collective, found: Sequence[Pending]
+) -> list[list[Any]]:
+    """The flat results of all-reduces; small tensors of a type are joined, in one order on all ranks."""
+    op = found[0].request.op
+    tensors = [tensor for pending in found for tensor in pending.tensors]
+    groups: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype if _bytes(tensor) <= _SMALL else i, []).append(i)
+    results: list[Any] = [None] * len(tensors)
+    for places in groups.values():
+        total = collective.reduced(plane.joined([tensors[i] for i in places]), op)
+        for i, part in zip(places, plane.parted(total, [len(tensors[i]) for i in places]), strict=True):
+            results[i] = part
+    left = iter(results)
+    return [[next(left) for _ in pending.tensors] for pending in found]
+
+
 def _bytes(tensor: Any) -> int:
     return len(tensor) * tensor.dtype.size
 
@@ -316,3 +348,17 @@ def _mean(total: Any, count: int) -> Any:
             return total / tf.cast(count, total.dtype)
         quotient = tf.truncatediv(tf.cast(total, tf.int64), tf.constant(count, tf.int64))
         return tf.cast(quotient, total.dtype)
+
+
+def tensor_function(act: Any, given: list, types: Any, *, stateful: bool, name: str = "take") -> Any:
+    """As `tf.numpy_function`, of tensors that stay where they are; `tf.py_function` is always stateful."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    if stateful or not isinstance(graph, tf.__internal__.FuncGraph):
+        return tf.py_function(act, given, types, name=name)
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+    body = tf.function(lambda *tensors: tf.py_function(act, tensors, types), autograph=False)
+    concrete = body.get_concrete_function(*specs)
+    concrete.add_to_graph(graph)
+    several = types if isinstance(types, list) else [types]
+    found = tf.raw_ops.PartitionedCall(args=given, Tout=several, f=concrete, name=name)
+    return found if isinstance(types, list) else found[0]

@@ -226,6 +226,12 @@ def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tensor_ops.outputs(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
 
 
+def sum_ahead(engine: Engine, number: tf.Tensor) -> tf.Tensor:
+    """`[]` -> `[]`: the sum over workers, which does not wait for what was asked for before."""
+    call = Call("allreduce", "", _AllWorkers(engine), op=SUM, ignores_scope=True, is_ahead=True)
+    return tensor_ops.outputs(call, [number], "ctl.ahead", "")[0]
+
+
 def path_of(strategy: tf.distribute.Strategy) -> str:
     """ "tcp" or "ring" for a strategy that could use both, else ""."""
     if not can_use_engine(strategy):

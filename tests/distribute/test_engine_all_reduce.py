@@ -14,7 +14,7 @@ def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path)
         assert found["paths"] == ["memory"]
         assert found["sums"] and found["weights"] and found["fits"]
         assert found["buckets"] == [True, 40]  # equal to sums at once; a resume keeps them
-        assert found["needed"] == [5, 7, 9, 11, 11]  # 4 forward; backward 2 for a layer, 1 for the first
+        assert found["needed"] == [5, 7, 9, 11, 11, 11]  # 4 forward; 2 for a layer backward; all
         assert found["kept"] == ["ring", "ring"]
         assert found["unreachable"][:2] == [True, True]
         assert "no way to rank 0" in found["refused"] or "not here after" in found["refused"]
