@@ -5,7 +5,7 @@
 Each round runs every variant, one after the other; printed are medians over rounds of the median step,
 and their ratio to the first one's. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
 `tcp` sums gradients in the buckets that were found best, mostly all at once; `tcp,buckets` in those of
---bucket_bytes; `none` does not sum.
+--bucket_bytes; `tcp,late` updates when all have come; `none` does not sum.
 With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
 """
 
@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LATE = "tcp,late"
 VARIANTS = ("tutorial", "ring", "tcp", "tcp,buckets", "tcp,bfloat16", "tcp,int8", "none")
 EACH = 32  # examples of a worker's batch
 LOOP = 10  # steps per loop
@@ -33,8 +34,9 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, LATE], default=VARIANTS)
     parser.add_argument("--bucket_bytes", type=int, default=4 << 20, help="of the variant tcp,buckets")
+    parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD")
     parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
     parser.add_argument("--plot", help="where to write a picture (needs matplotlib)")
     parser.add_argument("--only", help="a variant, in this process")
@@ -132,7 +134,7 @@ def run(variant, flags, places):
                 environ["TF_CONFIG"] = json.dumps(config)
             arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
             arguments += [f"--workers={flags.workers}", f"--bucket_bytes={flags.bucket_bytes}"]
-            arguments += [f"--out={out if i == 0 else ''}"]
+            arguments += [f"--optimizer={flags.optimizer}", f"--out={out if i == 0 else ''}"]
             started.append(
                 subprocess.Popen(
                     [*places[i][1], sys.executable, __file__, *arguments], env=environ,
@@ -143,6 +145,12 @@ def run(variant, flags, places):
         if any(codes):
             raise SystemExit(f"{variant}: exit codes {codes}")
         return json.loads(out.read_text())
+
+
+def optimizer_of(flags):
+    import keras
+
+    return getattr(keras.optimizers, flags.optimizer)(0.01)
 
 
 def model_of(kind):
@@ -177,13 +185,12 @@ def losses_of(y, logits):
 
 def tutorial(flags):
     """Seconds per step of a hand-written loop, as TensorFlow's guide has it."""
-    import keras
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     batch = EACH * flags.workers
     with strategy.scope():
-        model, optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
+        model, optimizer = model_of(flags.model), optimizer_of(flags)
     data = tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch)
     iterator = iter(strategy.experimental_distribute_dataset(data))
 
@@ -213,19 +220,21 @@ def tutorial(flags):
 def trained(flags):
     """Seconds per step of a Trainer."""
     import ctl
-    import keras
     import tensorflow as tf
     from ctl.distribute import communication_choice
+    from ctl.step.early_update import EarlyUpdate
 
     path, _, how = flags.only.partition(",")
     if how == "buckets":
         communication_choice.best_bucket = lambda *_: flags.bucket_bytes
+    if how == "late":
+        EarlyUpdate.of = lambda *_: None
     batch = EACH * (1 if path == "none" else flags.workers)
     stamps = []
 
     class Job(ctl.Trainer):
         def build(self):
-            self.model, self.optimizer = model_of(flags.model), keras.optimizers.SGD(0.01)
+            self.model, self.optimizer = model_of(flags.model), optimizer_of(flags)
             self.gradients = ctl.Gradients(wire_dtype=how if how in ("bfloat16", "int8") else None)
 
         def train_data(self, batch_size):

@@ -50,7 +50,8 @@ def main():
 
 def measured(net, workers, steps):
     """Milliseconds of a step."""
-    flags = SimpleNamespace(model=net, workers=workers, steps=steps, network=None, bucket_bytes=0)
+    flags = SimpleNamespace(model=net, workers=workers, steps=steps, network=None, bucket_bytes=0,
+                            optimizer="SGD")  # fmt: skip
     with communication.network(flags) as places:
         return communication.run("none" if workers == 1 else "tcp", flags, places)
 

@@ -14,11 +14,6 @@ def test_a_bucket_is_applied_while_the_next_travels(run_program, how):
         assert found["changed"] and found["waited"] and None not in found["waited"], found
 
 
-def test_with_a_limit_of_the_norm_the_update_waits(run_program):
-    for found in [r.json for r in run_program(2, [PROGRAM, "travelling", '{"clip_norm": 0.1}', "2"])]:
-        assert found["changed"] and set(found["waited"]) == {None}, found
-
-
 @pytest.fixture(scope="module")
 def numbers(run_program):
     return [r.json for r in run_program(2, [PROGRAM, "numbers"])]
