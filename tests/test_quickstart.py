@@ -48,7 +48,7 @@ def test_curves_are_pictures_and_mistakes_are_exceptions(executed):
     kinds, texts = shown(executed)
     assert sum("image/png" in found for found in kinds) == 2
     assert sum("Write log_every_steps=..." in text for text in texts) == 1
-    assert "np.float32(0.0)" in texts[-2]
+    assert texts[-2] == "True"  # the exported model predicts the same
 
 
 def test_what_is_kept_names_no_path_of_a_machine():
