@@ -40,6 +40,9 @@ class Engine:
       settings: see there.
       lost: what a launcher says of a rank that will not come; "" as long as there is none.
       server: a socket that listens at this rank's address; None makes one.
+
+    Attributes:
+      all_share_memory: no two ranks exchange large tensors through a network; of `agree_on_paths`.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Engine:
         self.settings = settings
         self.timeline = Timeline()
         self.plane: Plane | None = None
+        self.all_share_memory = False
         self._next_number = 0
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
@@ -77,6 +81,12 @@ class Engine:
         self._to_begin: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
+
+    def agree_on_paths(self) -> None:
+        """Sets `all_share_memory`, the same on all ranks, which all call this."""
+        if self.place.size > 1:
+            others = [path for path in self._mesh.paths.values() if path != "memory"]
+            self.all_share_memory = not self.sum("ctl.paths", np.array([len(others)])).any()
 
     @property
     def bytes_sent(self) -> int:

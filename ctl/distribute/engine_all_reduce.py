@@ -67,6 +67,7 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
         )
         try:
             made = Engine(among([place for place, _ in told], rank), settings, server=server)
+            made.agree_on_paths()
             why = ""
         except (HorovodInternalError, UsageError, OSError) as e:
             why = str(e)
@@ -163,6 +164,15 @@ def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
 def bucket_bytes_of(strategy: tf.distribute.Strategy) -> int:
     """Bytes of gradients that are summed together over the engine; 0: all."""
     return getattr(strategy, _BUCKET, 0)
+
+
+def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str | None:
+    """The type in which sums of floats travel; None: their own, as where all workers share memory.
+
+    There is no wire between them, and converting costs more than it saves.
+    """
+    engine = engine_of(strategy)
+    return None if engine is not None and engine.all_share_memory else wanted
 
 
 class _AllWorkers:

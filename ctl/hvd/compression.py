@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+from ctl.hvd import process_sets
 
 
 class Compressor:
@@ -58,3 +59,12 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def worthwhile(compression: Any) -> Any:
+    """A compression, or none instead of our own where no tensor goes through a network.
+
+    Between ranks that share memory, converting costs more than it saves, and rounds.
+    """
+    is_own = compression in (FP16Compressor, BF16Compressor)
+    return NoneCompressor if is_own and process_sets.all_share_memory() else compression

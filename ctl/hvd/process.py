@@ -57,6 +57,7 @@ def _join_plane(made: Engine, chosen: Settings) -> None:
         from ctl.collectives import tensorflow_plane
 
         tensorflow_plane.join_plane(made, chosen.plane)
+        made.agree_on_paths()
     elif chosen.plane == "tensorflow":
         raise UsageError(
             "CTL_COLLECTIVES is 'tensorflow' in an elastic job, whose ranks change; those of TensorFlow's "

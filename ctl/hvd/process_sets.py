@@ -96,6 +96,11 @@ def begin(engine: Engine) -> None:
     global_process_set.ranks = list(_known[0])
 
 
+def all_share_memory() -> bool:
+    """Whether tensors go from rank to rank through shared memory only, as long as there is this group."""
+    return _engine is not None and _engine.all_share_memory and _engine.plane is None
+
+
 def end_process_sets() -> None:
     """The group was left: no set but the one of all ranks is known any more."""
     global _engine  # noqa: PLW0603

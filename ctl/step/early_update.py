@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.engine import Engine
-from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of, sum_ahead
+from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of, sum_ahead, wire_dtype_of
 from ctl.step.buckets import in_buckets
 
 _LARGEST_SQUARES = 1e36  # of the global norm of the sum; float32 ends at 3e38
@@ -42,7 +42,8 @@ class EarlyUpdate:
             return None
         squares = 2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in gradients])
         # the norm of a sum is at most the sum of the norms, and no element is larger than the norm
-        largest = _LARGEST_FLOAT16**2 if wire_dtype == "float16" else _LARGEST_SQUARES
+        is_narrow = wire_dtype_of(strategy, wire_dtype) == "float16"
+        largest = _LARGEST_FLOAT16**2 if is_narrow else _LARGEST_SQUARES
         return cls(squares, largest / strategy.num_replicas_in_sync**2, engine)
 
     def agreed(self, loss_flag: tf.Tensor) -> tf.Tensor:

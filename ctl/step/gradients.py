@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of
+from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of, wire_dtype_of
 from ctl.errors import UsageError
 from ctl.step import early_update, finiteness, optimizers, update_lock
 from ctl.step.buckets import in_buckets
@@ -306,6 +306,7 @@ def _conditions_within_replicas() -> bool:
 def sum_over_replicas(tensors: Sequence[Any], wire_dtype: str | None = None) -> list:
     """Dense tensors summed over replicas, in replica context; together, in one collective per dtype."""
     context = tf.distribute.get_replica_context()
+    wire_dtype = wire_dtype_of(context.strategy, wire_dtype)
     reduced: list = [None] * len(tensors)
     dense: dict[tf.DType, list[int]] = {}
     for i, tensor in enumerate(tensors):

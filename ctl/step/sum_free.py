@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from ctl.distribute.engine_all_reduce import wire_dtype_of
 from ctl.step.eight_bit import EightBitSums
 
 
@@ -78,13 +79,14 @@ def of_last_trace(sums: Sequence[SumOfStep]) -> list[SumOfStep]:
 
 
 def sums_alone(
-    strategy: tf.distribute.Strategy, sums: Sequence[SumOfStep], wire: tf.DType | None = None
+    strategy: tf.distribute.Strategy, sums: Sequence[SumOfStep], wire_dtype: str | None = None
 ) -> Callable[[int], None]:
     """(steps) -> None: the sums of so many steps, one step after the other.
 
     Args:
-      wire: type in which floating numbers are sent.
+      wire_dtype: type in which floating numbers are sent, where they travel through a wire.
     """
+    wire = wire_dtype_of(strategy, wire_dtype)
 
     def on_replica(start: Any) -> Any:
         context = tf.distribute.get_replica_context()

@@ -262,7 +262,7 @@ class Variants:
         calls: dict[str, Callable[[int], Any]] = {n: self._call(loop) for n, loop in self._loops.items()}
         if self._sums and (sums := sum_free.of_last_trace(self._sums)):
             calls["sums"] = sum_free.sums_alone(self._strategy, sums)
-            calls["sums_16_bit"] = sum_free.sums_alone(self._strategy, sums, tf.bfloat16)
+            calls["sums_16_bit"] = sum_free.sums_alone(self._strategy, sums, "bfloat16")
         found: dict[str, list[float]] = {}
         for name, call in list(calls.items()):  # the first call also compiles
             if not self._everywhere(functools.partial(self._timed, call, 1), name in _WITH_SUMS):

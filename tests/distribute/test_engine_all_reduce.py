@@ -13,6 +13,7 @@ def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path)
     for found in results:
         assert found["paths"] == ["memory"]
         assert found["sums"] and found["weights"] and found["fits"]
+        assert found["rounded"] == [True, False]  # 16 bits are for a network
         assert found["buckets"] == [True, 40]  # equal to sums at once; a resume keeps them
         assert found["needed"] == [5, 7, 9, 11, 11, 11]  # 4 forward; 2 for a layer backward; all
         assert found["kept"] == ["ring", "ring"]

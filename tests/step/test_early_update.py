@@ -16,7 +16,7 @@ def test_a_bucket_is_applied_while_the_next_travels(run_program, how):
 
 @pytest.fixture(scope="module")
 def numbers(run_program):
-    return [r.json for r in run_program(2, [PROGRAM, "numbers"])]
+    return [r.json for r in run_program(2, [PROGRAM, "numbers"], CTL_COLLECTIVES="tcp")]
 
 
 def test_numbers_are_those_of_gradients_that_came_at_once(numbers):

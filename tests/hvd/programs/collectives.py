@@ -1,5 +1,7 @@
 """Every collective with every type, eagerly and in a function, against NumPy's own numbers."""
 
+import os
+
 import ctl.hvd as hvd
 import ml_dtypes
 import numpy as np
@@ -75,7 +77,8 @@ def case_compression():
         got = hvd.allreduce(x, compression=compression)
         assert got.dtype == tf.float32
         np.testing.assert_allclose(got, x, atol=tolerance)
-        assert not np.array_equal(got, x)
+        in_memory = os.environ.get("CTL_COLLECTIVES", "auto") == "auto"  # where nothing is rounded
+        assert np.array_equal(got, hvd.allreduce(x)) == in_memory
     assert hvd.allreduce(tf.constant([3]), compression=hvd.Compression.fp16).dtype == tf.int32
 
 
