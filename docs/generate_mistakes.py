@@ -96,17 +96,6 @@ Wrong(**two, **options).train(1)
 """,
     ),
     (
-        "No optimizer",
-        "",
-        """
-class Wrong(Small):
-    def build(self):
-        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-
-Wrong(**options).train(1)
-""",
-    ),
-    (
         "A misspelt setting",
         "Keyword arguments that nobody reads change nothing.",
         """

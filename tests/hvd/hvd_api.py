@@ -128,12 +128,12 @@ def _any_keyword(module, name):
 
 
 def table():
-    """The rows as Markdown: names that need no note in a sentence, the others in a list."""
+    """The rows that need a note as a Markdown list; all others are the same as in Horovod."""
     notes = {}
     for module, name, _, status, note in ROWS:
         text = note if status == WORKS else f"{status}: {note}"
         notes.setdefault(text, []).append(f"`{module.removeprefix('ctl.')}.{name}`")
-    plain = "Same as in Horovod: " + ", ".join(notes.pop("")) + "."
+    del notes[""]
     items = [f"- {', '.join(names)}: {text}" for text, names in notes.items()]
     wrapped = [textwrap.fill(t, 118, subsequent_indent="  ", break_on_hyphens=False) for t in items]
-    return "\n".join([textwrap.fill(plain, 118, break_on_hyphens=False), "", *wrapped])
+    return "\n".join(wrapped)
