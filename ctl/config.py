@@ -63,7 +63,7 @@ class Config:
         "word",
         ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
          "central_storage", "tpu"),
-        "How to distribute; auto decides by TF_CONFIG and the devices.")
+        "How to distribute; auto decides by TF_CONFIG and devices.")
     devices: Sequence[str] = _of("list", (),
         "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's choice.")
     num_virtual_devices: int = _of("number", 0,
@@ -73,7 +73,7 @@ class Config:
     communication: str = _of("word", ("auto", "ring", "nccl", "tcp"),
         "How multi_worker sums gradients: TensorFlow's ring or NCCL, ctl's own TCP; auto measures.")
     sync_every: int = _of("positive", 1,
-        "Steps between averages of multi_worker's weights; 1 sums the gradients of every step.")
+        "Steps between averages of multi_worker's weights; 1: sums of every step's gradients.")
     outer_learning_rate: float = _of("real", 1.0, "DiLoCo's, of the differences every sync_every steps.")
     outer_momentum: float = _of("real", 0.0, "Nesterov momentum of those; 0 with rate 1 averages weights.")
     collective_timeout_secs: float = _of("real", 0.0,
@@ -83,8 +83,7 @@ class Config:
     tpu: str = _of("text", "",
         "Name or address of the TPU for --strategy=tpu. Empty: the environment's.")
     variable_partitioner: str = _of("text", "",
-        "How parameter servers split large variables: min_size:256K, max_shards:2 or fixed_shards:2. "
-        "Empty: not split.")
+        "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: not.")
     # The loop
     steps_per_loop: int | str = _of("steps", "auto",
         "Steps in one graph call; auto (or 0) aims at half a second.")
@@ -98,8 +97,8 @@ class Config:
         "Evaluate, predict and export with moving averages of the weights, if the optimizer has them "
         "(use_ema=True).")
     jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
-        "What XLA compiles: nothing; forward and backward of the step (also --jit_compile alone); or all "
-        "steps of a loop as one program, on one replica, with data of ctl.from_arrays.")
+        "What XLA compiles: nothing; forward and backward of a step (also --jit_compile alone); or a loop as "
+        "one program, on one replica, with data of ctl.from_arrays.")
     check_collectives: bool = _of("bool", False,
         "Workers compare their collectives before they run them, and name lines that differ. Slow: for "
         "debugging.")
@@ -113,7 +112,7 @@ class Config:
         "Newest checkpoints to keep, optionally the best and every k-th step's: "
         "3,best=accuracy,every=1000. 0: all.")
     background_save: bool = _of("bool", False,
-        "Write checkpoints during training; needs memory for one more copy of the state.")
+        "Write checkpoints during training; needs memory for another copy of the state.")
     export: str = _of("text", "keras,saved_model",
         "Formats to write into model_dir/export at the end: keras, saved_model, weights. none or 0: "
         "off.")
@@ -124,8 +123,8 @@ class Config:
         "If a loss or gradient is NaN or infinite: end the run, skip the step, or roll back to a "
         "checkpoint and continue with the next data.")
     step_timeout_secs: float = _of("real", 0.0,
-        "Seconds without a step after which all stacks are printed and the process ends with 134; "
-        "compiling, evaluating and saving have longer limits. 0: off.")
+        "Seconds without a step after which all stacks are printed and the process ends with 134; longer for "
+        "compiling, evaluating and saving. 0: off.")
     startup_timeout_secs: float = _of("real", 0.0,
         "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
     allow_config_change: bool = _of("bool", False,

@@ -19,7 +19,7 @@ _INTRO = """\
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
 Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of
-the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
+the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your own settings:
 [first_model.md](first_model.md#as-a-command).
 
 ```python
@@ -40,10 +40,9 @@ assert mine.config == Mine(model_dir="runs/m", save_every_steps=100).config
 assert (mine.seed, Mine(config, seed=8).seed) == (7, 8)
 ```
 
-Precedence: the flag, then the keyword of the constructor or of `ctl.run`, then the value given in the
-`Config`, then the attribute of the class or default of its constructor, then the default, which the list
-shows, as does `--help`. `--nojit_compile` turns off what a class turns on. `config.json` in model_dir has
-all values under `"settings"`. Names do not change.
+Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of the
+class or default of its constructor, default, which the list shows, as does `--help`. `--nojit_compile` turns
+off what a class turns on. `config.json` in model_dir has all values under `"settings"`. Names do not change.
 """
 
 

@@ -71,7 +71,7 @@ Wrong(**two, **options).train(1)
     ),
     (
         "Labels [b, 1] and predictions [b]",
-        "They are broadcast to [b, b], and the model learns the mean of all labels.",
+        "Broadcast to [b, b], they make the model learn the mean of all labels.",
         """
 class Wrong(Small):
     def losses(self, batch):
@@ -97,14 +97,14 @@ Wrong(**two, **options).train(1)
     ),
     (
         "A misspelt setting",
-        "Keyword arguments that nobody reads change nothing.",
+        "It would be ignored.",
         """
 Small(global_batchsize=32)
 """,
     ),
     (
         "Data that is not in batches",
-        "A step gets one example, and each of its numbers looks like an example.",
+        "Each number of an example would look like an example.",
         """
 class Wrong(Small):
     def train_data(self, batch_size):
@@ -196,7 +196,7 @@ Wrong(**options).train(1)
     ),
     (
         "Another model in the directory of a run",
-        "A checkpoint is restored in part, and training begins with noise.",
+        "Training would begin with noise.",
         """
 Small(model_dir="runs/small", **options).train(1)
 
@@ -210,7 +210,7 @@ Wider(model_dir="runs/small", **options).train(2)
     ),
     (
         "A checkpoint that is not there",
-        "Training begins anew without a word.",
+        "Training would begin anew.",
         """
 Small(**options).restore("runs/nowhere")
 """,

@@ -18,8 +18,8 @@ _JSON = "objects travel as JSON and array bytes; pickle only with `allow_pickle=
 
 # (module, name, Horovod's parameters, status, what a user should know)
 ROWS = [
-    (TF, "init", "comm process_sets", DIFFERS, "`comm` of MPI is refused; process sets instead"),
-    (TF, "shutdown", "", WORKS, "ranks that still need this one get an error at once"),
+    (TF, "init", "comm process_sets", DIFFERS, "no `comm` of MPI; use process sets"),
+    (TF, "shutdown", "", WORKS, "ranks that need this one get an error at once"),
     (TF, "is_initialized", "", WORKS, ""),
     (TF, "size", "", WORKS, ""), (TF, "rank", "", WORKS, ""), (TF, "local_size", "", WORKS, ""),
     (TF, "local_rank", "", WORKS, ""), (TF, "cross_size", "", WORKS, ""),
@@ -31,8 +31,8 @@ ROWS = [
     (TF, "stop_timeline", "", WORKS, ""),
     (TF, "mpi_built", "", WORKS, "returns False"), (TF, "mpi_enabled", "", WORKS, "returns False"),
     (TF, "mpi_threads_supported", "", WORKS, "returns False"),
-    (TF, "gloo_built", "", WORKS, "returns True: TCP without MPI, though it is not Gloo"),
-    (TF, "gloo_enabled", "", WORKS, "returns True"),
+    (TF, "gloo_built", "", WORKS, "returns True: TCP without MPI"),
+    (TF, "gloo_enabled", "", WORKS, "returns True: TCP without MPI"),
     (TF, "nccl_built", "", WORKS, "returns 1 where tensors of GPUs use NCCL"),
     (TF, "ddl_built", "", WORKS, "returns False"), (TF, "ccl_built", "", WORKS, "returns False"),
     (TF, "cuda_built", "", WORKS, "whether this TensorFlow is"),
