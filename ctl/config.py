@@ -83,7 +83,7 @@ class Config:
     tpu: str = _of("text", "",
         "Name or address of the TPU for --strategy=tpu. Empty: the environment's.")
     variable_partitioner: str = _of("text", "",
-        "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: not.")
+        "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: no.")
     # The loop
     steps_per_loop: int | str = _of("steps", "auto",
         "Steps in one graph call; auto (or 0) aims at half a second.")

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def trained(name: str, shown: Shown, folder: Path) -> str:
     if shown.has_text:
         found = run([*words, "--mode=predict", "--temperature=0.5", "--length=240"])
         lines = [json.loads(line)["text"] for line in found.splitlines() if line.startswith("{")]
-        text.append(f"```text\n{one_line(lines[0])}\n```\n")
+        text.append(f"```text\n{textwrap.shorten(one_line(lines[0]), 140, placeholder=' …')}\n```\n")
     return "\n".join(text)
 
 
