@@ -97,8 +97,8 @@ class Config:
         "Evaluate, predict and export with moving averages of the weights, if the optimizer has them "
         "(use_ema=True).")
     jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
-        "What XLA compiles: nothing; forward and backward of a step (also --jit_compile alone); or a loop as "
-        "one program, on one replica, with data of ctl.from_arrays.")
+        "What XLA compiles: nothing; forward and backward of a step (also --jit_compile alone); or a loop "
+        "as one program, on one replica, with data of ctl.from_arrays.")
     check_collectives: bool = _of("bool", False,
         "Workers compare their collectives before they run them, and name lines that differ. Slow: for "
         "debugging.")
@@ -123,8 +123,8 @@ class Config:
         "If a loss or gradient is NaN or infinite: end the run, skip the step, or roll back to a "
         "checkpoint and continue with the next data.")
     step_timeout_secs: float = _of("real", 0.0,
-        "Seconds without a step after which all stacks are printed and the process ends with 134; longer for "
-        "compiling, evaluating and saving. 0: off.")
+        "Seconds without a step after which all stacks are printed and the process ends with 134; longer "
+        "for compiling, evaluating and saving. 0: off.")
     startup_timeout_secs: float = _of("real", 0.0,
         "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
     allow_config_change: bool = _of("bool", False,

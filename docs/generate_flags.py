@@ -40,9 +40,10 @@ assert mine.config == Mine(model_dir="runs/m", save_every_steps=100).config
 assert (mine.seed, Mine(config, seed=8).seed) == (7, 8)
 ```
 
-Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of the
-class or default of its constructor, default, which the list shows, as does `--help`. `--nojit_compile` turns
-off what a class turns on. `config.json` in model_dir has all values under `"settings"`. Names do not change.
+Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of
+the class or default of its constructor, default, which the list shows, as does `--help`.
+`--nojit_compile` turns off what a class turns on. `config.json` in model_dir has all values under
+`"settings"`. Names do not change.
 """
 
 

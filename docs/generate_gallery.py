@@ -65,8 +65,8 @@ MODELS = {
         "accuracy",
     ),
     "recommender": Shown(
-        "Two towers with tables of 100,000 rows, to which names are hashed; sparse gradients. Judged by hit\n"
-        "rate and NDCG among 100 items; runs on parameter servers, too.",
+        "Two towers with tables of 100,000 rows, to which names are hashed; sparse gradients. Judged by\n"
+        "hit rate and NDCG among 100 items; runs on parameter servers, too.",
         ("--train_steps=2000", "--eval_every_steps=250", "--log_every_steps=50"),
         "ndcg_10",
     ),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, environment
 
-BEGIN, END = "<!-- measured: written by docs/generate_strategies.py -->", "<!-- end of what was measured -->"
-
+BEGIN = "<!-- measured: written by docs/generate_strategies.py -->"
+END = "<!-- end of what was measured -->"
 CHEAP = [row for row, (_, job, _) in matrix.ROWS.items() if job is None]
 WORKERS = [row for row in matrix.ROWS if row not in CHEAP]
 
