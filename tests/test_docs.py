@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is true: code runs, flags exist, links lead somewhere, tables agree.
+"""What README.md and docs/ say is true: code runs, flags exist, links lead somewhere, lists agree.
 
 A block that starts with ```python is run, all of one page in order, in one process per page. A block
 that cannot run alone starts with ```python no-run; such blocks are few.

@@ -1,4 +1,4 @@
-"""Every strategy, framework and optimizer gives the numbers of float64 NumPy, and the table says so."""
+"""Every strategy, framework and optimizer gives the numbers of float64 NumPy, and the page says so."""
 
 import matrix
 import numpy as np
