@@ -45,46 +45,45 @@ class Config:
     mode: str = _of("word", ("train_and_eval", "train", "eval", "export", "predict"),
         "What to do; predict prints a line of JSON per example.")
     model_dir: str = _of("text", "",
-        "Directory of the run: checkpoints, logs, export. A run resumes from it. Empty: "
+        "Directory of the run: checkpoints, logs, export; a run resumes from it. Empty: "
         "AIP_CHECKPOINT_DIR on Vertex AI, else nothing is kept.")
     train_steps: int = _of("number", 1000,
-        "Total number of steps, resumed ones included. 0: until the data ends.")
+        "Total steps, resumed ones included. 0: until the data ends.")
     epochs: float = _of("real", 0.0,
-        "Total passes over the training data, instead of --train_steps. 0 turns it off.")
+        "Total passes over the training data, instead of --train_steps. 0: off.")
     global_batch_size: int = _of("positive", 128,
         "Examples per step, over all replicas of all workers.")
     seed: int = _of("number", 0,
         "Seed of all randomness, the same on every worker.")
     init_from: str = _of("text", "",
-        "Checkpoint, or model_dir of another run, that initializes the model where model_dir has no "
-        "checkpoint. Empty: none.")
+        "Checkpoint, or model_dir of another run, that initializes the model where model_dir has none. "
+        "Empty: none.")
     # Where it runs
     strategy: "str | tf.distribute.Strategy" = _of(
         "word",
         ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
          "central_storage", "tpu"),
-        "How to distribute; auto decides by TF_CONFIG and the devices.")
+        "How to distribute; auto decides by TF_CONFIG and devices.")
     devices: Sequence[str] = _of("list", (),
         "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's choice.")
     num_virtual_devices: int = _of("number", 0,
-        "Logical devices to split the CPU into, to test several replicas. 0 turns it off.")
+        "Logical devices to split the CPU into, to test several replicas. 0: off.")
     cross_device_ops: str = _of("word", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
         "How mirrored sums gradients.")
     communication: str = _of("word", ("auto", "ring", "nccl", "tcp"),
-        "How multi_worker sums gradients: TensorFlow's ring or NCCL, or ctl's own TCP; auto measures.")
+        "How multi_worker sums gradients: TensorFlow's ring or NCCL, ctl's own TCP; auto measures.")
     sync_every: int = _of("positive", 1,
-        "Steps between averages of multi_worker's weights; 1 sums the gradients of every step.")
+        "Steps between averages of multi_worker's weights; 1: sums of every step's gradients.")
     outer_learning_rate: float = _of("real", 1.0, "DiLoCo's, of the differences every sync_every steps.")
     outer_momentum: float = _of("real", 0.0, "Nesterov momentum of those; 0 with rate 1 averages weights.")
     collective_timeout_secs: float = _of("real", 0.0,
-        "Longest wait of multi_worker in one all-reduce, in seconds. 0: as long as the other workers live.")
+        "Seconds that multi_worker waits in one all-reduce. 0: as long as the other workers live.")
     heartbeat_secs: float = _of("real", 0.0,
         "Seconds of silence after which multi_worker counts a worker as lost. 0: TensorFlow's choice.")
     tpu: str = _of("text", "",
-        "Name or address of the TPU for --strategy=tpu. Empty: that of the environment.")
+        "Name or address of the TPU for --strategy=tpu. Empty: the environment's.")
     variable_partitioner: str = _of("text", "",
-        "How parameter servers split large variables: min_size:256K, max_shards:2 or fixed_shards:2. "
-        "Empty: not split.")
+        "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: no.")
     # The loop
     steps_per_loop: int | str = _of("steps", "auto",
         "Steps in one graph call; auto (or 0) aims at half a second.")
@@ -93,46 +92,43 @@ class Config:
     eval_every_steps: int = _of("number", 0,
         "Steps between evaluations. 0: at the end of a program, never in Trainer.train.")
     save_every_steps: int = _of("number", 500,
-        "Steps between checkpoints; one is also saved before each evaluation and at the end. 0: only "
-        "there.")
+        "Steps between checkpoints, also saved before each evaluation and at the end. 0: only there.")
     evaluate_ema: bool = _of("bool", True,
-        "Evaluate, predict and export with the moving averages of the weights, if the optimizer has "
-        "them (use_ema=True). Training continues with the weights themselves.")
+        "Evaluate, predict and export with moving averages of the weights, if the optimizer has them "
+        "(use_ema=True).")
     jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
-        "What XLA compiles: nothing; forward and backward of the step (also --jit_compile alone); or all "
-        "steps of a loop as one program, on one replica, with data of ctl.from_arrays.")
+        "What XLA compiles: nothing; forward and backward of a step (also --jit_compile alone); or a loop "
+        "as one program, on one replica, with data of ctl.from_arrays.")
     check_collectives: bool = _of("bool", False,
-        "Workers compare their collectives before they run them, and name the line that breaks the "
-        "order. Slow: for debugging.")
+        "Workers compare their collectives before they run them, and name lines that differ. Slow: for "
+        "debugging.")
     profile: str = _of("range", "",
-        "Steps to trace for TensorBoard's profile plugin, first:last, such as 100:110 for the ten after "
-        "step 100. The trace goes into model_dir/logs. Empty: none.")
+        "Steps to trace into model_dir/logs for TensorBoard's profile plugin: 100:110 for the ten after "
+        "step 100. Empty: none.")
     data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
-        "How a resumed run finds its position in the data: by index, by skipping, or with a saved "
-        "iterator.")
+        "How a resumed run finds its position in the data: by index, skipping, or a saved iterator.")
     # What stays
     keep: str = _of("text", "5",
-        "Newest checkpoints to keep, optionally with the best and every k-th step's: "
-        "3,best=accuracy,every=1000. 0: keep all.")
+        "Newest checkpoints to keep, optionally the best and every k-th step's: "
+        "3,best=accuracy,every=1000. 0: all.")
     background_save: bool = _of("bool", False,
-        "Write checkpoints during training; needs memory for one more copy of the state.")
+        "Write checkpoints during training; needs memory for another copy of the state.")
     export: str = _of("text", "keras,saved_model",
-        "Formats to write into model_dir/export at the end: keras, saved_model, weights. none (or 0) "
-        "turns it off.")
+        "Formats to write into model_dir/export at the end: keras, saved_model, weights. none or 0: "
+        "off.")
     report_hypertune: str = _of("text", "",
-        "Metric of the evaluation to report to a hyperparameter tuning job on Vertex AI, such as "
-        "accuracy. Empty: none.")
+        "Metric of the evaluation, such as accuracy, to report to a tuning job on Vertex AI. Empty: none.")
     # When things go wrong
     on_nonfinite: str = _of("word", ("stop", "skip", "rollback"),
-        "What to do if a loss or gradient is NaN or infinite: end the run, skip the step, or roll back "
-        "to a checkpoint and continue with the next data.")
+        "If a loss or gradient is NaN or infinite: end the run, skip the step, or roll back to a "
+        "checkpoint and continue with the next data.")
     step_timeout_secs: float = _of("real", 0.0,
-        "Seconds without a step after which all stacks are printed and the process ends with 134; "
-        "compiling, evaluating and saving have longer limits. 0 turns it off.")
+        "Seconds without a step after which all stacks are printed and the process ends with 134; longer "
+        "for compiling, evaluating and saving. 0: off.")
     startup_timeout_secs: float = _of("real", 0.0,
         "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
     allow_config_change: bool = _of("bool", False,
-        "Resume although seed, batch size or data differ from before; the order of examples then changes.")
+        "Resume although seed, batch size or data differ; the order of examples then changes.")
     # fmt: on
 
     def __new__(cls, **given: Any) -> "Config":

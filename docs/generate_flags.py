@@ -19,12 +19,8 @@ _INTRO = """\
 <!-- Written by `python docs/generate_flags.py`; a test compares. Do not edit by hand. -->
 
 Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of
-the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your model's own settings:
+the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your own settings:
 [first_model.md](first_model.md#as-a-command).
-
-```sh
-python -m models.mnist --help
-```
 
 ```python
 import ctl
@@ -38,22 +34,16 @@ class Mine(ctl.Trainer):
         self.dropout = dropout
 
 
-config = ctl.Config(model_dir="runs/m", global_batch_size=256, save_every_steps=100)
-one = Mine(config, dropout=0.1)
-two = Mine(model_dir="runs/m", global_batch_size=256, save_every_steps=100, dropout=0.1)
-assert one.config == two.config
-assert (one.seed, Mine(config, seed=8).seed) == (7, 8)
-
-try:
-    Mine(global_batchsize=256)
-except ctl.UsageError as error:
-    assert "Write global_batch_size=..." in str(error)
+config = ctl.Config(model_dir="runs/m", save_every_steps=100)
+mine = Mine(config, dropout=0.1)
+assert mine.config == Mine(model_dir="runs/m", save_every_steps=100).config
+assert (mine.seed, Mine(config, seed=8).seed) == (7, 8)
 ```
 
-Precedence: the flag, then the keyword of the constructor or of `ctl.run`, then the value given in the
-`Config`, then the attribute of the class or default of its constructor, then the default below.
+Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of
+the class or default of its constructor, default, which the list shows, as does `--help`.
 `--nojit_compile` turns off what a class turns on. `config.json` in model_dir has all values under
-`"settings"`. Names do not change. The list shows the defaults.
+`"settings"`. Names do not change.
 """
 
 

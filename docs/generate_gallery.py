@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,8 @@ HEAD = """# Gallery
 
 <!-- Written by `python docs/generate_gallery.py`; the numbers are those of its runs. -->
 
-Each model is one file in [models/](../models) that uses only `import ctl`, and runs on any strategy.
-Results are of the evaluation at the end, on two cores without a GPU. Data ships with the models, or is
-made up.
+Each model is one file in [models/](../models) and runs on any strategy. Results are of the evaluation at
+the end, on two cores without a GPU. Data ships with the models, or is made up.
 """
 
 
@@ -59,20 +59,20 @@ MODELS = {
         has_text=True,
     ),
     "resnet": Shown(
-        "A residual network like ResNet-18, for an .npz or folders of pictures: shifts and flips,\n"
-        "synchronised BatchNormalization, label smoothing, top-k accuracy, a confusion matrix.",
+        "A residual network like ResNet-18, for an .npz or folders of pictures: synchronised\n"
+        "BatchNormalization, label smoothing, top-k accuracy, a confusion matrix.",
         ("--train_steps=200", "--eval_every_steps=50", "--log_every_steps=10"),
         "accuracy",
     ),
     "recommender": Shown(
-        "Two towers with tables of 100,000 rows, to which names are hashed; gradients are sparse. Judged\n"
-        "by hit rate and NDCG among 100 items; runs on parameter servers, too.",
+        "Two towers with tables of 100,000 rows, to which names are hashed; sparse gradients. Judged by\n"
+        "hit rate and NDCG among 100 items; runs on parameter servers, too.",
         ("--train_steps=2000", "--eval_every_steps=250", "--log_every_steps=50"),
         "ndcg_10",
     ),
     "simclr": Shown(
         "Features without labels: `self.gather` compares each image with those of all replicas. A linear\n"
-        "classifier that learns beside tells how good the features are.",
+        "classifier judges the features.",
         ("--train_steps=400", "--eval_every_steps=50", "--log_every_steps=20"),
         "accuracy",
     ),
@@ -133,7 +133,7 @@ def trained(name: str, shown: Shown, folder: Path) -> str:
     if shown.has_text:
         found = run([*words, "--mode=predict", "--temperature=0.5", "--length=240"])
         lines = [json.loads(line)["text"] for line in found.splitlines() if line.startswith("{")]
-        text.append("```text\n" + "\n\n".join(map(one_line, lines)) + "\n```\n")
+        text.append(f"```text\n{textwrap.shorten(one_line(lines[0]), 140, placeholder=' …')}\n```\n")
     return "\n".join(text)
 
 

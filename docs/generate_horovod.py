@@ -1,4 +1,4 @@
-"""Writes the table of Horovod's API into docs/horovod.md; tests/hvd/test_hvd_api.py checks each row.
+"""Writes the notes on Horovod's API into docs/horovod.md; tests/hvd/test_hvd_api.py checks each row.
 
 python docs/generate_horovod.py
 """

@@ -18,8 +18,8 @@ HEAD = """# Common mistakes
 
 <!-- Written by `python docs/generate_mistakes.py`; a test compares. Do not edit by hand. -->
 
-What each of these mistakes of custom training loops leads to: a `UsageError` before the first step where
-that is possible, and exit code 2 in programs that end with `ctl.run`. All start from this trainer:
+Mistakes and their errors: a `UsageError` before the first step where possible, and exit code 2 in programs
+that end with `ctl.run`. All start from this trainer:
 
 """
 BASE = """
@@ -39,10 +39,13 @@ class Small(ctl.Trainer):
     def train_data(self, batch_size):
         return ctl.from_arrays((x, y), batch_size)
 
+    def losses(self, batch):
+        logits = self.model(batch[0], training=True)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
+
     def train_step(self, batch):
         with tf.GradientTape() as tape:
-            logits = self.model(batch[0], training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
+            losses = self.losses(batch)
             loss = self.average(losses)
         self.minimize(loss, tape)
         return {"loss": losses}
@@ -55,32 +58,25 @@ two = {"strategy": "mirrored", "devices": "cpu:0,cpu:1"}
 MISTAKES = [
     (
         "The mean of a replica as the loss",
-        "Gradients are added up over replicas, so the learning rate grows with them.",
+        "Gradients are added up over replicas: the learning rate grows with them.",
         """
 class Wrong(Small):
     def train_step(self, batch):
         with tf.GradientTape() as tape:
-            logits = self.model(batch[0], training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
-            loss = tf.reduce_mean(losses)
+            loss = tf.reduce_mean(self.losses(batch))
         self.minimize(loss, tape)
-        return {"loss": losses}
 
 Wrong(**two, **options).train(1)
 """,
     ),
     (
         "Labels [b, 1] and predictions [b]",
-        "They are broadcast to [b, b], and the model learns the mean of all labels.",
+        "Broadcast to [b, b], they make the model learn the mean of all labels.",
         """
 class Wrong(Small):
-    def train_step(self, batch):
-        with tf.GradientTape() as tape:
-            predicted = self.model(batch[0], training=True)[:, 0]
-            errors = (predicted - tf.cast(batch[1], tf.float32)[:, None]) ** 2
-            loss = self.average(errors)
-        self.minimize(loss, tape)
-        return {"loss": errors}
+    def losses(self, batch):
+        predicted = self.model(batch[0], training=True)[:, 0]
+        return (predicted - tf.cast(batch[1], tf.float32)[:, None]) ** 2
 
 Wrong(**options).train(1)
 """,
@@ -93,33 +89,22 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
 class Wrong(Small):
     def build(self):
+        super().build()
         self.model = model
-        self.optimizer = keras.optimizers.SGD(0.1)
 
 Wrong(**two, **options).train(1)
 """,
     ),
     (
-        "No optimizer",
-        "",
-        """
-class Wrong(Small):
-    def build(self):
-        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-
-Wrong(**options).train(1)
-""",
-    ),
-    (
         "A misspelt setting",
-        "Keyword arguments that nobody reads change nothing.",
+        "It would be ignored.",
         """
 Small(global_batchsize=32)
 """,
     ),
     (
         "Data that is not in batches",
-        "A step gets one example, and each of its numbers looks like an example.",
+        "Each number of an example would look like an example.",
         """
 class Wrong(Small):
     def train_data(self, batch_size):
@@ -130,11 +115,11 @@ Wrong(**two, **options).train(1)
     ),
     (
         "Batches of another size than the global batch",
-        "The divisor of the mean is another one than the number of examples.",
+        "The mean is divided by a wrong number of examples.",
         """
 class Wrong(Small):
     def train_data(self, batch_size):
-        return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch_size * 2)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(2 * batch_size)
 
 Wrong(**options).train(1)
 """,
@@ -159,7 +144,7 @@ class Wrong(Small):
         return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch_size)
 
     def eval_step(self, batch):
-        return {"accuracy": tf.equal(tf.argmax(self.model(batch[0]), axis=1), batch[1])}
+        return {"loss": self.losses(batch)}
 
 Wrong(eval_every_steps=10, **options).train(1)
 """,
@@ -184,7 +169,7 @@ Wrong(**options).train(1)
     ),
     (
         "Numbers of Python in a step",
-        "`numpy()` needs a value, and a step that is traced has none.",
+        "A traced step has no values for `numpy()`.",
         """
 class Wrong(Small):
     def train_step(self, batch):
@@ -201,33 +186,31 @@ Wrong(**options).train(1)
         """
 class Wrong(Small):
     def train_step(self, batch):
-        logits = self.model(batch[0], training=True)
+        losses = self.losses(batch)
         with tf.GradientTape() as tape:  # after the model was called
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)
             loss = self.average(losses)
         self.minimize(loss, tape)
-        return {"loss": losses}
 
 Wrong(**options).train(1)
 """,
     ),
     (
         "Another model in the directory of a run",
-        "A checkpoint is restored in part, and training begins with noise.",
+        "Training would begin with noise.",
         """
 Small(model_dir="runs/small", **options).train(1)
 
 class Wider(Small):
     def build(self):
+        super().build()
         self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        self.optimizer = keras.optimizers.SGD(0.1)
 
 Wider(model_dir="runs/small", **options).train(2)
 """,
     ),
     (
         "A checkpoint that is not there",
-        "Training begins anew without a word.",
+        "Training would begin anew.",
         """
 Small(**options).restore("runs/nowhere")
 """,
@@ -239,10 +222,7 @@ Small(**options).restore("runs/nowhere")
 import os
 
 os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}'
-try:
-    Small(**options)
-finally:
-    del os.environ["TF_CONFIG"]
+Small(**options)
 """,
     ),
 ]
@@ -258,6 +238,7 @@ def page() -> str:
     for number, (title, elsewhere, code) in enumerate(MISTAKES, start=1):
         source = Path("mistake.py")
         source.write_text(code)
+        variables = dict(os.environ)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(code, str(source.absolute()), "exec"), names)
@@ -265,6 +246,9 @@ def page() -> str:
             kind, said = type(e).__name__, str(e)
         else:
             raise AssertionError(f"{title}: no error")
+        finally:
+            os.environ.clear()
+            os.environ.update(variables)
         said = "\n".join(textwrap.fill(line, 118) for line in plain(said).splitlines())
         happens = f"\n{elsewhere}\n" if elsewhere else ""
         blocks = f"```py\n{code.strip()}\n```\n\n```text\n{kind}: {said}\n```\n"

@@ -25,10 +25,10 @@ def lines(page):
                 yield [w for w in shlex.split(line)[2:] if not w.startswith("--output=")]
 
 
-def table(page, heading):
-    below = PAGES[page].split(f"\n{heading}\n", 1)[1]
-    rows = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()[2:]
-    return [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+def refused(page):
+    """(options, message) of each item of the list of what is refused."""
+    below = PAGES[page].split("\n## What is refused\n")[1].split("\n## ")[0]
+    return re.findall(r"^- `([^`]+)`: (.+)$", below, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -53,8 +53,7 @@ def test_an_excerpt_is_part_of_what_a_line_prints(page):
 
 
 @pytest.mark.parametrize(("page", "options", "message"), [
-    (page, options.strip("`"), message)
-    for page in BASE for options, message in table(page, "## What is refused")
+    (page, options, message) for page in BASE for options, message in refused(page)
 ])  # fmt: skip
 def test_what_a_page_says_is_refused_is_refused(page, options, message, capsys):
     image = [] if "--image" in options else [IMAGE]

@@ -6,7 +6,7 @@ Half of them come at random steps. The other half hit an attempt that a kill has
 the strategy, while it is built and restored, compiled, and in the first moments of training and saving.
 
 Prints a Markdown table of every fault: how soon it was noticed, how soon training went on, how many
-steps were done again. Exit code 1 if the end differs by a bit. docs/reliability.md has a table.
+steps were done again. Exit code 1 if the end differs by a bit. Decision 27 has such a table.
 """
 
 import argparse

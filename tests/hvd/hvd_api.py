@@ -18,8 +18,8 @@ _JSON = "objects travel as JSON and array bytes; pickle only with `allow_pickle=
 
 # (module, name, Horovod's parameters, status, what a user should know)
 ROWS = [
-    (TF, "init", "comm process_sets", DIFFERS, "`comm` of MPI is refused; process sets instead"),
-    (TF, "shutdown", "", WORKS, "ranks that still need this one get an error at once"),
+    (TF, "init", "comm process_sets", DIFFERS, "no `comm` of MPI; use process sets"),
+    (TF, "shutdown", "", WORKS, "ranks that need this one get an error at once"),
     (TF, "is_initialized", "", WORKS, ""),
     (TF, "size", "", WORKS, ""), (TF, "rank", "", WORKS, ""), (TF, "local_size", "", WORKS, ""),
     (TF, "local_rank", "", WORKS, ""), (TF, "cross_size", "", WORKS, ""),
@@ -31,8 +31,8 @@ ROWS = [
     (TF, "stop_timeline", "", WORKS, ""),
     (TF, "mpi_built", "", WORKS, "returns False"), (TF, "mpi_enabled", "", WORKS, "returns False"),
     (TF, "mpi_threads_supported", "", WORKS, "returns False"),
-    (TF, "gloo_built", "", WORKS, "returns True: TCP without MPI, though it is not Gloo"),
-    (TF, "gloo_enabled", "", WORKS, "returns True"),
+    (TF, "gloo_built", "", WORKS, "returns True: TCP without MPI"),
+    (TF, "gloo_enabled", "", WORKS, "returns True: TCP without MPI"),
     (TF, "nccl_built", "", WORKS, "returns 1 where tensors of GPUs use NCCL"),
     (TF, "ddl_built", "", WORKS, "returns False"), (TF, "ccl_built", "", WORKS, "returns False"),
     (TF, "cuda_built", "", WORKS, "whether this TensorFlow is"),
@@ -44,7 +44,7 @@ ROWS = [
     (TF, "allgather", "tensor name ignore_name_scope process_set", WORKS, ""),
     (TF, "grouped_allgather", "tensors name ignore_name_scope process_set", WORKS, "types may differ"),
     (TF, "broadcast", "tensor root_rank name ignore_name_scope process_set", WORKS, ""),
-    (TF, "broadcast_", "variables root_rank name process_set", WORKS, "any variables"),
+    (TF, "broadcast_", "variables root_rank name process_set", WORKS, ""),
     (TF, "alltoall", "tensor splits name ignore_name_scope process_set", WORKS, ""),
     (TF, "reducescatter",
      f"tensor device_dense compression op name {_SETS} {_SCALES}", WORKS, ""),
@@ -52,8 +52,7 @@ ROWS = [
      f"tensors device_dense compression op process_set {_SCALES}", WORKS, ""),
     (TF, "barrier", "process_set", WORKS, "in a session, an operation"),
     (TF, "join", "", REFUSED, "agree on the number of steps with a Min all-reduce"),
-    (TF, "broadcast_variables", "variables root_rank process_set inplace", WORKS,
-     "one collective for all of them"),
+    (TF, "broadcast_variables", "variables root_rank process_set inplace", WORKS, ""),
     (TF, "broadcast_global_variables", "root_rank", WORKS, "TF1; RuntimeError when eager"),
     (TF, "broadcast_object", "obj root_rank session name process_set", DIFFERS, _JSON),
     (TF, "broadcast_object_fn", "root_rank session name process_set", DIFFERS, _JSON),
@@ -70,7 +69,7 @@ ROWS = [
      "num_groups groups process_set local_layers scale_local_gradients", WORKS, ""),
     (TF, "DistributedDeltaAdasumOptimizer", "optimizer", REFUSED, "no Adasum"),
     (TF, "SyncBatchNormalization", "fused", DIFFERS, "a Keras 3 layer; ranks count by their examples"),
-    (TF, "BroadcastGlobalVariablesHook", "root_rank device", WORKS, "for MonitoredTrainingSession"),
+    (TF, "BroadcastGlobalVariablesHook", "root_rank device", WORKS, ""),
     (TF, "run", "func args kwargs num_proc executable np", DIFFERS,
      "this machine only; functions that cannot be imported need `pip install cloudpickle`"),
     (KERAS, "DistributedOptimizer", _OPTIMIZER, WORKS, ""),
@@ -128,12 +127,12 @@ def _any_keyword(module, name):
 
 
 def table():
-    """The rows as Markdown: names that need no note in a sentence, the others in a list."""
+    """The rows that need a note as a Markdown list; all others are the same as in Horovod."""
     notes = {}
     for module, name, _, status, note in ROWS:
         text = note if status == WORKS else f"{status}: {note}"
         notes.setdefault(text, []).append(f"`{module.removeprefix('ctl.')}.{name}`")
-    plain = "Same as in Horovod: " + ", ".join(notes.pop("")) + "."
+    del notes[""]
     items = [f"- {', '.join(names)}: {text}" for text, names in notes.items()]
     wrapped = [textwrap.fill(t, 118, subsequent_indent="  ", break_on_hyphens=False) for t in items]
-    return "\n".join([textwrap.fill(plain, 118, break_on_hyphens=False), "", *wrapped])
+    return "\n".join(wrapped)

@@ -8,6 +8,7 @@ python tests/programs/matrix.py mirrored weights.json [two_cpus]
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,12 @@ def cell(found: list[str]) -> str:
 
 
 def table(cells: dict[str, list[str]]) -> str:
-    """The rows as Markdown."""
-    lines = ["| strategy | Keras 3, tf_keras, tf.Module; SGD, Adam |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {row} | {cell(found)} |" for row, found in cells.items())])
+    """The rows as a Markdown list, those of the same verdict together."""
+    rows: dict[str, list[str]] = {}
+    for row, found in cells.items():
+        rows.setdefault(cell(found), []).append(row)
+    items = [f"- {found}: {'; '.join(names)}" for found, names in rows.items()]
+    return "\n".join(textwrap.fill(item, 118, subsequent_indent="  ") for item in items)
 
 
 def main(word: str, path: str, two_cpus: bool) -> None:
