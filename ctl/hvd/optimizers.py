@@ -45,7 +45,7 @@ def DistributedOptimizer(
       name: in the names of exchanges; "Distributed" and the class by default.
       use_locking: of optimizers of tf.compat.v1 only.
       device_dense, device_sparse: accepted.
-      compression: of dense gradients, on their way.
+      compression: of dense gradients, where they go through a network.
       sparse_as_dense: whether tf.IndexedSlices become tensors before the exchange.
       backward_passes_per_step: gradients of that many steps are added up before they are exchanged
         and applied; `iterations` counts each of them.

@@ -33,8 +33,9 @@ class Gradients:
       clip_norm: largest global norm of the summed gradient; larger ones are scaled down. None: off.
       accumulate_steps: parts into which a replica's batch is split; their gradients are added up
         before the one update, so a large batch fits into little memory.
-      wire_dtype: "bfloat16" or "float16" halves what travels between replicas; None sends as is. "int8"
-        is a quarter, between workers with one replica each: what it rounds away is added in the next step.
+      wire_dtype: "bfloat16" or "float16" halves what travels between replicas, other than through memory
+        that all workers share; None sends as is. "int8" is a quarter, between workers with one replica
+        each: what it rounds away is added in the next step.
       on_nonfinite: what a loss or gradient does that is NaN or infinite anywhere: "stop" ends the run,
         "skip" leaves the step out, "rollback" goes back to the newest checkpoint and on with other data.
       merge_rows: rows that come several times in a sparse gradient are added up before the optimizer

@@ -62,6 +62,8 @@ def run():
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
             environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
             environ["TF_CONFIG"] = json.dumps(config)
+            if flags.wire:  # which has no effect through shared memory
+                environ["CTL_COLLECTIVES"] = "tcp"
             words = [sys.executable, __file__, *sys.argv[1:], f"--only={out}"]
             started.append(subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
