@@ -241,7 +241,6 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
         dataset = dataset.skip(skipped)
     is_counted = _counted(dataset, topology)
 
-    @tf.autograph.experimental.do_not_convert
     def element(batch: tuple, replica: int) -> Any:
         cut = share(_one(batch), replica, topology.num_replicas, counted=is_counted)
         return tuple(cut) if is_counted else cut.rows
@@ -252,13 +251,15 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
 
         @tf.autograph.experimental.do_not_convert
         def split(*batch: Any) -> Any:
-            parts = [element(batch, r) for r in range(first_replica, first_replica + count)]
-            pieces = [tf.data.Dataset.from_tensors(p) for p in parts]
+            replicas = range(first_replica, first_replica + count)
+            pieces = [tf.data.Dataset.from_tensors(element(batch, r)) for r in replicas]
             return functools.reduce(lambda a, b: a.concatenate(b), pieces)
 
-        if count == 1:
-            return dataset.map(lambda *b: element(b, first_replica))
-        return dataset.flat_map(split)
+        @tf.autograph.experimental.do_not_convert
+        def only(*batch: Any) -> Any:
+            return element(batch, first_replica)
+
+        return dataset.map(only) if count == 1 else dataset.flat_map(split)
 
     return from_replica_batches(replica_batches, strategy, topology)
 
@@ -386,11 +387,9 @@ def _counted(dataset: Any, topology: Topology) -> bool:
 def _even(dataset: Any, topology: Topology) -> bool:
     """Whether global batches of static size fall into equal shares."""
     rows = num_rows(dataset.element_spec)
-    return (
-        rows is not None
-        and rows % topology.num_replicas == 0
-        and not sharding.by_tensorflow(dataset, topology)
-    )
+    if rows is None or rows % topology.num_replicas:
+        return False
+    return not sharding.by_tensorflow(dataset, topology)
 
 
 def describe_dataset(dataset: Any, count: int | None, batch_size: int) -> str:

@@ -40,45 +40,55 @@ class Path(NamedTuple):
     bucket_bytes: int = 0
 
 
+def connected_engine(
+    strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits
+) -> Engine | None:
+    """The engine of a strategy that could use one, connected if it is not; None where it cannot be.
+
+    All workers call it at the same time.
+    """
+    if not engine_all_reduce.can_use_engine(strategy):
+        return None
+    try:
+        return engine_all_reduce.engine_of(strategy) or engine_all_reduce.connect_engine(topology, limits)
+    except PeerLostError as e:
+        if topology.is_chief:
+            _log.warning("%s It stays with TensorFlow's ring.", e)
+        return None
+
+
 def choose_communication(
     strategy: tf.distribute.Strategy,
     topology: Topology,
+    engine: Engine | None,
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
     *,
     wire_bytes: int,
     known: Path = Path(),  # noqa: B008  never changes
-    limits: PeerLimits = PeerLimits(),  # noqa: B008
 ) -> Path:
     """Installs the faster of `PATHS` in the strategy, and returns it; an engine that is there stays.
 
     Args:
+      engine: of `connected_engine`; closed if the ring is chosen.
       tensors: what is summed in each step; `summed` sums such tensors, in a replica.
       wire_bytes: what they are when they travel.
       known: a path that need not be measured again, equal on all workers.
 
     All workers call it at the same time. Raises PeerLostError where a worker is lost meanwhile.
     """
-    if not engine_all_reduce.can_use_engine(strategy):
-        return Path()
+    if engine is None:
+        return Path("ring" if engine_all_reduce.can_use_engine(strategy) else "")
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
     measured: dict[tuple, Path] = strategy.__dict__.setdefault("_ctl_measured", {})
     known = known if known.word else measured.get(sizes, Path())
-    engine = engine_all_reduce.engine_of(strategy)
-    if engine is None:
-        if known.word == "ring":
-            return known
-        try:
-            engine = engine_all_reduce.connect_engine(topology, limits)
-        except PeerLostError as e:
-            if topology.is_chief:
-                _log.warning("%s It stays with TensorFlow's ring.", e)
-            return Path("ring")
+    if engine_all_reduce.engine_of(strategy) is None:
         if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
             engine_all_reduce.install_engine(strategy, None)
+            known = measured[sizes] = Path("ring")
+        if known.word == "ring":
             engine.close()
-            measured[sizes] = Path("ring")
-            return measured[sizes]
+            return known
     if known.word != "tcp":
         known = Path("tcp", _measured_bucket(engine, wire_bytes))
         if known.bucket_bytes and topology.is_chief:
@@ -167,12 +177,8 @@ def _function(
     values = [tf.zeros(spec.shape, spec.dtype) for spec in tensors]
 
     def replica(given: Sequence[tf.Tensor]) -> Any:
-        return tf.add_n(
-            [
-                tf.cast(tf.reduce_sum(total[:1]), tf.float32)
-                for total in summed([tf.identity(t) for t in given])
-            ]
-        )
+        with tf.control_dependencies(summed([tf.identity(t) for t in given])):
+            return tf.constant(0.0)
 
     function = tf.function(lambda *given: strategy.run(replica, (given,)), autograph=False)
     concrete = function.get_concrete_function(*values)

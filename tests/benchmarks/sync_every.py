@@ -36,7 +36,7 @@ def main():
     if flags.only:
         Path(flags.only).write_text(json.dumps(figures(flags)))
         return
-    found = run()
+    found = run(flags)
     first = found[0][0]["loss"], mean_bytes(found, 0)
     print(f"{flags.model}, {flags.steps} steps, 2 workers, batch {flags.batch}, {flags.seeds} seed(s)")
     print(f"{'variant':26}{'loss':>9}{'ratio':>8}{'MB sent':>10}{'ratio':>8}")
@@ -50,7 +50,7 @@ def mean_bytes(found, i):
     return sum(worker[i]["bytes"] for worker in found) / len(found)
 
 
-def run():
+def run(flags):
     """The figures of both workers, which are processes of their own."""
     sys.path[:0] = [str(ROOT)]
     from ctl.launch.ports import free_ports

@@ -3,6 +3,8 @@
 import ctl
 import pytest
 import tensorflow as tf
+from ctl.data import pipeline
+from ctl.distribute.topology import Topology
 from small_models import Small, every_step, examples
 from tensorflow.python.autograph.impl import api
 
@@ -47,18 +49,35 @@ def branch_of_data(x, y):
     return x, y
 
 
-@pytest.mark.parametrize("how", KINDS)
-def test_a_branch_on_a_tensor_is_one_of_the_graph_and_our_code_stays_as_it_is(how, monkeypatch):
-    converted, convert = [], api._convert_actual
+@pytest.fixture
+def converted(monkeypatch):
+    """The files of what AutoGraph converts."""
+    found, convert = [], api._convert_actual
 
     def noted(entity, context):
-        converted.append(entity.__code__.co_filename)
+        found.append(entity.__code__.co_filename)
         return convert(entity, context)
 
     monkeypatch.setattr(api, "_convert_actual", noted)
+    return found
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_branch_on_a_tensor_is_one_of_the_graph_and_our_code_stays_as_it_is(how, converted):
     trainer = WithBranch(how, **KINDS[how])
     results = trainer.train(2)
     assert results["branch"] == 1.0
     assert __file__ in converted
     ours = [name for name in converted if "/ctl/" in name]
     assert not ours
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nor_is_what_gives_a_worker_its_rows_converted(count, converted, monkeypatch):
+    monkeypatch.setattr(pipeline, "from_replica_batches", lambda batches_of, *_: batches_of(1, count))
+    topology = Topology({"worker": ("a:1", "b:1", "c:1")}, num_replicas=3)
+    batches = tf.data.Dataset.from_tensor_slices(examples()).batch(12)
+    shares = pipeline._iterator(batches, tf.distribute.get_strategy(), topology)
+    rows, real_rows = next(iter(shares))
+    assert rows[0].shape == [4, 8] and real_rows == 4
+    assert not converted
