@@ -1,5 +1,6 @@
 """Sums and scales of NumPy arrays, as Horovod's users expect them of each type."""
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ _FEW = 1024  # elements for which asking TensorFlow costs more than it saves
 _HALVES = (np.dtype(np.float16), _BFLOAT16)
 
 
+@functools.cache
 def dtype_named(name: str) -> np.dtype:
     """NumPy's type for a name such as "float32" or "bfloat16"."""
     if hasattr(ml_dtypes, name):
@@ -119,6 +121,11 @@ def scaled(array: np.ndarray, factor: float) -> np.ndarray:
     if array.dtype.kind in "iub":
         return (array.astype(np.float64) * factor).astype(array.dtype)
     return array * array.dtype.type(factor)
+
+
+def divides_on_the_way(dtype: np.dtype) -> bool:
+    """Whether the rank that adds up a part of large tensors divides it as well: once, in the cache."""
+    return dtype in (np.float32, np.float64)
 
 
 def averaged(total: np.ndarray, count: int) -> np.ndarray:

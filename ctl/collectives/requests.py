@@ -128,7 +128,10 @@ def _fault_of_splits(ranks: Sequence[int], requests: Mapping[int, Request]) -> t
 
 def difference(requests: Mapping[int, Request]) -> str | None:
     """A sentence on how the requests of ranks for one name contradict each other; None if not."""
-    first = next(iter(requests.values()))
+    first, *others = requests.values()
+    key = first.key()
+    if all(other.key() == key for other in others):  # a tenth of the time of looking for what differs
+        return None
     for what, of in _COMPARED[first.kind if _is_one(requests, "kind") else "any"]:
         if len({of(request) for request in requests.values()}) > 1:
             return f"{first.name}: {what} {_apart(requests, of)}."

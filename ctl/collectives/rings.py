@@ -62,10 +62,14 @@ class Joined:
 def ring_allreduce(
     mesh: Mesh, ranks: Sequence[int], me: int, arrays: Sequence[np.ndarray], op: int
 ) -> list[np.ndarray]:
-    """Each part is reduced by one rank and handed on, so all get the same bits."""
+    """Each part is reduced by one rank and handed on, so all get the same bits.
+
+    A sum that is to be a mean is divided by that rank, if `arithmetic.divides_on_the_way`.
+    """
     joined, count = Joined(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
-    _reduce_parts(mesh, ranks, me, joined, bounds, op)
+    divides = op == arithmetic.AVERAGE and arithmetic.divides_on_the_way(joined.dtype)
+    _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out, into = (me - step) % count, (me - step - 1) % count
@@ -84,9 +88,15 @@ def ring_reducescatter(
 
 
 def _reduce_parts(
-    mesh: Mesh, ranks: Sequence[int], me: int, joined: Joined, bounds: Sequence[int], op: int
+    mesh: Mesh,
+    ranks: Sequence[int],
+    me: int,
+    joined: Joined,
+    bounds: Sequence[int],
+    op: int,
+    divisor: int = 1,
 ) -> None:
-    """Leaves part i of the total reduced on rank i of the ring."""
+    """Leaves part i of the total reduced, and divided, on rank i of the ring."""
     count, total = len(ranks), joined.total
     if count == 1:
         _copy(joined.views(bounds[0], bounds[1]), total[bounds[0] : bounds[1]])
@@ -98,11 +108,12 @@ def _reduce_parts(
         out, into = (me - step - 1) % count, (me - step - 2) % count
         leaving = [_part(total, bounds, out)] if step else joined.views(bounds[out], bounds[out + 1])
         size = (bounds[into + 1] - bounds[into]) * joined.dtype.itemsize
-        mesh.exchange(after, leaving, before, size, consume=_reducing(joined, bounds[into], op))
+        by = divisor if step == count - 2 else 1
+        mesh.exchange(after, leaving, before, size, consume=_reducing(joined, bounds[into], op, by))
 
 
-def _reducing(joined: Joined, start: int, op: int) -> Consume:
-    """Reduces what comes with the arrays, from element `start` on, into the total."""
+def _reducing(joined: Joined, start: int, op: int, divisor: int) -> Consume:
+    """Reduces what comes with the arrays, from element `start` on, into the total, and divides it."""
 
     def consume(offset: int, chunk: np.ndarray) -> None:
         came = chunk.view(joined.dtype)
@@ -111,6 +122,7 @@ def _reducing(joined: Joined, start: int, op: int) -> Consume:
         for mine in joined.views(low, low + came.size):
             out = joined.total[low + at : low + at + mine.size]
             arithmetic.reduce_to(out, op, mine, came[at : at + mine.size])
+            arithmetic.averaged(out, divisor)
             at += mine.size
 
     return consume

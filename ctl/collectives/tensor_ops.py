@@ -136,7 +136,8 @@ def result(asked: PendingCall) -> list[np.ndarray]:
     if call.kind in _REDUCTIONS:
         count = len(asked.members.ranks)
         of = tensorflow_plane.finished_tensor if pending.tensors else arithmetic.finished
-        flat = [of(a, call.op, count, call.postscale) for a in flat]
+        ops = [arithmetic.SUM if pending.is_divided(a) else call.op for a in flat]
+        flat = [of(a, op, count, call.postscale) for a, op in zip(flat, ops, strict=True)]
     if call.kind in ("allreduce", "broadcast"):
         return [_shaped(a, shape) for a, shape in zip(flat, asked.shapes, strict=True)]
     ranks = asked.members.ranks
