@@ -89,6 +89,22 @@ def test_arrays_of_any_size_are_summed_where_they_lie(plane, count):
     assert all(a.ctypes.data % memory.ALIGNMENT == 0 for a in totals[0])
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.float16])
+def test_a_mean_of_floats_is_divided_by_who_adds_it_up(count, dtype):
+    group, size = meshes(count), CHUNK // 4 + 5
+    mine = [np.random.default_rng(rank).integers(0, 9, size).astype(dtype) for rank in range(count)]
+
+    def reduced(op):
+        return at_once(count, lambda me: rings.ring_allreduce(group[me], range(count), me, [mine[me]], op))
+
+    divides = arithmetic.divides_on_the_way(np.dtype(dtype))
+    assert divides == (dtype in (np.float32, np.float64))
+    for (total,), (mean,) in zip(reduced(arithmetic.SUM), reduced(arithmetic.AVERAGE), strict=True):
+        assert (total == sum(mine)).all()
+        assert mean.tobytes() == (total / total.dtype.type(count) if divides else total).tobytes()
+
+
 def test_large_messages_of_all_kinds(plane):
     count, rows = 3, CHUNK // 2 + 5
     group = meshes(count, **plane)
