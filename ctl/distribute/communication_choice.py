@@ -60,7 +60,7 @@ def connected_engine(
 def choose_communication(
     strategy: tf.distribute.Strategy,
     topology: Topology,
-    engine: Engine | None,
+    engine: Engine,
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
     *,
@@ -70,19 +70,21 @@ def choose_communication(
     """Installs the faster of `PATHS` in the strategy, and returns it; an engine that is there stays.
 
     Args:
-      engine: of `connected_engine`; closed if the ring is chosen.
+      engine: of `connected_engine`; closed if it is not used.
       tensors: what is summed in each step; `summed` sums such tensors, in a replica.
       wire_bytes: what they are when they travel.
       known: a path that need not be measured again, equal on all workers.
 
     All workers call it at the same time. Raises PeerLostError where a worker is lost meanwhile.
     """
-    if engine is None:
-        return Path("ring" if engine_all_reduce.can_use_engine(strategy) else "")
+    installed = engine_all_reduce.engine_of(strategy)
+    if installed is not None and installed is not engine:  # by another trainer of this strategy
+        engine.close()
+        engine = installed
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
     measured: dict[tuple, Path] = strategy.__dict__.setdefault("_ctl_measured", {})
     known = known if known.word else measured.get(sizes, Path())
-    if engine_all_reduce.engine_of(strategy) is None:
+    if installed is None:
         if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
             engine_all_reduce.install_engine(strategy, None)
             known = measured[sizes] = Path("ring")
