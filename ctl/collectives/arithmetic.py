@@ -123,8 +123,8 @@ def scaled(array: np.ndarray, factor: float) -> np.ndarray:
     return array * array.dtype.type(factor)
 
 
-def divides_on_the_way(dtype: np.dtype) -> bool:
-    """Whether the rank that adds up a part of large tensors divides it as well: once, in the cache."""
+def engine_divides(dtype: np.dtype) -> bool:
+    """Whether the rank that adds up a mean of this type divides it as well, while it is in the cache."""
     return dtype in (np.float32, np.float64)
 
 

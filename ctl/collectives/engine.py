@@ -314,7 +314,7 @@ class Engine:
         )
         for pending, result in zip(found, results, strict=True):
             self._taken(pending.request.id)
-            pending.result, pending.more, pending.travelled = result, header, True
+            pending.result, pending.more = result, header
             self.timeline.did(pending.request.name, pending.request.kind, start)
             pending.finish()
 

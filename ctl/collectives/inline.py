@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives.arithmetic import dtype_named, reduce_to, rows_of
+from ctl.collectives.arithmetic import AVERAGE, averaged, dtype_named, engine_divides, reduce_to, rows_of
 from ctl.collectives.requests import Request
 
 
@@ -13,7 +13,8 @@ def answers(
 ) -> dict[int, list[bytes]]:
     """Rank -> the buffers of its result, for requests that agree.
 
-    Reductions are not scaled; a reducescatter gives each rank its rows only.
+    Reductions are not scaled; an all-reduce is divided as `engine_divides` says, a reducescatter gives
+    each rank its rows only.
     """
     first = requests[ranks[0]]
     if first.kind == "barrier":
@@ -31,6 +32,8 @@ def answers(
         for i, dtype in enumerate(first.dtypes)
     ]
     if first.kind == "allreduce":
+        if first.op == AVERAGE:
+            totals = [averaged(t, len(ranks)) if engine_divides(t.dtype) else t for t in totals]
         return {rank: [_bytes(total) for total in totals] for rank in ranks}
     return _scattered(ranks, first, totals)
 

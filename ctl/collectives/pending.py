@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from ctl.collectives import arithmetic
 from ctl.collectives.requests import Request
 
 
@@ -21,7 +20,6 @@ class Pending:
       arrays: this rank's tensors, flat; `tensors` instead, where TensorFlow carries them.
       result: flat arrays, once it is done; their rows by rank in `more`.
       error: what to raise instead.
-      travelled: its numbers went from rank to rank, not with the requests.
     """
 
     request: Request
@@ -30,17 +28,11 @@ class Pending:
     more: dict[str, Any] | None = None
     error: BaseException | None = None
     tensors: Sequence[Any] = ()
-    travelled: bool = False
 
     def __post_init__(self) -> None:
         self._done = threading.Lock()
         self._done.acquire()
         self.asked_at = time.monotonic()
-
-    def is_divided(self, result: np.ndarray) -> bool:
-        """Whether a result that is to be a mean of the ranks is one."""
-        is_sum = self.travelled and self.request.kind == "allreduce"
-        return is_sum and arithmetic.divides_on_the_way(result.dtype)
 
     def finish(self) -> None:
         """Wakes who waits."""
@@ -78,7 +70,6 @@ class _Part(Pending):
             errors = [part.error for part in self.siblings if part.error is not None]
             self.whole.error = errors[0] if errors else None
             if not errors:
-                self.whole.travelled = self.travelled
                 parts = [part.result[0] for part in self.siblings]
                 self.whole.result = [self.plane.joined(parts) if self.plane else np.concatenate(parts)]
             self.whole.finish()

@@ -64,11 +64,11 @@ def ring_allreduce(
 ) -> list[np.ndarray]:
     """Each part is reduced by one rank and handed on, so all get the same bits.
 
-    A sum that is to be a mean is divided by that rank, if `arithmetic.divides_on_the_way`.
+    A sum that is to be a mean is divided by that rank, if `arithmetic.engine_divides`.
     """
     joined, count = Joined(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
-    divides = op == arithmetic.AVERAGE and arithmetic.divides_on_the_way(joined.dtype)
+    divides = op == arithmetic.AVERAGE and arithmetic.engine_divides(joined.dtype)
     _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):

@@ -136,8 +136,9 @@ def result(asked: PendingCall) -> list[np.ndarray]:
     if call.kind in _REDUCTIONS:
         count = len(asked.members.ranks)
         of = tensorflow_plane.finished_tensor if pending.tensors else arithmetic.finished
-        ops = [arithmetic.SUM if pending.is_divided(a) else call.op for a in flat]
-        flat = [of(a, op, count, call.postscale) for a, op in zip(flat, ops, strict=True)]
+        by_engine = call.kind == "allreduce" and not pending.tensors
+        counts = [1 if by_engine and arithmetic.engine_divides(a.dtype) else count for a in flat]
+        flat = [of(a, call.op, n, call.postscale) for a, n in zip(flat, counts, strict=True)]
     if call.kind in ("allreduce", "broadcast"):
         return [_shaped(a, shape) for a, shape in zip(flat, asked.shapes, strict=True)]
     ranks = asked.members.ranks

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import ml_dtypes
 import numpy as np
 import pytest
-from ctl.collectives import arithmetic, requests, settings
+from ctl.collectives import arithmetic, inline, requests, settings
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
 from ctl.collectives.outgoing import Outgoing
@@ -359,3 +359,18 @@ def test_a_rank_is_lost_for_its_own_silence_not_for_that_of_a_stopped_machine():
     assert earlier(10.0, all_stopped=False) == {}
     gone = earlier(31.0, all_stopped=False)
     assert list(gone) == [1] and "silent for" in gone[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "want"), [("float32", [2.0, 2.5]), ("int32", [4, 5]), ("float16", [4.0, 5.0])]
+)
+def test_a_mean_that_comes_with_the_requests_is_divided_as_one_from_rank_to_rank(dtype, want):
+    """Parts of one request may go either way."""
+    numbers = [np.array([1, 2], dtype), np.array([3, 3], dtype)]
+    asked = {
+        rank: Request(0, "x", "allreduce", [dtype], [(2,)], op=arithmetic.AVERAGE, is_inline=True)
+        for rank in range(2)
+    }
+    found = inline.answers([0, 1], asked, {rank: n.tobytes() for rank, n in enumerate(numbers)})
+    for buffers in found.values():
+        assert np.frombuffer(buffers[0], dtype).tolist() == want

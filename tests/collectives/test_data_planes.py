@@ -98,7 +98,7 @@ def test_a_mean_of_floats_is_divided_by_who_adds_it_up(count, dtype):
     def reduced(op):
         return at_once(count, lambda me: rings.ring_allreduce(group[me], range(count), me, [mine[me]], op))
 
-    divides = arithmetic.divides_on_the_way(np.dtype(dtype))
+    divides = arithmetic.engine_divides(np.dtype(dtype))
     assert divides == (dtype in (np.float32, np.float64))
     for (total,), (mean,) in zip(reduced(arithmetic.SUM), reduced(arithmetic.AVERAGE), strict=True):
         assert (total == sum(mine)).all()

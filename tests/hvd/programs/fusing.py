@@ -122,26 +122,29 @@ def case_a_print_between():
     assert count == 2, count
 
 
-def ranks_that_differ(between, dtype=tf.float32, size=1):
+def ranks_that_differ(between, dtype=tf.float32, size=1, op=hvd.Sum):
     """Rank 0 looks at the first result before it asks for the second."""
 
     @tf.function
     def call(ts):
-        found = [hvd.allreduce(ts[0], op=hvd.Sum, name="first")]
+        found = [hvd.allreduce(ts[0], op=op, name="first")]
         if hvd.rank() == 0:
             between(found[0])
-        found += [hvd.allreduce(t, op=hvd.Sum, name=f"n{i}") for i, t in enumerate(ts[1:])]
+        found += [hvd.allreduce(t, op=op, name=f"n{i}") for i, t in enumerate(ts[1:])]
         return found
 
     for step in range(3):
         ts = [tf.fill([size], tf.cast(i + step, dtype)) for i in range(4)]
-        close(call(ts), [np.full(size, (i + step) * hvd.size()) for i in range(4)])
+        times = hvd.size() if op == hvd.Sum else 1
+        close(call(ts), [np.full(size, (i + step) * times) for i in range(4)])
 
 
 def case_ranks_that_join_others():
     ranks_that_differ(lambda found: tf.print("seen", found[0]))
     ranks_that_differ(lambda found: tf.print("seen", found[0]), tf.int32)
     ranks_that_differ(lambda found: tf.print("seen", found[0]), size=15_000)
+    for size in (1, 100, 15_000):  # some parts travel with the requests, others from rank to rank
+        ranks_that_differ(lambda _: tf.print("between"), size=size, op=hvd.Average)
 
 
 def case_ranks_in_another_order():
