@@ -84,9 +84,9 @@ class Engine:
 
     def agree_on_paths(self) -> None:
         """Sets `all_share_memory`, the same on all ranks, which all call this."""
-        if self.place.size > 1:
-            others = [path for path in self._mesh.paths.values() if path != "memory"]
-            self.all_share_memory = not self.sum("ctl.paths", np.array([len(others)])).any()
+        paths = [] if self.place.size == 1 else list(self._mesh.paths.values())
+        others = np.array([sum(path != "memory" for path in paths)])
+        self.all_share_memory = not self.sum("ctl.paths", others).any()
 
     @property
     def bytes_sent(self) -> int:

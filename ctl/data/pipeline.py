@@ -256,10 +256,10 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
             return functools.reduce(lambda a, b: a.concatenate(b), pieces)
 
         @tf.autograph.experimental.do_not_convert
-        def only(*batch: Any) -> Any:
+        def own_share(*batch: Any) -> Any:
             return element(batch, first_replica)
 
-        return dataset.map(only) if count == 1 else dataset.flat_map(split)
+        return dataset.map(own_share) if count == 1 else dataset.flat_map(split)
 
     return from_replica_batches(replica_batches, strategy, topology)
 

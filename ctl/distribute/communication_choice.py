@@ -40,57 +40,45 @@ class Path(NamedTuple):
     bucket_bytes: int = 0
 
 
-def connected_engine(
-    strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits
-) -> Engine | None:
-    """The engine of a strategy that could use one, connected if it is not; None where it cannot be.
-
-    All workers call it at the same time.
-    """
-    if not engine_all_reduce.can_use_engine(strategy):
-        return None
-    try:
-        return engine_all_reduce.engine_of(strategy) or engine_all_reduce.connect_engine(topology, limits)
-    except PeerLostError as e:
-        if topology.is_chief:
-            _log.warning("%s It stays with TensorFlow's ring.", e)
-        return None
-
-
 def choose_communication(
     strategy: tf.distribute.Strategy,
     topology: Topology,
-    engine: Engine,
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
     *,
     wire_bytes: int,
     known: Path = Path(),  # noqa: B008  never changes
+    limits: PeerLimits = PeerLimits(),  # noqa: B008
 ) -> Path:
     """Installs the faster of `PATHS` in the strategy, and returns it; an engine that is there stays.
 
     Args:
-      engine: of `connected_engine`; closed if it is not used.
       tensors: what is summed in each step; `summed` sums such tensors, in a replica.
       wire_bytes: what they are when they travel.
       known: a path that need not be measured again, equal on all workers.
 
     All workers call it at the same time. Raises PeerLostError where a worker is lost meanwhile.
     """
-    installed = engine_all_reduce.engine_of(strategy)
-    if installed is not None and installed is not engine:  # by another trainer of this strategy
-        engine.close()
-        engine = installed
+    if not engine_all_reduce.can_use_engine(strategy):
+        return Path()
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
     measured: dict[tuple, Path] = strategy.__dict__.setdefault("_ctl_measured", {})
     known = known if known.word else measured.get(sizes, Path())
-    if installed is None:
+    engine = engine_all_reduce.engine_of(strategy)
+    if engine is None:
+        if known.word == "ring":
+            return known
+        try:
+            engine = engine_all_reduce.connect_engine(topology, limits)
+        except PeerLostError as e:
+            if topology.is_chief:
+                _log.warning("%s It stays with TensorFlow's ring.", e)
+            return Path("ring")
         if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
             engine_all_reduce.install_engine(strategy, None)
-            known = measured[sizes] = Path("ring")
-        if known.word == "ring":
             engine.close()
-            return known
+            measured[sizes] = Path("ring")
+            return measured[sizes]
     if known.word != "tcp":
         known = Path("tcp", _measured_bucket(engine, wire_bytes))
         if known.bucket_bytes and topology.is_chief:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.collectives.engine import Engine
 from ctl.distribute import collective_debug
 from ctl.distribute.engine_all_reduce import engine_of
 from ctl.distribute.strategies import topology_of
@@ -16,20 +15,10 @@ from ctl.distribute.topology import Topology
 
 
 class HostAllReduce:
-    """Adds vectors of float64 over the workers of a strategy; free of charge with one worker.
+    """Adds vectors of float64 over the workers of a strategy; free of charge with one worker."""
 
-    Attributes:
-      engine: connected to all workers, where the strategy's own collectives do not go over one (yet).
-    """
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        topology: Topology | None = None,
-        engine: Engine | None = None,
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
         topology = topology_of(strategy) if topology is None else topology
-        self.engine = engine
         self.num_workers = topology.num_workers
         self._strategy = strategy
         self._shares = topology.num_local_replicas
@@ -43,7 +32,7 @@ class HostAllReduce:
         if self.num_workers == 1:
             return values
         collective_debug.announce("agreement", list(values.shape), "float64")
-        engine = engine_of(self._strategy) or self.engine
+        engine = engine_of(self._strategy)
         if engine is not None:
             return engine.sum("ctl.agreement", values)
         return self._function(tf.constant(values)).numpy()

@@ -61,7 +61,7 @@ class Compression:
     bf16 = BF16Compressor
 
 
-def worthwhile(compression: Any) -> Any:
+def effective_compression(compression: Any) -> Any:
     """A compression, or none instead of our own where no tensor goes through a network.
 
     Between ranks that share memory, converting costs more than it saves, and rounds.

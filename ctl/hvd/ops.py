@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.collectives import arithmetic, tensor_ops
 from ctl.collectives.tensor_ops import Call
-from ctl.hvd.compression import Compression, worthwhile
+from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
 from ctl.hvd.run_time import index_op, rank_op, size_op
@@ -117,7 +117,7 @@ def grouped_allreduce(
     if dense:
         given = [_tensor(tensors[i]) for i in dense]
         default = _named(_what, given)
-        compression = worthwhile(compression)
+        compression = effective_compression(compression)
         packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
         call = Call("allreduce", "", process_set, op, prescale_factor, postscale_factor)
         is_single = _what == "HorovodAllreduce"
@@ -334,7 +334,7 @@ def grouped_reducescatter(
         postscale_factor,
         ignores_scope=ignore_name_scope,
     )
-    compression = worthwhile(compression)
+    compression = effective_compression(compression)
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
     def forward(*inner: Any) -> Any:

@@ -53,7 +53,7 @@ def quiet() -> Any:
 
 
 @contextlib.contextmanager
-def uncollected() -> Any:
+def garbage_collection_paused() -> Any:
     """No garbage collection within; what was made counts as old afterwards, as if it had been looked at."""
     if not gc.isenabled():
         yield
@@ -69,24 +69,30 @@ def uncollected() -> Any:
 
 
 class _ImportHook:
-    """Imports TensorFlow within `quiet`, and Keras and TensorFlow within `uncollected`, whoever asks."""
+    """Imports Keras and TensorFlow without garbage collection, and TensorFlow within `quiet`."""
 
     def __init__(self) -> None:
         self._awaited = {"keras", "tensorflow"}
+        self._looks = False
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname not in self._awaited:
+        if self._looks or fullname not in self._awaited:
             return None
-        self._awaited.remove(fullname)
-        if not self._awaited:
-            remove_log_filter()
-        spec = importlib.util.find_spec(fullname)
+        self._looks = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looks = False
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
-            with uncollected(), quiet() if fullname == "tensorflow" else contextlib.nullcontext():
+            self._awaited.discard(fullname)
+            if not self._awaited:
+                remove_log_filter()
+            held = quiet() if fullname == "tensorflow" else contextlib.nullcontext()
+            with garbage_collection_paused(), held:
                 execute(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

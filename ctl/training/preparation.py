@@ -9,10 +9,14 @@ from ctl import config
 from ctl.checkpoints import tracked_state, warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
-from ctl.collectives.engine import Engine
 from ctl.data.resume_position import SavedIterator
-from ctl.distribute import collective_debug, communication_choice, parameter_servers, strategies
-from ctl.distribute.engine_all_reduce import PeerLimits
+from ctl.distribute import (
+    collective_debug,
+    communication_choice,
+    engine_all_reduce,
+    parameter_servers,
+    strategies,
+)
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
 from ctl.step import gradients, keras_metrics, randomness
@@ -82,7 +86,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         more[tracked_state.LEFT_OUT_OF_SUMS] = eight_bit.state.variables
     state = TrackedState(objects, trainer.step_variable, trainer.topology, more)
     manager = NullCheckpoints() if checkpoints is None else checkpoints
-    agreement = HostAllReduce(trainer.strategy, trainer.topology, _connected(trainer))
+    agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
@@ -115,19 +119,11 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
     return session.train_loop
 
 
-def _connected(trainer: TrainerProtocol) -> Engine | None:
-    """What sums of this run may go over."""
-    if trainer.config.communication not in ("auto", "tcp"):
-        return None
-    limits = PeerLimits(trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs)
-    return communication_choice.connected_engine(trainer.strategy, trainer.topology, limits)
-
-
 def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     """The path and buckets of the checkpoint that the run goes on from, or what is faster."""
     paths, topology, known = communication_choice.PATHS, trainer.topology, [0.0, 0.0]
-    engine = session.agreement.engine
-    if engine is None:
+    choices = trainer.config.communication in ("auto", "tcp")
+    if not choices or not engine_all_reduce.can_use_engine(trainer.strategy):
         return
     if topology.is_chief and session.resumed is not None:
         world = session.resumed.world
@@ -143,15 +139,16 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     communication_choice.choose_communication(
         trainer.strategy,
         topology,
-        engine,
         specs or [tf.TensorSpec([1], tf.float32)],
         lambda tensors: gradients.sum_over_replicas(tensors, summed_as),
         wire_bytes=sum(s.shape.num_elements() * tf.as_dtype(wire or s.dtype).size for s in specs),
         known=communication_choice.Path(paths[chosen - 1], bucket_bytes)
         if chosen
         else communication_choice.Path(),
+        limits=engine_all_reduce.PeerLimits(
+            trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
+        ),
     )
-    session.agreement.engine = None  # it is the strategy's now, or closed
 
 
 def new_train_loop(

@@ -24,6 +24,7 @@ from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.data import held_batch
 from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers
+from ctl.distribute.engine_all_reduce import wire_dtype_of
 from ctl.errors import CtlError
 from ctl.io import paths
 from ctl.metrics.protocol import SharesLogged, TextLogged
@@ -262,7 +263,8 @@ class Variants:
         calls: dict[str, Callable[[int], Any]] = {n: self._call(loop) for n, loop in self._loops.items()}
         if self._sums and (sums := sum_free.of_last_trace(self._sums)):
             calls["sums"] = sum_free.sums_alone(self._strategy, sums)
-            calls["sums_16_bit"] = sum_free.sums_alone(self._strategy, sums, "bfloat16")
+            if wire_dtype_of(self._strategy, "bfloat16"):
+                calls["sums_16_bit"] = sum_free.sums_alone(self._strategy, sums, "bfloat16")
         found: dict[str, list[float]] = {}
         for name, call in list(calls.items()):  # the first call also compiles
             if not self._everywhere(functools.partial(self._timed, call, 1), name in _WITH_SUMS):

@@ -110,31 +110,12 @@ def trained(steps=6, job=Job, **options) -> tuple[list, Job]:
     return [np.array(w) for w in trainer.model.get_weights()], trainer
 
 
-def choosing(**options) -> Small:
-    """A smaller one, for which a path will be chosen."""
-    never = every_step(log=ctl.Every(), save=ctl.Every())
-    return Small(strategy=STRATEGY, writers=[], intervals=never, communication="auto", **options)
-
-
 def chosen(steps=2, **options) -> Small:
-    """One for which a path was chosen."""
-    trainer = choosing(**options)
+    """A smaller one, for which a path is chosen."""
+    never = every_step(log=ctl.Every(), save=ctl.Every())
+    trainer = Small(strategy=STRATEGY, writers=[], intervals=never, communication="auto", **options)
     trainer.train(steps)
     return trainer
-
-
-def engines_of_two() -> list[bool]:
-    """Of two trainers that are prepared before either trains: one engine is kept, the other is closed."""
-    install_engine(STRATEGY, None)
-    STRATEGY._ctl_measured.clear()
-    first, second = choosing(), choosing()
-    first.prepare()
-    second.prepare()
-    idle = second._session.agreement.engine
-    first.train(2)
-    kept = engine_of(STRATEGY)
-    second.train(2)
-    return [engine_of(STRATEGY) is kept, idle is not kept, idle._left, not kept._left]
 
 
 def needed(graph) -> list[int]:
@@ -206,7 +187,6 @@ def main(where: Path) -> None:
         STRATEGY._ctl_measured.clear()
         chosen(2 + 2 * len(found["kept"]), model_dir=str(where / "kept"))
         found["kept"].append("tcp" if engine_of(STRATEGY) else "ring")
-    found["engines"] = engines_of_two()
     communication_choice._measured = measure
 
     install_engine(STRATEGY, None)
