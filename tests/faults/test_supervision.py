@@ -156,7 +156,7 @@ def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job
     code, _, err = job.run(
         f"""
         pathlib.Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
-        time.sleep(1.5)                       # until the launcher has looked
+        time.sleep(2.5)                       # until the launcher has looked
         hold = "import os; held = bytearray(os.urandom(256)) * 2**21"
         if {behind_a_shell}:                  # which gives 128 and the number of the signal
             sys.exit(os.waitstatus_to_exitcode(os.system(f"{{sys.executable}} -c '{{hold}}'")))
