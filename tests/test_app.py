@@ -206,9 +206,7 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
     assert told["options"]["checkpoints"]._background and told["options"]["config"].init_from == "runs/a"
     nothing = worked(monkeypatch)["options"]
     assert nothing["config"].model_dir == "" and nothing["checkpoints"] is None
-    assert (
-        worked(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
-    )
+    assert worked(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,7 @@ def test_the_flag_comes_first_then_keyword_class_and_table(monkeypatch, tmp_path
     place = str(tmp_path / "class")
 
     class Signed(Small):
-        def __init__(
-            self, model_dir=place, strategy="one_device", global_batch_size=24, seed=5, **options
-        ):
+        def __init__(self, model_dir=place, strategy="one_device", global_batch_size=24, seed=5, **options):
             super().__init__(model_dir=model_dir, strategy=strategy, global_batch_size=global_batch_size,
                              seed=seed, **options)  # fmt: skip
 

@@ -73,9 +73,7 @@ def shell_lines() -> list[tuple[str, str]]:
     found = []
     for path in PAGES:
         for _, text in blocks(path, "sh"):
-            found += [
-                (label(path), line) for line in text.replace("\\\n", " ").splitlines() if line
-            ]
+            found += [(label(path), line) for line in text.replace("\\\n", " ").splitlines() if line]
     return found
 
 

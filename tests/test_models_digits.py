@@ -73,10 +73,7 @@ def test_idx_files_are_read_also_packed(tmp_path, pack):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"y_test": None},
-            "has no y_test; expected the keys x_train.*found x_train, y_train, x_test",
-        ),
+        ({"y_test": None}, "has no y_test; expected the keys x_train.*found x_train, y_train, x_test"),
         ({"x_train": np.zeros([5, 28, 27], np.uint8)}, r"images \(5, 28, 27\).*\[n, 28, 28\]"),
         ({"x_test": np.zeros([2, 28, 28, 1], np.uint8)}, r"images \(2, 28, 28, 1\)"),
         ({"y_train": np.zeros([4], np.uint8)}, r"labels \(4,\); expected"),

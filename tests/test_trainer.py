@@ -142,13 +142,9 @@ def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_
         trainer = make(Hooked, strategy, intervals, [writer], stop_at=10)
         trainer.train(100)
         assert [s for s, _ in trainer.calls] == [3, 5, 8, 10] and trainer.step == 10
-        for (_, mean), loop in zip(
-            trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True
-        ):
+        for (_, mean), loop in zip(trainer.calls, ([0, 1, 2], [3, 4], [5, 6, 7], [8, 9]), strict=True):
             assert mean == pytest.approx(np.mean([expected[i] for i in loop]), abs=1e-5)
-        assert losses(writer) == pytest.approx(
-            [np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5
-        )
+        assert losses(writer) == pytest.approx([np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5)
 
 
 def test_an_error_of_after_loop_ends_the_run_and_is_shown_as_it_is():

@@ -49,9 +49,7 @@ def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
         def eval_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(([[1.0] * 8], [1])).repeat().batch(batch_size)
 
-    trainer = Endless(
-        strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=5))
-    )
+    trainer = Endless(strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=5)))
     with pytest.raises(ctl.UsageError, match="eval_data is endless"):
         trainer.train(5)
     assert trainer.step == 0

@@ -204,9 +204,7 @@ def tutorial(flags):
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
-        return strategy.reduce(
-            tf.distribute.ReduceOp.SUM, strategy.run(replica, next(iterator)), axis=None
-        )
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica, next(iterator)), axis=None)
 
     seconds = []
     for number in range(flags.steps + LOOP):

@@ -155,9 +155,7 @@ def horovod(module, sizes):
         compression = getattr(hvd.Compression, name)
 
         def gradients(tape, loss, variables, compression=compression):
-            return hvd.DistributedGradientTape(tape, compression=compression).gradient(
-                loss, variables
-            )
+            return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variables)
 
         said = f", {name}" if name != "none" else ""
         figures["CNN step" + said] = timed(cnn_step(gradients), **calls_of(40))
@@ -195,9 +193,7 @@ def tensorflow(sizes):
     x, function = tf.ones([256]), tf.function(lambda t: strategy.run(summed, args=(t,)))
     figures["1 KB in a function"] = timed(lambda: function(x), **calls_of(60))
     many = [tf.ones([1024])] * 100
-    separate = tf.function(
-        lambda ts: strategy.run(lambda inner: [summed(t) for t in inner], args=(ts,))
-    )
+    separate = tf.function(lambda ts: strategy.run(lambda inner: [summed(t) for t in inner], args=(ts,)))
     grouped = tf.function(lambda ts: strategy.run(summed, args=(ts,)))
     figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
     figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
@@ -215,12 +211,7 @@ def cnn_step(gradients):
     def variable(*shape):
         return tf.Variable(tf.random.stateless_normal(shape, [1, 2]) * 0.05)
 
-    kernels = [
-        variable(3, 3, 1, 32),
-        variable(3, 3, 32, 64),
-        variable(9216, 296),
-        variable(296, 10),
-    ]
+    kernels = [variable(3, 3, 1, 32), variable(3, 3, 32, 64), variable(9216, 296), variable(296, 10)]
     biases = [variable(32), variable(64), variable(296), variable(10)]
     images, labels = tf.random.normal([32, 28, 28, 1]), tf.zeros([32], tf.int64)
 

@@ -229,9 +229,7 @@ def show(word: str, times: dict[str, list[float]]) -> None:
     print(f"{'':34} {'µs/step':>9} {'min':>8} {'max':>8} {'/hand':>7} {'/bare':>7}")
     for name, median in medians.items():
         low, high = min(times[name]), max(times[name])
-        print(
-            f"{name:34} {median:9.1f} {low:8.1f} {high:8.1f} {median / hand:7.2f} {median / bare:7.2f}"
-        )
+        print(f"{name:34} {median:9.1f} {low:8.1f} {high:8.1f} {median / hand:7.2f} {median / bare:7.2f}")
 
 
 def main() -> None:

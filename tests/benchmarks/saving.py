@@ -81,9 +81,9 @@ def main() -> None:
         def after_loop(self, step, means):
             now = time.perf_counter()
             if marks and step % options.every > 1:
-                busy = watched.get("background") is not None and len(
-                    watched["background"].calls
-                ) > len(watched["background"].complete)
+                busy = watched.get("background") is not None and len(watched["background"].calls) > len(
+                    watched["background"].complete
+                )
                 steps[busy].append(now - marks[-1])
             marks.append(now)
 
@@ -115,9 +115,7 @@ def main() -> None:
 
 
 def show(watched, steps, trainer) -> None:
-    size = sum(
-        int(np.prod(v.shape)) * v.dtype.size for v in trainer._session.state.variables.values()
-    )
+    size = sum(int(np.prod(v.shape)) * v.dtype.size for v in trainer._session.state.variables.values())
     print(f"state {size / 1e6:.0f} MB, step {1e3 * statistics.median(steps[False]):.1f} ms"
           + (f", {1e3 * statistics.median(steps[True]):.1f} ms while a save is written"
              if steps[True] else ""))  # fmt: skip

@@ -85,9 +85,7 @@ def measure(dense, words, width, rows, out):
 
     intervals = ctl.Intervals(steps_per_loop=STEPS, save=ctl.Every(), log=ctl.Every(steps=STEPS))
     batch_size = 2 * rows // 8  # of 8 words each, on two workers
-    trainer = Table(
-        strategy="multi_worker", global_batch_size=batch_size, writers=[], intervals=intervals
-    )
+    trainer = Table(strategy="multi_worker", global_batch_size=batch_size, writers=[], intervals=intervals)
     trainer.train(6 * STEPS)
     if trainer.topology.is_chief:
         loops = np.diff(trainer.times)[1:]

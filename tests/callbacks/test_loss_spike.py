@@ -10,9 +10,7 @@ NAN = float("nan")
 
 def warned(values, **how):
     spike = ctl.LossSpike(**how)
-    return [
-        bool(spike.on_metrics(i, {"loss": value}, "train")) for i, value in enumerate(values)
-    ]
+    return [bool(spike.on_metrics(i, {"loss": value}, "train")) for i, value in enumerate(values)]
 
 
 @pytest.mark.parametrize(

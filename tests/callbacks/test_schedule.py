@@ -41,9 +41,7 @@ def test_marks_of_a_resumed_run_are_those_of_an_unbroken_one():
     for _ in range(300):
         examples, batch = draw.randint(1, 400), draw.randint(1, 64)
         unit = draw.choice(["steps", "epochs"])
-        amount = (
-            draw.randint(1, 40) if unit == "steps" else draw.choice([0.1, 0.25, 1 / 3, 1, 2, 7])
-        )
+        amount = draw.randint(1, 40) if unit == "steps" else draw.choice([0.1, 0.25, 1 / 3, 1, 2, 7])
         every, per_epoch = ctl.Every(**{unit: amount}), examples / batch
         whole = marks(every, 200, per_epoch)
         assert whole == [s for s in range(201) if every.is_mark(s, per_epoch)]

@@ -179,9 +179,7 @@ def test_missing_variables_are_listed_too(tmp_path, trained, fresh):
 
 @pytest.mark.parametrize("save_on", [1, 2])
 @pytest.mark.parametrize("name", KEEPING)
-def test_two_replicas_and_one_device_read_each_other_s_states(
-    tmp_path, name, save_on, two_replicas
-):
+def test_two_replicas_and_one_device_read_each_other_s_states(tmp_path, name, save_on, two_replicas):
     manager = MANAGERS[name](tmp_path)
     strategies = ["default", two_replicas]
     writer, reader = (make(s) for s in (strategies if save_on == 1 else strategies[::-1]))

@@ -70,9 +70,7 @@ def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_pat
 
 
 @pytest.mark.parametrize("exchanged", [True, False])
-def test_a_directory_is_there_whole_at_every_moment_of_its_replacement(
-    tmp_path, monkeypatch, exchanged
-):
+def test_a_directory_is_there_whole_at_every_moment_of_its_replacement(tmp_path, monkeypatch, exchanged):
     if not exchanged:  # another system than Linux: for the time of one rename there is none
         monkeypatch.setattr(paths.ctypes, "CDLL", lambda name: None)
     trainer = made()
@@ -131,9 +129,7 @@ def test_a_format_that_a_module_cannot_have_is_refused(tmp_path):
         made(Callable).export("keras", directory=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "word", ["keras", "weights", "saved_model"]
-)
+@pytest.mark.parametrize("word", ["keras", "weights", "saved_model"])
 def test_a_tf_keras_model_is_exported_too(tmp_path, word):
     trainer = made(framework="tf_keras")
     (path,) = trainer.export(word, directory=str(tmp_path))
@@ -203,9 +199,7 @@ def test_a_saved_model_serves_what_signatures_say(tmp_path, two_replicas, framew
     ids=["nothing", "no tf.function", "no input_signature", "no name"],
 )  # fmt: skip
 def test_signatures_that_cannot_be_served_are_refused_before_any_work(tmp_path, found):
-    trainer = type("Wrong", (Small,), {"signatures": lambda self: found})(
-        model_dir=str(tmp_path), **QUIET
-    )
+    trainer = type("Wrong", (Small,), {"signatures": lambda self: found})(model_dir=str(tmp_path), **QUIET)
     with pytest.raises(ctl.UsageError, match=r"signatures\(\) returned .*input_signature"):
         trainer.train(1, export=["saved_model"])
     assert trainer.step == 0

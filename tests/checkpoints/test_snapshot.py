@@ -183,9 +183,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_failed_save_is_a_warning_and_the_next_one_works(
-    tmp_path, monkeypatch, caplog, background
-):
+def test_a_failed_save_is_a_warning_and_the_next_one_works(tmp_path, monkeypatch, caplog, background):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=background)
     with monkeypatch.context() as broken:
@@ -211,10 +209,7 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path, monkeypatch, background):
     manager.finish()
     monkeypatch.setattr(commit, "mark", failing(FULL))
     words = "newest checkpoint is of step 1"
-    with (
-        pytest.raises(SaveError, match=words) as caught,
-        saving.around(manager, state(trainer), print),
-    ):
+    with pytest.raises(SaveError, match=words) as caught, saving.around(manager, state(trainer), print):
         manager.save(state(trainer), manifest(trainer, 2))
     assert caught.value.exit_code == 1 and isinstance(caught.value, ctl.CheckpointError)
     assert manager.steps() == [1]
@@ -260,9 +255,7 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path):
         writer = ctl.MemoryWriter()
         manager = ctl.ChiefOnlyCheckpoints(tmp_path / str(background), background=background)
         intervals = every_step(save=ctl.Every(steps=2))
-        trainer = Measured(
-            strategy="default", writers=[writer], checkpoints=manager, intervals=intervals
-        )
+        trainer = Measured(strategy="default", writers=[writer], checkpoints=manager, intervals=intervals)
         trainer.train(7)
         assert manager.steps() == [2, 4, 6, 7]
         saved = [e.step for e in writer.events if type(e).__name__ == "Saved"]

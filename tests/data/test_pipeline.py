@@ -253,9 +253,7 @@ def test_epochs_in_two_runs_see_every_example_as_often_as_in_one():
                 return ctl.from_arrays(x, batch_size)
 
             def train_step(self, batch):
-                self.model.seen.assign_add(
-                    tf.reduce_sum(tf.one_hot(tf.cast(batch, tf.int32), 10), 0)
-                )
+                self.model.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(batch, tf.int32), 10), 0))
                 return {"x": batch}
 
         trainer = Sum(strategy="default", global_batch_size=4, **QUIET)

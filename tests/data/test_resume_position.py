@@ -57,9 +57,7 @@ KINDS = {"skip": with_mode("skip"), "iterator": with_mode("iterator"),
 
 @pytest.mark.parametrize("mode", list(KINDS))
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(
-    mode, replicas, tmp_path, two_replicas
-):
+def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(mode, replicas, tmp_path, two_replicas):
     strategy = two_replicas if replicas == 2 else "default"
     how = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     whole, before, after = (ctl.MemoryWriter() for _ in range(3))

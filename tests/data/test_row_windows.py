@@ -38,9 +38,7 @@ def test_functions_get_and_give_what_they_do_in_a_pipeline():
     data = ctl.from_arrays({"x": np.arange(6), "y": np.arange(6) * 10}, 3, shuffle=False)
     data = data.map(lambda batch: (batch["x"], batch["y"])).map(listed)
     data = data.map(lambda x, y: {"sum": x + y, "both": [x, y]})
-    (expected,) = data.replica_batches(
-        seed=0, start=0, total=3, replicas=range(1), num_replicas=1
-    )
+    (expected,) = data.replica_batches(seed=0, start=0, total=3, replicas=range(1), num_replicas=1)
     windows = data.windows(seed=0, start=0, total=3, device=None)
     found = row_windows.batch_of(windows.arrays, tf.range(3), windows.functions)
     assert found.keys() == expected.keys()

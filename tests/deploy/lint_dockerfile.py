@@ -100,9 +100,7 @@ def _workdir(rest: str) -> list[str]:
 
 
 def _program(rest: str) -> list[str]:
-    return (
-        [] if rest.startswith("[") else ["a shell stands between the platform's signals and Python"]
-    )
+    return [] if rest.startswith("[") else ["a shell stands between the platform's signals and Python"]
 
 
 def _copy(rest: str) -> list[str]:

@@ -59,11 +59,7 @@ def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
     assert [s.rest for s in steps if s.word == "COPY"] == [
         f"{WHEEL} /opt/{WHEEL}", "trainer /app/trainer",
     ]  # fmt: skip
-    assert (codelab / ".dockerignore").read_text().splitlines()[1:4] == [
-        "*",
-        f"!{WHEEL}",
-        "!trainer",
-    ]
+    assert (codelab / ".dockerignore").read_text().splitlines()[1:4] == ["*", f"!{WHEEL}", "!trainer"]
 
 
 @pytest.mark.parametrize("options", [
@@ -98,13 +94,7 @@ def test_the_rules_see_what_is_wrong():
 
 def test_the_header_writes_the_same_files_again(codelab, capsys):
     (codelab / "weights").mkdir()
-    run(
-        capsys,
-        codelab,
-        "--gpu",
-        "--copy=weights",
-        program=["python", "-m", "trainer.task", "--a=b c"],
-    )
+    run(capsys, codelab, "--gpu", "--copy=weights", program=["python", "-m", "trainer.task", "--a=b c"])
     first = {n: (codelab / n).read_bytes() for n in ("Dockerfile", ".dockerignore")}
     line = first["Dockerfile"].decode().splitlines()[0]
     assert line.startswith("# ctl deploy docker ") and f"--ctl={WHEEL}" in line
@@ -213,8 +203,7 @@ def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, c
     assert not list(root.glob("venv/lib/*/site-packages/tensorflow/include"))
     entry = exec_form(parse((context / "Dockerfile").read_text())[-1])
     said = call(
-        [root / "venv/bin/python", *entry[1:], "--train_steps=3", "--num_virtual_devices=0"],
-        workdir,
+        [root / "venv/bin/python", *entry[1:], "--train_steps=3", "--num_virtual_devices=0"], workdir
     )
     assert "3" in said
     assert "usage:" in call([root / "venv/bin/python", *entry[1:], "--help"], workdir)
@@ -228,9 +217,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def call(words, cwd, **more) -> str:
-    clean = {
-        k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH", "VIRTUAL_ENV")
-    }
+    clean = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         list(map(str, words)), cwd=cwd, env={**clean, **more}, timeout=900, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

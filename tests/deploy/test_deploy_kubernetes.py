@@ -70,12 +70,7 @@ def test_kubernetes_schemas_take_every_object(name, version):
             continue
         kubernetes_validate.validate(document, version, strict=True)
     for template in pod_templates(documents(name)):
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "p"},
-            "spec": template["spec"],
-        }
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, version, strict=True)
 
 
@@ -126,9 +121,7 @@ def test_every_pod_is_under_a_policy_and_every_selector_finds_pods(name):
             for peer in rule["from"]:
                 assert any(chooses(peer["podSelector"], labels) for labels in pods)
     for service in (d for d in found if d["kind"] == "Service"):
-        assert any(
-            service["spec"]["selector"].items() <= labels.items() for labels in pods
-        )
+        assert any(service["spec"]["selector"].items() <= labels.items() for labels in pods)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,9 +196,7 @@ def test_the_limits_allow_so_many_restarts_of_all_pods(workers, restarts):
 
 
 def test_exit_codes_that_no_restart_helps_end_the_job_and_others_do_not():
-    rules = of_kind(made("--workers=2", "--storage=1Gi"), "Job")["spec"]["podFailurePolicy"][
-        "rules"
-    ]
+    rules = of_kind(made("--workers=2", "--storage=1Gi"), "Job")["spec"]["podFailurePolicy"]["rules"]
     assert [r["action"] for r in rules] == ["Ignore", "Ignore", "FailJob"]
     saved, codes = (rule["onExitCodes"]["values"] for rule in rules[1:])
     assert saved == [errors.EXIT_PREEMPTED]  # saved together with a pod whose node was drained
@@ -214,9 +205,7 @@ def test_exit_codes_that_no_restart_helps_end_the_job_and_others_do_not():
 
 def test_peers_may_use_two_ports_and_with_gpus_all():
     ports = [
-        of_kind(made("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][0].get(
-            "ports"
-        )
+        of_kind(made("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][0].get("ports")
         for g in ("--gpus=0", "--gpus=1")
     ]
     assert ports == [[{"protocol": "TCP", "port": 2222, "endPort": 2223}], None]
@@ -238,10 +227,7 @@ def test_a_tfjob_is_as_its_operator_expects(name):
     assert set(job["spec"]) == {"runPolicy", "tfReplicaSpecs"}
     assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     replicas = job["spec"]["tfReplicaSpecs"]
-    assert (
-        set(replicas) <= {"Chief", "Worker", "PS", "Evaluator"}
-        and replicas["Chief"]["replicas"] == 1
-    )
+    assert set(replicas) <= {"Chief", "Worker", "PS", "Evaluator"} and replicas["Chief"]["replicas"] == 1
     for kind, replica in replicas.items():
         assert set(replica) == {"replicas", "restartPolicy", "template"}
         assert replica["restartPolicy"] == "ExitCode" and replica["replicas"] >= 1

@@ -21,9 +21,7 @@ from test_deploy_kubernetes import made, pod_templates
 
 WORDS = st.text(min_size=1).filter(str.isprintable)
 NUMBERS = st.from_regex(r"\A[-+]?(0[xob])?[0-9_]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z")
-SWITCHES = st.sampled_from(
-    ["y", "N", "yes", "No", "on", "OFF", "true", "NULL", "~", "", ".inf", "-.NaN"]
-)
+SWITCHES = st.sampled_from(["y", "N", "yes", "No", "on", "OFF", "true", "NULL", "~", "", ".inf", "-.NaN"])
 
 
 @given(st.lists(st.one_of(WORDS, NUMBERS, SWITCHES)))
@@ -55,9 +53,7 @@ def test_any_value_of_a_variable_comes_through_the_command(value):
 
 def expanded(text, known):
     """What Kubernetes makes of a word: `$(NAME)` is a variable's value, `$$` a `$`."""
-    return re.sub(
-        r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or known.get(m[2], m[0]), text
-    )
+    return re.sub(r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or known.get(m[2], m[0]), text)
 
 
 @given(st.text("$()A b", max_size=12))
@@ -82,10 +78,7 @@ def test_every_word_comes_through_what_kubernetes_makes_of_it(word):
 @settings(deadline=None)
 def test_no_line_ends_in_a_traceback(line):
     for platform in ("docker", "vertex", "kubernetes"):
-        assert cli.main(["deploy", platform, "--output=/dev/null/x", *line, "--", "--a"]) in (
-            0,
-            2,
-        )
+        assert cli.main(["deploy", platform, "--output=/dev/null/x", *line, "--", "--a"]) in (0, 2)
 
 
 def test_names_of_secrets():
@@ -114,9 +107,7 @@ def test_names_of_secrets():
     ([], ["--a=eyJHUSH0123.eyJHUSH0123.HUSH0123"]), ([], ["--bearer", "HUSH"]),
     (["--env=A=DefaultEndpointsProtocol=https;AccountKey=HUSH"], []), (["--env=TOKEN_V2=HUSH"], []),
 ])  # fmt: skip
-def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(
-    platform, words, program, capsys
-):
+def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(platform, words, program, capsys):
     image = [] if platform in ("docker", "slurm") else [IMAGE]
     line = ["deploy", platform, *image, *words, "--", "python", "-m", "t", *program]
     assert cli.main(line) == 2

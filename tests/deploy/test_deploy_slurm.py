@@ -50,12 +50,7 @@ def test_a_task_for_each_gpu(capsys):
 
 def test_what_comes_before_the_program(capsys):
     script, _ = made(
-        capsys,
-        "--module=cuda/12.4",
-        "--module=python",
-        "--venv=/shared/venv",
-        "--env=A=b c",
-        *PROGRAM,
+        capsys, "--module=cuda/12.4", "--module=python", "--venv=/shared/venv", "--env=A=b c", *PROGRAM
     )
     lines = script.splitlines()
     order = ["export A='b c'", "module load cuda/12.4", "module load python",
@@ -151,14 +146,12 @@ def test_a_lost_task_starts_all_again_and_not_for_ever(tmp_path):
     code, output = cluster.run()
     assert code == 0 and len(cluster.calls("srun")) == 3 and "srun: 134" in output
     (tmp_path / "again").mkdir()
-    cluster = Cluster(
-        tmp_path / "again", counting(tmp_path / "again", 134, 134, 0), 2, "--max_restarts=1"
-    )
+    cluster = Cluster(tmp_path / "again", counting(tmp_path / "again", 134, 134, 0), 2, "--max_restarts=1")
     assert cluster.run()[0] == 134 and len(cluster.calls("srun")) == 2
 
 
 def test_progress_gives_restarts_back_and_failures_alike_without_it_end_early(tmp_path):
-    gets_on = 'n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; mkdir -p run/checkpoints/ckpt-$n; '
+    gets_on = "n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; mkdir -p run/checkpoints/ckpt-$n; "
     gets_on += 'sleep 0.2; [ "$n" -lt 5 ] || exit 0; exit 134'
     program = ["bash", "-c", f"cd {tmp_path}; {gets_on}", "x", f"--model_dir={tmp_path}/run"]
     cluster = Cluster(tmp_path, program, 1, "--max_restarts=1")
@@ -181,9 +174,7 @@ def test_failures_alike_before_the_first_checkpoint_end_early_too(tmp_path, flag
 
 
 @pytest.mark.parametrize(("flag", "attempts"), [("gs://bucket/run", 5), ("run", 3)])
-def test_a_long_attempt_is_progress_where_checkpoints_cannot_be_seen(
-    tmp_path, monkeypatch, flag, attempts
-):
+def test_a_long_attempt_is_progress_where_checkpoints_cannot_be_seen(tmp_path, monkeypatch, flag, attempts):
     monkeypatch.setattr(slurm, "_TRAINED_SECS", 0)
     program = [*counting(tmp_path, 134, 134, 134, 134, 0), f"--model_dir={flag}"]
     cluster = Cluster(tmp_path, program, 1, "--max_restarts=8")

@@ -84,11 +84,7 @@ def test_what_is_sent_is_what_is_written(service, client, capsys):
     [(path, body)] = service.came
     assert code == 0 and path == "/v1/projects/my-project/locations/us-central1/customJobs"
     job = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
-    expected = {
-        "displayName": "all",
-        "labels": {"team": "vision"},
-        "jobSpec": json.loads(written.out),
-    }
+    expected = {"displayName": "all", "labels": {"team": "vision"}, "jobSpec": json.loads(written.out)}
     assert job == json_format.ParseDict(expected, CustomJob.pb(CustomJob()))
     assert said.out.splitlines()[0] == "submitted projects/1/locations/us-central1/customJobs/42"
     assert "training/42?project=my-project" in said.out
@@ -99,12 +95,7 @@ def test_a_study_is_sent_as_a_study(service, client, capsys):
     [(path, body)] = service.came
     assert code == 0 and path.endswith("/hyperparameterTuningJobs")
     assert body["displayName"] == "all" and body["maxTrialCount"] == 10
-    assert [p.get("replicaCount") for p in body["trialJobSpec"]["workerPoolSpecs"]] == [
-        "1",
-        "2",
-        None,
-        "1",
-    ]
+    assert [p.get("replicaCount") for p in body["trialJobSpec"]["workerPoolSpecs"]] == ["1", "2", None, "1"]
     assert "hyperparameter-tuning/42" in said.out
 
 
@@ -123,14 +114,10 @@ def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, clie
     assert "Invalid enum value NVIDIA_V1000" in said.err
 
 
-def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(
-    service, client, capsys, tmp_path
-):
+def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(service, client, capsys, tmp_path):
     path, alone = tmp_path / "job.yaml", ["--workers=2"]
     _, written = deploy(capsys, *alone, flags=["--strategy=mirrored"])
-    code, said = deploy(
-        capsys, *alone, "--submit", f"--output={path}", flags=["--strategy=mirrored"]
-    )
+    code, said = deploy(capsys, *alone, "--submit", f"--output={path}", flags=["--strategy=mirrored"])
     assert code == 0 and len(service.came) == 1 and path.read_text() == written.out
     assert "warning: the program has --strategy=mirrored" in said.err and f"wrote {path}" in said.err
     assert "next:" not in said.err and said.out.startswith("submitted ")
@@ -167,9 +154,7 @@ def test_writing_a_job_never_imports_google_s_client():
         f"cli.main(['deploy', 'vertex', {IMAGE!r}, '--', 'python', '-m', 't']); "
         "sys.exit(any(m.startswith(('google.cloud.', 'tensorflow')) for m in sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -180,9 +165,7 @@ def test_the_codelab_s_class_takes_the_same_pools(capsys):
     _, said = deploy(capsys, "--workers=2", "--format=json")
     spec = CustomJob.to_dict(CustomJob(json_format.ParseDict(
         {"jobSpec": json.loads(said.out)}, CustomJob.pb(CustomJob()))))  # fmt: skip
-    aiplatform.init(
-        project="my-project", location="us-central1", credentials=AnonymousCredentials()
-    )
+    aiplatform.init(project="my-project", location="us-central1", credentials=AnonymousCredentials())
     job = aiplatform.CustomJob(
         display_name="flowers", worker_pool_specs=spec["job_spec"]["worker_pool_specs"],
         staging_bucket="gs://my-bucket",

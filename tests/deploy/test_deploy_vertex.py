@@ -83,9 +83,7 @@ def test_the_program_is_command_and_flags(capsys):
     container = made(capsys, program=program)[0]["workerPoolSpecs"][0]["containerSpec"]
     assert container["command"] == ["python", "-m", "models.flowers"]
     assert container["args"] == ["--data_dir", "/gcs/b/d", "--", "x"]
-    only_flags = made(capsys, program=["--", "--steps=1e3"])[0]["workerPoolSpecs"][0][
-        "containerSpec"
-    ]
+    only_flags = made(capsys, program=["--", "--steps=1e3"])[0]["workerPoolSpecs"][0]["containerSpec"]
     assert "command" not in only_flags and only_flags["args"] == ["--steps=1e3"]
 
 
@@ -104,15 +102,7 @@ def test_a_study_varies_flags_and_the_program_reports_the_metric(capsys):
 
 
 def test_words_that_look_like_numbers_stay_words(capsys):
-    given = {
-        "A": "1e-4",
-        "B": "yes",
-        "C": "0x1F",
-        "D": "12:30",
-        "E": "",
-        "F": "~",
-        "G": "2026-01-01",
-    }
+    given = {"A": "1e-4", "B": "yes", "C": "0x1F", "D": "12:30", "E": "", "F": "~", "G": "2026-01-01"}
     job, _ = made(capsys, *(f"--env={k}={v}" for k, v in given.items()))
     env = job["workerPoolSpecs"][0]["containerSpec"]["env"]
     assert {e["name"]: e["value"] for e in env} == given
@@ -177,11 +167,7 @@ def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
     assert f"--config={path}" in said.out
     assert "--output" not in path.read_text()
     code, said = deploy(capsys, IMAGE, OUTPUT, "--workers=2", f"--output={path}", *PROGRAM)
-    assert (
-        code == 2
-        and "exists with other content" in said.err
-        and "replicaCount: 1" in path.read_text()
-    )
+    assert code == 2 and "exists with other content" in said.err and "replicaCount: 1" in path.read_text()
 
 
 @pytest.mark.parametrize("options", [["--output=/dev/null/job.yaml"], ["--output=.", "--force"]])

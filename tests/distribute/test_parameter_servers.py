@@ -38,9 +38,7 @@ def test_the_word_is_one_of_the_words_and_other_strategies_have_no_servers():
 def test_a_job_without_one_of_the_three_kinds_is_refused(monkeypatch, word, missing):
     tasks = {k: v for k, v in TASKS.items() if k != missing}
     set_config(monkeypatch, tasks, next(iter(tasks)))
-    with pytest.raises(
-        ctl.UsageError, match=rf'expected one chief, workers and ps. Add "{missing}"'
-    ):
+    with pytest.raises(ctl.UsageError, match=rf'expected one chief, workers and ps. Add "{missing}"'):
         ctl.make_strategy(word)
 
 
@@ -89,8 +87,7 @@ def test_a_partitioner_is_read(text, partition):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["min", "min_size:", "max_shards:0", "fixed_shards:2K", "shards:2", "2", "max_shards:-1"],
+    "text", ["min", "min_size:", "max_shards:0", "fixed_shards:2K", "shards:2", "2", "max_shards:-1"]
 )
 def test_a_partitioner_that_is_none_is_refused(text):
     with pytest.raises(ctl.UsageError, match="expected 'min_size:256K', 'max_shards:2'"):
@@ -167,9 +164,7 @@ def test_the_chief_names_the_tasks_it_waits_for(caplog):
         wait_for({"worker 0": "a:1", "ps 0": "b:1"}, **script.how())
     assert caplog.records[0].getMessage() == "Waiting for worker 0 at a:1, ps 0 at b:1."
     never = Script(False)
-    with pytest.raises(
-        ctl.PeerLostError, match=r"Not up after 600 s: worker 0 at a:1\. Their logs"
-    ):
+    with pytest.raises(ctl.PeerLostError, match=r"Not up after 600 s: worker 0 at a:1\. Their logs"):
         wait_for({"worker 0": "a:1"}, **never.how())
 
 

@@ -48,13 +48,9 @@ def test_an_unknown_word_is_refused_with_all_that_there_are(word):
         ctl.make_strategy(word)
 
 
-@pytest.mark.parametrize(
-    "text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "]
-)
+@pytest.mark.parametrize("text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "])
 def test_a_device_may_be_written_in_many_ways(text):
-    assert (
-        ctl.make_strategy("one_device", devices=[text]).extended.worker_devices[0].endswith("CPU:1")
-    )
+    assert ctl.make_strategy("one_device", devices=[text]).extended.worker_devices[0].endswith("CPU:1")
 
 
 @pytest.mark.parametrize("text", ["cpu:7", "gpu:0", "cpu:x", "", "tpu", "cpu:01"])
@@ -177,9 +173,7 @@ def test_a_tpu_is_connected_and_initialised_before_the_strategy_is_made(monkeypa
     monkeypatch.setattr(tf.distribute, "TPUStrategy", lambda r: calls.append("strategy") or "made")
     named = []
     resolvers = tf.distribute.cluster_resolver
-    monkeypatch.setattr(
-        resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver()
-    )
+    monkeypatch.setattr(resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver())
     assert strategy_factories.tpu("my-tpu") == "made"
     assert (named, calls) == (["my-tpu"], ["connect", "init", "strategy"])
     calls.clear()

@@ -146,8 +146,7 @@ class Soak:
         training.send(before[1], "KILL")
         began = time.monotonic()
         while not (
-            set(self.running()) == {0, 1}
-            and not set(self.running().values()) & set(before.values())
+            set(self.running()) == {0, 1} and not set(self.running().values()) & set(before.values())
         ):
             time.sleep(0.01)
             assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
@@ -184,9 +183,7 @@ class Soak:
 
     def noticed(self):
         """How often the launcher has said that something ended."""
-        return len(
-            re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M)
-        )
+        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M))
 
     def resumed(self):
         """(how often training was resumed, at which step the last time)."""

@@ -83,9 +83,7 @@ def test_the_end_of_a_process_waits_for_the_save_under_way(tmp_path, arguments, 
 
 def test_a_second_signal_ends_at_once_and_leaves_what_was_complete(jobs, unbroken, tmp_path):  # noqa: F811
     model_dir = tmp_path / "run"
-    process = start(
-        model_dir, "--signal_at=5", f"--signals={tmp_path}", faults="stop:before_commit@4"
-    )
+    process = start(model_dir, "--signal_at=5", f"--signals={tmp_path}", faults="stop:before_commit@4")
     until((tmp_path / "stopped-4").exists, "the save of step 4")
     until(lambda: 4 in logged(model_dir), "step 4")
     while process.poll() is None:

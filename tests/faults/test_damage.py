@@ -25,8 +25,10 @@ DAMAGES = {
     "data missing": (lambda p: next(p.glob("state.data*")).unlink(), "of-00001 is missing"),
     "manifest missing": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
     "manifest empty": (lambda p: (p / "manifest.json").write_text(""), "manifest.json is damaged"),
-    "manifest cut short": (lambda p: (p / "manifest.json").write_text('{"step": 8'),
-                           "manifest.json is damaged"),
+    "manifest cut short": (
+        lambda p: (p / "manifest.json").write_text('{"step": 8'),
+        "manifest.json is damaged",
+    ),
 }
 
 

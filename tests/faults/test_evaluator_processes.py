@@ -82,9 +82,7 @@ def start(tmp_path, launched):
 
 def evaluator_beside_a_training(model_dir, begin):
     """An evaluator, and after it a process that claims to train there."""
-    watching = begin(
-        [*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    watching = begin([*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     training = begin(
         [sys.executable, "-c", HOLDS, str(model_dir / "LOCK"), "1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -86,9 +86,7 @@ def test_ssh_gets_a_list_of_words_and_nothing_of_the_environment(job, ssh):
 
 def test_one_host_of_two_may_be_this_machine_and_runs_directly(job, ssh):
     own = os.uname().nodename
-    code, _, _ = job.run(
-        far(job, FAR + "print(json.dumps(task))"), "-H", f"{own}:1,host2:1", env=ssh
-    )
+    code, _, _ = job.run(far(job, FAR + "print(json.dumps(task))"), "-H", f"{own}:1,host2:1", env=ssh)
     assert code == 0 and len(calls(job)) == 1
     assert job.log(0).startswith("on here\n") and job.log(1).startswith("on host2\n")
     addresses = json.loads(job.log(1).splitlines()[1])["cluster"]["worker"]

@@ -58,9 +58,7 @@ def test_a_hang_again_and_again_ends_with_134(job):
         "--max_restarts=1", "--heartbeat_timeout_secs=0.7", SOON,
     )  # fmt: skip
     assert code == 134
-    failed = (
-        r"worker 0 \(job 0\) failed first: it gave no sign of life for \d+ s \(last at step 7\)"
-    )
+    failed = r"worker 0 \(job 0\) failed first: it gave no sign of life for \d+ s \(last at step 7\)"
     assert re.search(failed, err)
 
 
@@ -87,12 +85,8 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
 
 
 def test_training_without_a_step_is_a_hang_when_asked_for(job):
-    code, _, err = job.run(
-        TRAINS + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", SOON
-    )
-    assert code == 0 and re.search(
-        r"worker \d \(job \d\) made no step for \d+ s \(last at step 7", err
-    )
+    code, _, err = job.run(TRAINS + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", SOON)
+    assert code == 0 and re.search(r"worker \d \(job \d\) made no step for \d+ s \(last at step 7", err)
 
 
 def test_steps_and_long_evaluations_are_no_hang(job):
@@ -158,9 +152,7 @@ time.sleep(60)
 
 def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     """TensorFlow may stop all threads of Python meanwhile."""
-    job.start(
-        TRAINS + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON
-    )
+    job.start(TRAINS + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON)
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)
     pid = pid_in(job.log(0))

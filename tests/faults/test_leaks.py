@@ -32,9 +32,7 @@ class Watched(Small):
 
 
 def test_a_long_run_grows_neither_memory_nor_files_nor_threads(tmp_path):
-    intervals = ctl.Intervals(
-        steps_per_loop=100, log=ctl.Every(steps=1000), save=ctl.Every(steps=5000)
-    )
+    intervals = ctl.Intervals(steps_per_loop=100, log=ctl.Every(steps=1000), save=ctl.Every(steps=5000))
     trainer = Watched(strategy="default", model_dir=tmp_path, intervals=intervals)
     trainer._seen = []
     trainer.train(STEPS)

@@ -129,9 +129,7 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
 PLACES = ("mid_data", "before_index", "before_manifest", "before_deleting")
 
 
-@pytest.mark.parametrize(
-    "how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", some_of(PLACES, "before_manifest", "before_deleting"))
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
     jobs, final, bucket, place, how  # noqa: F811

@@ -38,9 +38,7 @@ def test_what_k_workers_saved_n_workers_restore(run_program, tmp_path):
     assert "Set aside" in results[0].output and "Set aside" not in results[1].output
 
 
-def test_after_a_kill_an_error_and_a_signal_only_the_chief_s_directory_remains(
-    run_program, tmp_path
-):
+def test_after_a_kill_an_error_and_a_signal_only_the_chief_s_directory_remains(run_program, tmp_path):
     model_dir = tmp_path / "run"
     arguments = [PROGRAM, str(model_dir), *TWO]
     theirs = tmp_path / "workertemp_1"  # a file of the user's

@@ -32,9 +32,7 @@ def attempts(model_dir):
 @pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbroken):
     step = random.randint(3, STEPS - 2)
-    done = run(
-        tmp_path / "run", workers=2, launcher=SOON, faults=f"kill@{step}:{worker}"
-    )
+    done = run(tmp_path / "run", workers=2, launcher=SOON, faults=f"kill@{step}:{worker}")
     assert done.code == 0, (step, done.output[-3000:])
     assert_bit_identical(tmp_path / "run", unbroken(2))
     first, second = attempts(tmp_path / "run")
@@ -58,9 +56,7 @@ def test_a_worker_that_is_stopped_is_a_hang_that_ends(worker, tmp_path, unbroken
 
 @pytest.mark.slow
 def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbroken):
-    done = run(
-        tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=SOON, faults="hang@8:1"
-    )
+    done = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=SOON, faults="hang@8:1")
     assert done.code == 0, done.output[-3000:]
     text = (tmp_path / "run" / "workers" / "job_1.attempt1.log").read_text()
     assert "nothing has moved for 6 s" in text and "in after_loop" in text
@@ -69,9 +65,7 @@ def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbr
 
 @pytest.mark.slow
 def test_a_crash_at_the_same_step_again_and_again_stops_early(tmp_path):
-    done = run(
-        tmp_path / "run", workers=2, launcher=(*SOON, "--max_restarts=20"), faults="kill@7:1!"
-    )
+    done = run(tmp_path / "run", workers=2, launcher=(*SOON, "--max_restarts=20"), faults="kill@7:1!")
     assert done.code == 137
     assert "no progress" in done.output and "step 5" in done.output
     assert len(attempts(tmp_path / "run")) == 3

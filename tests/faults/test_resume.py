@@ -70,9 +70,7 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
     assert [step for step, *_ in trace(broken)] == list(range(1, STEPS + 1))
     assert trace(broken) == trace(unbroken)
     assert trace(broken, "eval") == trace(unbroken, "eval")
-    assert [
-        p.name for p in (broken / "checkpoints").iterdir() if p.name.startswith(("tmp", "work"))
-    ] == []
+    assert [p.name for p in (broken / "checkpoints").iterdir() if p.name.startswith(("tmp", "work"))] == []
 
 
 def test_sigterm_to_the_launcher_saves_one_checkpoint_at_the_same_step_on_every_worker(tmp_path):

@@ -9,11 +9,7 @@ from ctl.distribute import job_fingerprint
 from training import output_of, run
 
 # by a named argument; between a process and those it starts itself, through a closed directory
-ASKED_FOR = {
-    "ctl/hvd/objects.py",
-    "ctl/hvd/packing.py",
-    "ctl/launch/run_function.py",
-}
+ASKED_FOR = {"ctl/hvd/objects.py", "ctl/hvd/packing.py", "ctl/launch/run_function.py"}
 SOURCES = sorted((ROOT / "ctl").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
 
 
@@ -48,8 +44,5 @@ def test_a_secret_is_shown_as_one(name):
 def test_a_secret_flag_is_in_no_file_of_the_run(tmp_path):
     done = run(tmp_path / "run", "--api_token=hunter2", "--train_steps=2")
     assert done.code == 0, done.output[-2000:]
-    files = [
-        output_of(tmp_path / "run"),
-        *(p for p in (tmp_path / "run").rglob("*") if p.is_file()),
-    ]
+    files = [output_of(tmp_path / "run"), *(p for p in (tmp_path / "run").rglob("*") if p.is_file())]
     assert not [p for p in files if b"hunter2" in p.read_bytes()]

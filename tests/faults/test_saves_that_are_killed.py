@@ -9,9 +9,7 @@ pytestmark = pytest.mark.workers
 IN_A_RUN = [p for p in PLACES if p not in ("while_replacing", "after_step")]
 
 
-@pytest.mark.parametrize(
-    "how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", IN_A_RUN)
 def test_a_save_killed_at_any_point_costs_at_most_one_interval(
     jobs, unbroken, tmp_path, place, how  # noqa: F811

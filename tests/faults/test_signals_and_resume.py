@@ -27,9 +27,7 @@ SLOWLY = {"PAUSE_SECS": "0.1"}
 @pytest.mark.parametrize(
     "whom", ["the launcher", *(pytest.param(w, marks=pytest.mark.slow) for w in ("one worker", "all"))]
 )
-def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(
-    whom, tmp_path, unbroken
-):
+def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(whom, tmp_path, unbroken):
     with started(tmp_path / "run", workers=2, **SLOWLY) as process:
         wait_until(lambda: len(trace(tmp_path / "run")) >= 7, process)
         workers = pids(tmp_path / "run")

@@ -52,9 +52,7 @@ def worker_log(tmp_path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_tensorflow_waits_for_a_peer_ends_the_process_and_it_beats_until_then(
     tmp_path, signum
 ):

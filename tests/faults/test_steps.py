@@ -45,9 +45,7 @@ def test_a_bad_step_is_left_out_on_both_workers(tmp_path):
 
 
 def test_going_back_on_both_workers_ends_at_the_same_step_with_other_data(tmp_path):
-    done = run(
-        tmp_path / "run", "--on_nonfinite=rollback", "--train_steps=30", workers=2, **POISON
-    )
+    done = run(tmp_path / "run", "--on_nonfinite=rollback", "--train_steps=30", workers=2, **POISON)
     assert done.code == 0, done.output[-2000:]
     assert "going back to the checkpoint of step" in done.output
     finite(tmp_path / "run")
@@ -63,9 +61,7 @@ def test_a_hook_that_hangs_is_shown_and_ends_retryable(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_exception_in_the_hook_names_hook_and_step_and_its_step_is_saved(
-    workers, tmp_path, unbroken
-):
+def test_an_exception_in_the_hook_names_hook_and_step_and_its_step_is_saved(workers, tmp_path, unbroken):
     fault = "raise@8:1" if workers else "raise@8"
     done = run(tmp_path / "run", workers=workers, faults=fault)
     assert done.code == 1

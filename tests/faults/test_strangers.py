@@ -116,8 +116,7 @@ def test_ranks_meet_amid_strangers_and_have_no_open_port_then():
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     environs = [
-        rank_environment(rank, addresses, CTL_HVD_SECRET="known to this job only")
-        for rank in range(2)
+        rank_environment(rank, addresses, CTL_HVD_SECRET="known to this job only") for rank in range(2)
     ]
     assert started_amid_a_crowd(INIT, environs, ports[0]) == [[2, 1.0, []]] * 2
 

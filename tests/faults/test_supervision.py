@@ -252,9 +252,7 @@ def test_a_full_disk_under_the_records_does_not_stop_the_job(job):
     job.logs.mkdir()
     (job.logs / "attempts.jsonl").symlink_to("/dev/full")
     code, _, err = job.run(TRAINS + "sys.exit(134 * (attempt == 1))", SOON)
-    assert (
-        code == 0 and err.count("attempts.jsonl cannot be written (No space left on device)") == 2
-    )
+    assert code == 0 and err.count("attempts.jsonl cannot be written (No space left on device)") == 2
 
 
 def test_the_newest_five_earlier_logs_are_kept_and_those_of_an_earlier_start_are_not(job):

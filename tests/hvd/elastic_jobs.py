@@ -34,11 +34,7 @@ class ElasticJob:
         self.go(3)
         self.log = directory / "log"
         program = program or PROGRAMS / "elastic_training.py"
-        clean = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))
-        }
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "CTL_", "TF_CONFIG"))}
         with self.log.open("wb") as log:
             self.process = processes.start(
                 [

@@ -115,9 +115,7 @@ def missing_parameters(module, name, parameters):
     """Those of Horovod's that ours does not take."""
     mine = inspect.signature(found(module, name)).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in mine.values()):
-        return [
-            p for p in parameters.split() if p not in mine and p not in _any_keyword(module, name)
-        ]
+        return [p for p in parameters.split() if p not in mine and p not in _any_keyword(module, name)]
     return [p for p in parameters.split() if p not in mine]
 
 

@@ -23,10 +23,7 @@ TIMEOUT_SECS = 240
 def rank_environment(rank: int, addresses: Sequence[str], **extra: str) -> dict[str, str]:
     """What the launcher would set for one rank of those that listen at `addresses`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "TF_CONFIG"))}
-    config = {
-        "cluster": {"worker": list(addresses)},
-        "task": {"type": "worker", "index": rank},
-    }
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
     size = str(len(addresses))
     return {
         **clean,
@@ -88,8 +85,7 @@ def results(program: Path | str, np: int, *arguments: str, **options) -> list[di
     said = "\n".join(f"rank {i}: {code}\n{err[-3000:]}" for i, (code, _, err) in enumerate(done))
     assert [code for code, _, _ in done] == [0] * np, said
     return [
-        json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
-        for _, out, _ in done
+        json.loads([line for line in out.splitlines() if line.startswith("{")][-1]) for _, out, _ in done
     ]
 
 

@@ -39,13 +39,7 @@ def test_ranks_are_the_workers_of_ctl_launch(tmp_path):
     script = tmp_path / "ranked.py"
     script.write_text(RANKED)
     out = run(
-        "ctl",
-        "launch",
-        "--workers=3",
-        f"--log_dir={tmp_path}/logs",
-        "--",
-        sys.executable,
-        str(script),
+        "ctl", "launch", "--workers=3", f"--log_dir={tmp_path}/logs", "--", sys.executable, str(script)
     )
     said = [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"ranks"' in line]
     logs = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log"))

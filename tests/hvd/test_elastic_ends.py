@@ -139,9 +139,7 @@ def test_hosts_without_a_number_have_the_slots_of_an_option(start):
     }
 
 
-def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(
-    start, monkeypatch, tmp_path
-):
+def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(start, monkeypatch, tmp_path):
     ssh = tmp_path / "ssh"
     ssh.write_bytes((Path(ROOT) / "tests" / "programs" / "fake_ssh.py").read_bytes())
     ssh.chmod(0o755)

@@ -41,10 +41,7 @@ def job(tmp_path):
 
 MAKERS = {
     "keras 3": (keras, lambda: keras.optimizers.Adam(0.1)),
-    "keras 3, loss scale": (
-        keras,
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
-    ),
+    "keras 3, loss scale": (keras, lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))),
     "tf_keras": (tf_keras, lambda: tf_keras.optimizers.Adam(0.1)),
     "tf_keras, legacy": (tf_keras, lambda: tf_keras.optimizers.legacy.Adam(0.1)),
 }
@@ -76,9 +73,7 @@ def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, kind, is_tr
     state.commit()
     fit()
     state.restore()
-    assert all(
-        np.array_equal(a, np.array(b)) for a, b in zip(once, model.get_weights(), strict=True)
-    )
+    assert all(np.array_equal(a, np.array(b)) for a, b in zip(once, model.get_weights(), strict=True))
     assert state.batch == 3
 
 
@@ -174,9 +169,7 @@ def test_a_lost_rank_means_restore_reset_and_sync(alone, monkeypatch):
 
 
 @pytest.mark.parametrize("is_raised_by", ["py_function", "tf"])
-def test_a_lost_rank_is_understood_out_of_a_function_of_tensorflow(
-    alone, monkeypatch, is_raised_by
-):
+def test_a_lost_rank_is_understood_out_of_a_function_of_tensorflow(alone, monkeypatch, is_raised_by):
     Elastic(monkeypatch)
     state = Watched(step=1)
     try:
@@ -245,9 +238,7 @@ def test_a_state_with_an_object_that_is_not_data_says_what_allows_it(alone):
 
 
 def test_fit_goes_on_after_a_rank_was_killed_and_one_joined(job):
-    started = job(
-        "127.0.0.1:2", "-np", "2", "--min-np", "1", done=12, program=PROGRAMS / "elastic_fit.py"
-    )
+    started = job("127.0.0.1:2", "-np", "2", "--min-np", "1", done=12, program=PROGRAMS / "elastic_fit.py")
     before = started.wait_for_step(3, size=2)
     os.kill(before[0]["pid"], signal.SIGKILL)
     started.wait(lambda: "group 3: 2 ranks" in started.said)

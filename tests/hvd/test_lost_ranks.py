@@ -45,9 +45,7 @@ def test_who_was_shut_down_is_missed_at_once(survivors):
 
 
 def test_a_stalled_rank_is_named_and_waited_for(survivors):
-    (said, err), (again, _) = survivors(
-        "late", SMALL, late_secs=3.0, HOROVOD_STALL_CHECK_TIME_SECONDS="1"
-    )
+    (said, err), (again, _) = survivors("late", SMALL, late_secs=3.0, HOROVOD_STALL_CHECK_TIME_SECONDS="1")
     assert said == again == [["no error", "", 0.0]]
     assert "missing rank 2" in err and "ranks 0, 1 wait since" in err
 
@@ -59,9 +57,7 @@ def test_a_stall_can_be_made_an_error(survivors):
         HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3",
     )  # fmt: skip
     for said, _ in found:
-        assert (
-            said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
-        )
+        assert said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
 
 
 def broken(how, ranks=2, killed=0, **environ):

@@ -54,9 +54,7 @@ def test_a_rank_that_runs_for_longer_than_the_limit_is_left_alone(ctlrun):
 
 @pytest.mark.slow
 def test_a_rank_of_an_elastic_job_that_is_stopped_is_replaced(tmp_path):
-    job = ElasticJob(
-        tmp_path, "localhost:2", "-np", "2", "--min-np", "1", "--heartbeat-timeout", "5"
-    )
+    job = ElasticJob(tmp_path, "localhost:2", "-np", "2", "--min-np", "1", "--heartbeat-timeout", "5")
     victim = job.wait_for_step(3, 2)[1]
     os.kill(victim["pid"], signal.SIGSTOP)
     job.go(6)

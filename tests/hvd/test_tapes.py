@@ -29,11 +29,7 @@ def test_two_ranks_train_as_one_process_does(runs, case):
         ("wrapped_inside_of_its_block", 9.0, 9.0),
         ("persistent_and_watched", [2.0, 2.0, 0.0], [2.0, 2.0, 2.0]),
         ("structures", [2.0, True, 0.0], [2.0, True, 0.0]),
-        (
-            "slices",
-            ["IndexedSlices", [0.5, 0.5, 0.0, 1.0]],
-            ["IndexedSlices", [0.5, 0.5, 0.0, 1.0]],
-        ),
+        ("slices", ["IndexedSlices", [0.5, 0.5, 0.0, 1.0]], ["IndexedSlices", [0.5, 0.5, 0.0, 1.0]]),
         ("partial", [0.0, 0.5], [0.5, 0.5]),
         ("generic_names", ["grad_0"], ["grad_0"]),
     ],

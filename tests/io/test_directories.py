@@ -72,9 +72,7 @@ def test_the_exported_model_takes_the_place_of_an_older_one(tmp_path, scheme):
         for name in names:
             (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / place / name).write_text(f"{place} {name}")
-    trainer = SimpleNamespace(
-        model_dir=f"{scheme}{tmp_path}/run", topology=SimpleNamespace(is_chief=True)
-    )
+    trainer = SimpleNamespace(model_dir=f"{scheme}{tmp_path}/run", topology=SimpleNamespace(is_chief=True))
     hand_over(trainer, Directories(model=f"{scheme}{tmp_path}/model"), ("saved_model",))
     assert {str(p.relative_to(tmp_path / "model")) for p in (tmp_path / "model").rglob("*")} == {
         "saved_model.pb", "variables", "variables/new",

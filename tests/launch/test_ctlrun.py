@@ -16,9 +16,7 @@ from launching import is_alive
 pytestmark = pytest.mark.workers
 
 FAKE_SSH = Path(ROOT) / "tests" / "programs" / "fake_ssh.py"
-PLACE = (
-    'print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(("HOROVOD", "TF_C"))}))'
-)
+PLACE = 'print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(("HOROVOD", "TF_C"))}))'
 NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
@@ -55,9 +53,7 @@ def test_hosts_are_filled_in_their_order(ctlrun):
 
 @pytest.mark.parametrize("option", ["-hostfile", "--hostfile"])
 def test_a_hostfile_says_the_same_as_H(ctlrun, option):
-    (ctlrun.dir / "hosts").write_text(
-        "# ours\nlocalhost slots=1\n\n127.0.0.2   slots = 2  # more\n"
-    )
+    (ctlrun.dir / "hosts").write_text("# ours\nlocalhost slots=1\n\n127.0.0.2   slots = 2  # more\n")
     code, out, _ = ctlrun.run(PLACE, "-np", "3", option, str(ctlrun.dir / "hosts"))
     assert code == 0
     assert places(out) == [[0, 3, 0, 1, 0, 2], [1, 3, 0, 2, 1, 2], [2, 3, 1, 2, 0, 1]]

@@ -46,9 +46,7 @@ def test_any_list_of_hosts_is_hosts_or_a_sentence(text):
     assert found and all(1 <= h.slots <= hosts.MAX_WORKERS for h in found)
     for host in found:
         assert host.target.isascii() and not host.target.startswith("-")
-        assert set(host.target) <= set(
-            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@"
-        )
+        assert set(host.target) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@")
         assert "_" not in host.address and shlex.quote(host.address) == host.address
     assert hosts.parse_hosts(hosts.format_hosts(found)) == found
 
@@ -110,10 +108,7 @@ def test_any_options_are_an_allocation_or_a_sentence(words):
         ("host1:0", "gives '0' slots; expected a whole number from 1"),
         ("host1:two", "gives 'two' slots"),
         ("host1:²", "gives '²' slots"),
-        (
-            "host1:2,HOST1:3",
-            "the host 'HOST1' came twice; write it once, with all its slots: HOST1:5",
-        ),
+        ("host1:2,HOST1:3", "the host 'HOST1' came twice; write it once, with all its slots: HOST1:5"),
         ("host1:1000,host2:1000", "2000 slots came, expected 1024 at most"),
     ],
 )
@@ -153,10 +148,7 @@ def test_this_machine_is_known_by_its_names_and_addresses():
         ("--max_workers=3", "--max_workers=3 needs --host_discovery=SCRIPT"),
         ("--host_discovery=/bin/true --workers=2", "--workers came with --host_discovery"),
         ("--host_discovery=/nowhere/x", "'/nowhere/x' cannot be run; expected the path"),
-        (
-            "--host_discovery=/bin/true --min_workers=3 --max_workers=2",
-            "--min_workers=3 is more than",
-        ),
+        ("--host_discovery=/bin/true --min_workers=3 --max_workers=2", "--min_workers=3 is more than"),
         ("-H localhost:2,h1:2", "other machines cannot reach this one as 'localhost'"),
         ("-H h1:2 --port=65535", "--port=65535 leaves no room for 2 workers"),
         ("--host=a:b", "--host='a:b' is no address"),
@@ -195,12 +187,7 @@ def test_the_real_ssh_understands_its_options():
         [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout.splitlines()  # fmt: skip
-    assert {
-        "batchmode yes",
-        "stricthostkeychecking true",
-        "user me",
-        "serveraliveinterval 5",
-    } <= set(told)
+    assert {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"} <= set(told)
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():

@@ -85,7 +85,9 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
     tasks = tasks_of(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
-        ("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2),
+        ("chief", 0, 0),
+        ("worker", 0, 1),
+        ("worker", 1, 2),
     ]
     assert len({address for kind in tasks[0].tasks.values() for address in kind}) == 3
 
@@ -313,16 +315,17 @@ def test_an_unknown_subcommand_is_exit_code_2_and_a_list(line, capsys):
     assert "expected one of: deploy, doctor, inspect, launch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "line", [["ctl", "--help"], ["ctl", "launch", "--help"], ["ctl.launch", "--help"]]
-)
+@pytest.mark.parametrize("line", [["ctl", "--help"], ["ctl", "launch", "--help"], ["ctl.launch", "--help"]])
 def test_the_launcher_never_imports_tensorflow(line, tmp_path):
     for module in ("tensorflow", "numpy", "absl", "keras"):
         (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} was imported')")
     done = subprocess.run(
         [sys.executable, "-m", *line],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECS,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: ctl")

@@ -87,11 +87,7 @@ def test_survivors_do_not_wait_for_the_replacement_which_joins_later():
     assert job.membership.change() == 0
     assert job.join(3) is None and job.membership.change() == ADDED
     assert job.join(1, 2, skips_sync=True) == [1, 2, 3] and job.must_sync
-    assert [w.slot.index for w in job.membership.members] == [
-        1,
-        2,
-        0,
-    ]  # the replacement has the free GPU
+    assert [w.slot.index for w in job.membership.members] == [1, 2, 0]  # the replacement has the free GPU
 
 
 def test_nobody_shares_state_when_all_have_it_and_say_so():
@@ -297,9 +293,7 @@ def test_whatever_happens_groups_are_sound(seed):
                 assert group.workers[0].number in had_state
             assert len({w.slot for w in group.workers}) == len(group.workers)
             by_host = [w.slot.host for w in group.workers]
-            assert len(set(by_host)) == sum(
-                a != b for a, b in zip(["", *by_host], by_host, strict=False)
-            )
+            assert len(set(by_host)) == sum(a != b for a, b in zip(["", *by_host], by_host, strict=False))
         slots = [w.slot for w in job.membership.workers.values()]
         slots += job.membership.free_slots()
         assert len(set(slots)) == len(slots)

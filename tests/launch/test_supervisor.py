@@ -317,10 +317,7 @@ def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
     set_aside_logs(tmp_path, tasks, 1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "job_0.attempt1.log",
-        "job_1.attempt1.log",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job_0.attempt1.log", "job_1.attempt1.log"]
 
 
 @pytest.mark.parametrize("lines", [1, 2000])

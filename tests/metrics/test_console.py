@@ -12,9 +12,7 @@ ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")
 
 
 def info(num_parameters=2, **changes):
-    parameters = tuple(
-        (f"layer_{i}/kernel", (10, 10 + i), "float32", i > 0) for i in range(num_parameters)
-    )
+    parameters = tuple((f"layer_{i}/kernel", (10, 10 + i), "float32", i > 0) for i in range(num_parameters))
     facts = {
         "model": "Mnist",
         "strategy": "multi_worker",
@@ -192,12 +190,7 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
     writer.write(2, {name: 0.125}, run="eval")
     writer.note(Ended(2, name, {name: 0.0625}))
     text = seen(file)
-    for shown in (
-        f"step 1  {name} 0.5",
-        f"{name} 0.25",
-        f"eval step 2  {name} 0.125",
-        f"{name} at step 2",
-    ):
+    for shown in (f"step 1  {name} 0.5", f"{name} 0.25", f"eval step 2  {name} 0.125", f"{name} at step 2"):
         assert shown in text
     assert re.search(re.escape(name) + r" +0\.0625", text)
     assert text.count(name) >= 8

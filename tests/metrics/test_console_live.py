@@ -78,8 +78,7 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
     writer.note(Progressed(100))
     clock.now += 2.0
     writer.write(
-        250,
-        {"loss": 0.2301, "steps_per_sec": 75.0, "examples_per_sec": 9600.0, "learning_rate": 0.001},
+        250, {"loss": 0.2301, "steps_per_sec": 75.0, "examples_per_sec": 9600.0, "learning_rate": 0.001}
     )
     clock.now += 0.2
     writer.note(Saved(250, "x"))
@@ -200,9 +199,7 @@ def test_an_evaluation_stays_above_the_bar(clock, wide):
     assert "eval step 100  loss 0.5\n" in seen(file)
 
 
-def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(
-    clock, wide, monkeypatch
-):
+def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(clock, wide, monkeypatch):
     file = Terminal()
     monkeypatch.setattr(sys, "stdout", file)
     writer = ConsoleWriter(live=True, clock=clock)

@@ -177,8 +177,7 @@ def test_cards_show_the_configuration_literally_and_the_weights(logs):
     attempt(logs, 0, [1])
     events = accumulated(logs / "train")
     card, model = (
-        events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-        for tag in ("configuration", "model")
+        events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("configuration", "model")
     )
     assert "| steps | 20 |" in card
     for mark in "|<>*":

@@ -50,9 +50,7 @@ class LeastSquares(ctl.Trainer):
     def train_data(self, batch_size):
         x = np.random.default_rng(0).normal(size=(200, FEATURES)).astype(np.float32)
         noise = np.random.default_rng(1).normal(size=200)
-        return ctl.from_arrays(
-            (x, (x @ np.arange(FEATURES) + 1 + noise).astype(np.float32)), batch_size
-        )
+        return ctl.from_arrays((x, (x @ np.arange(FEATURES) + 1 + noise).astype(np.float32)), batch_size)
 
     def train_step(self, batch):
         x, y = batch

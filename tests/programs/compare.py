@@ -15,9 +15,7 @@ def main(word: str, steps: int) -> None:
     result = {}
     for framework, optimizer in MODELS:
         writer = ctl.MemoryWriter()
-        trainer = Small(
-            framework, optimizer, strategy=strategy, intervals=every_step(), writers=[writer]
-        )
+        trainer = Small(framework, optimizer, strategy=strategy, intervals=every_step(), writers=[writer])
         trainer.train(steps)
         result[f"{framework} {optimizer}"] = {
             "losses": losses(writer),

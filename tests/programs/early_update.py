@@ -1,7 +1,7 @@
 """Two workers whose gradients travel in buckets; and updates that begin before all have come.
 
-    early_update.py numbers              weights and errors with buckets, and at once
-    early_update.py travelling HOW SECS  the last bucket leaves once a variable has changed, or after SECS
+early_update.py numbers              weights and errors with buckets, and at once
+early_update.py travelling HOW SECS  the last bucket leaves once a variable has changed, or after SECS
 """
 
 import json
@@ -41,8 +41,10 @@ class Job(ctl.Trainer):
         self.gradients = ctl.Gradients(**self.how)
 
     def train_data(self, batch_size):  # a row of the global batch for each worker
-        return tf.data.Dataset.from_tensor_slices(tf.constant(self.factors)).unbatch().batch(
-            batch_size, drop_remainder=True
+        return (
+            tf.data.Dataset.from_tensor_slices(tf.constant(self.factors))
+            .unbatch()
+            .batch(batch_size, drop_remainder=True)
         )
 
     def train_step(self, factors):

@@ -40,8 +40,11 @@ def everything() -> list:
         slices = tf.IndexedSlices(numbers(1 + me, 2), tf.range(1 + me), tf.constant([9, 2]))
         joined = context.all_reduce(SUM, slices)
         return [
-            *(context.all_reduce(SUM, several) if engine_of(STRATEGY) else
-              [context.all_reduce(SUM, one) for one in several]),  # which takes one type at a time
+            *(
+                context.all_reduce(SUM, several)
+                if engine_of(STRATEGY)
+                else [context.all_reduce(SUM, one) for one in several]
+            ),  # which takes one type at a time
             context.all_reduce(MEAN, numbers(4)),
             context.all_gather(rows, axis=0),
             context.all_gather(tf.transpose(rows), axis=1),

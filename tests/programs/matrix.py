@@ -107,9 +107,7 @@ def main(word: str, path: str, two_cpus: bool) -> None:
 
     if two_cpus and word == "multi_worker":
         import two_cpus_per_worker  # noqa: F401
-    strategy = ctl.make_strategy(
-        word, num_virtual_devices=2 if two_cpus and word != "multi_worker" else 0
-    )
+    strategy = ctl.make_strategy(word, num_virtual_devices=2 if two_cpus and word != "multi_worker" else 0)
     from small_models import Small, every_step, weights
 
     tf.get_logger().setLevel("ERROR")

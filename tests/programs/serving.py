@@ -15,9 +15,7 @@ from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
 class ServedJob:
     """Tasks as processes; `start` gives each its TF_CONFIG, `stop_all` ends those that still run."""
 
-    def __init__(
-        self, directory: Path, arguments: list[str], *, workers: int = 2, servers: int = 1
-    ):
+    def __init__(self, directory: Path, arguments: list[str], *, workers: int = 2, servers: int = 1):
         self.directory = directory
         self._arguments = [str(ROOT / a) if a.endswith(".py") else a for a in arguments]
         addresses = [f"127.0.0.1:{p}" for p in free_ports(1 + workers + servers)]
@@ -31,9 +29,7 @@ class ServedJob:
 
     def start(self, *names: str, directories: Mapping[str, Path] = {}) -> None:
         """Starts tasks such as "worker0", or all, the chief last; `directories` they work in."""
-        everyone = [
-            f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))
-        ]
+        everyone = [f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))]
         for name in names or everyone:
             kind, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
             config = {"cluster": self.cluster, "task": {"type": kind, "index": index}}

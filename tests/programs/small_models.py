@@ -61,12 +61,7 @@ class Small(ctl.Trainer):
     def __init__(self, framework="keras3", optimizer="sgd", dropout=0.0, tf_data=False, **options):
         options.setdefault("global_batch_size", BATCH)
         super().__init__(**options)
-        self.framework, self.word, self.dropout, self.tf_data = (
-            framework,
-            optimizer,
-            dropout,
-            tf_data,
-        )
+        self.framework, self.word, self.dropout, self.tf_data = (framework, optimizer, dropout, tf_data)
 
     def build(self):
         if self.framework == "module":
@@ -82,9 +77,7 @@ class Small(ctl.Trainer):
         ])  # fmt: skip
         self.model.set_weights(initial_weights())
         self.optimizer = (
-            lib.optimizers.SGD(0.1)
-            if self.word == "sgd"
-            else lib.optimizers.Adam(1e-2, epsilon=1e-7)
+            lib.optimizers.SGD(0.1) if self.word == "sgd" else lib.optimizers.Adam(1e-2, epsilon=1e-7)
         )
 
     def train_data(self, batch_size):

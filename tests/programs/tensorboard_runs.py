@@ -49,12 +49,7 @@ def raw_events(folder):
 
 
 def scalar_steps(folder, tag="loss"):
-    return [
-        event.step
-        for event in raw_events(folder)
-        for value in event.summary.value
-        if value.tag == tag
-    ]
+    return [event.step for event in raw_events(folder) for value in event.summary.value if value.tag == tag]
 
 
 def accumulated(folder):

@@ -1,6 +1,6 @@
 """An embedding with batches of seven, which fall to two replicas as three and four, with 15 and 20 rows.
 
-    python unequal_shares.py STRATEGY STEPS MODEL_DIR
+python unequal_shares.py STRATEGY STEPS MODEL_DIR
 """
 
 import json

@@ -40,9 +40,7 @@ CODE = struct.Struct("!i")  # of the process id, then of the exit code as subpro
 
 def read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
     """What a process that is forked has to have in common with the server."""
-    return {
-        k: v for k, v in environ.items() if k.startswith(_READ_BY_IMPORTS) and k not in READ_LATER
-    }
+    return {k: v for k, v in environ.items() if k.startswith(_READ_BY_IMPORTS) and k not in READ_LATER}
 
 
 def is_launcher(module: str, arguments: Sequence[str]) -> bool:
@@ -77,9 +75,7 @@ def serve(control: socket.socket) -> dict | None:
     while True:
         for key, _ in waiting.select():
             if key.fileobj is control:
-                text, streams, *_ = socket.recv_fds(
-                    control, MAX_REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC
-                )
+                text, streams, *_ = socket.recv_fds(control, MAX_REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
                 if not text:
                     return None
                 pid = os.fork()

@@ -59,9 +59,7 @@ def test_scalars_are_averaged_over_the_replicas_that_had_examples():
     assert means(({"x": 3.0}, 2), ({"x": tf.constant(np.nan)}, dynamic)) == {"x": 3.0}
 
 
-@pytest.mark.parametrize(
-    "dtype", [tf.bool, tf.int32, tf.uint8, tf.float16, tf.bfloat16, tf.float64]
-)
+@pytest.mark.parametrize("dtype", [tf.bool, tf.int32, tf.uint8, tf.float16, tf.bfloat16, tf.float64])
 def test_any_kind_of_number_is_averaged(dtype):
     values = {"x": tf.cast([1, 0, 0, 1], dtype)}
     assert means((values, 4)) == {"x": 0.5}

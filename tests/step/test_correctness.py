@@ -32,7 +32,7 @@ def workers(run_program):
 
 def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(one, two):
     words, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
-    assert (words[:BATCH // 2] > 0).sum() != (words[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
+    assert (words[: BATCH // 2] > 0).sum() != (words[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
     assert one["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
     np.testing.assert_allclose(one["tokens"]["losses"], two["tokens"]["losses"], atol=1e-6)
     for a, b in zip(one["tokens"]["weights"], two["tokens"]["weights"], strict=True):

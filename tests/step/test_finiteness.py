@@ -195,9 +195,7 @@ def test_going_back_again_and_again_ends(tmp_path):
 
 
 def test_data_that_end_end_earlier_after_going_back(tmp_path):
-    made = trainer(
-        "loss", "rollback", model_dir=tmp_path, intervals=every_step(save=ctl.Every(steps=2))
-    )
+    made = trainer("loss", "rollback", model_dir=tmp_path, intervals=every_step(save=ctl.Every(steps=2)))
     made.train(epochs=1)
     assert made.step == 6, "8 batches, 2 of them were taken back"
 

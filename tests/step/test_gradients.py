@@ -148,9 +148,7 @@ def poisoned(bad_step, where):
 
 @pytest.mark.parametrize("where", [0, BATCH - 1], ids=["first replica", "last replica"])
 @pytest.mark.parametrize("steps_per_loop", [1, 8])
-def test_a_nan_in_one_replica_names_the_step_and_leaves_the_weights(
-    two_replicas, where, steps_per_loop
-):
+def test_a_nan_in_one_replica_names_the_step_and_leaves_the_weights(two_replicas, where, steps_per_loop):
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
     good = Small(strategy="default", writers=[])
     good.train_data = poisoned(7, 0)(strategy="default").train_data

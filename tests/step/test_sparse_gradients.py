@@ -41,12 +41,8 @@ def test_the_sparse_gradient_of_an_embedding_is_that_of_one_device(two_replicas)
 
 def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
     sparse = Words(strategy="default", global_batch_size=8, **NO_SAVE)
-    dense = with_gradients(Words, accumulate_steps=2)(
-        strategy="default", global_batch_size=8, **NO_SAVE
-    )
-    assert sparse.train(1)["gradient_norm"] == pytest.approx(
-        dense.train(1)["gradient_norm"], rel=1e-4
-    )
+    dense = with_gradients(Words, accumulate_steps=2)(strategy="default", global_batch_size=8, **NO_SAVE)
+    assert sparse.train(1)["gradient_norm"] == pytest.approx(dense.train(1)["gradient_norm"], rel=1e-4)
 
 
 @pytest.mark.parametrize("fixed", [True, False])

@@ -245,10 +245,7 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
                 raise ValueError("enough")
 
     trainer = Watched(
-        model_dir=str(tmp_path),
-        strategy="default",
-        intervals=every_step(steps_per_loop=1),
-        writers=[],
+        model_dir=str(tmp_path), strategy="default", intervals=every_step(steps_per_loop=1), writers=[]
     )
     trainer.train(2)
     assert {h.state for h in seen} == {"training"} and Lease(tmp_path / "LOCK").read().step == 2

@@ -139,9 +139,7 @@ def test_what_cannot_be_read_for_a_minute_ends_the_evaluator_for_another_attempt
 def test_a_checkpoint_saved_again_at_the_same_step_is_another_one(world):
     world.lease()
     world.save(2)
-    world.events = {
-        1005.0: lambda: (world.save(2, created=2.0), world.lease(state="ended", reason="done"))
-    }
+    world.events = {1005.0: lambda: (world.save(2, created=2.0), world.lease(state="ended", reason="done"))}
     world.follow()
     assert world.did == [(2, 1000.0), (2, 1005.0)]
 
@@ -155,9 +153,7 @@ def test_a_training_that_fell_silent_is_dead_after_a_minute_and_what_it_left_is_
     assert 1060.0 < world.now <= 1062.0
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"), [(134, "failed: PeerLostError"), (143, "stopped by a signal")]
-)
+@pytest.mark.parametrize(("code", "reason"), [(134, "failed: PeerLostError"), (143, "stopped by a signal")])
 def test_a_training_that_is_to_be_started_again_wants_its_evaluator_again(world, code, reason):
     world.save(2)
     world.lease(state="ended", reason=reason, exit_code=code)

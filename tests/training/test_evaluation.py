@@ -121,10 +121,7 @@ def test_a_failing_evaluation_saves_the_steps_before_it(tmp_path):
         def eval_data(self, batch_size):
             x, y = examples(seed=5)
             return (
-                tf.data.Dataset.from_tensor_slices((x[:13], y[:13]))
-                .batch(5)
-                .enumerate()
-                .map(self.checked)
+                tf.data.Dataset.from_tensor_slices((x[:13], y[:13])).batch(5).enumerate().map(self.checked)
             )
 
         def checked(self, number, batch):

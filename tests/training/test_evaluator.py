@@ -167,8 +167,7 @@ def test_an_evaluator_exports_nothing(tmp_path, as_evaluator):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "inline"),
-    [([], False), (["--eval_every_steps=5"], True), (["--keep=3,best=loss"], True)],
+    ("arguments", "inline"), [([], False), (["--eval_every_steps=5"], True), (["--keep=3,best=loss"], True)]
 )
 def test_with_an_evaluator_in_the_cluster_workers_evaluate_only_when_asked(
     monkeypatch, tmp_path, arguments, inline

@@ -33,9 +33,7 @@ def git(folder, *words):
 
 
 def test_the_command_can_be_pasted(program):
-    assert run_metadata._origin(trainer()) == {
-        "command": f"python {program} --dropout=0.1 'two words'"
-    }
+    assert run_metadata._origin(trainer()) == {"command": f"python {program} --dropout=0.1 'two words'"}
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,7 @@ def test_on_a_terminal_the_chief_has_one_too_and_its_log_stays_readable(job, ter
 
 def test_ctrl_c_in_the_terminal_reaches_every_worker_once(job, terminal):
     screen = start_on(
-        terminal,
-        job,
-        TELL_SIGNALS + "wait_for(lambda: got)\ntime.sleep(0.3)\nsys.exit(130)",
-        "--workers=2",
+        terminal, job, TELL_SIGNALS + "wait_for(lambda: got)\ntime.sleep(0.3)\nsys.exit(130)", "--workers=2"
     )
     job.wait_for_logs("ready")
     os.write(screen, b"\x03")

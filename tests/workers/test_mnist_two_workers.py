@@ -78,9 +78,7 @@ def test_the_console_ends_with_a_summary_and_shows_no_start_up_noise(run):
 
 def test_only_the_chief_s_directories_remain(run):
     model_dir = run[0]
-    assert not [
-        p for p in model_dir.rglob("*") if "workertemp" in p.name or p.name.startswith("tmp-")
-    ]
+    assert not [p for p in model_dir.rglob("*") if "workertemp" in p.name or p.name.startswith("tmp-")]
     assert {p.name for p in model_dir.iterdir()} == {
         "LOCK", "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "workers",
     }  # fmt: skip

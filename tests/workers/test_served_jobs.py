@@ -74,13 +74,7 @@ def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tm
 def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
     alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), writers=[])
     alone.train(5)
-    options = {
-        "model_dir": "run",
-        "steps": 300,
-        "steps_per_loop": 7,
-        "tf_data": True,
-        "watched": True,
-    }
+    options = {"model_dir": "run", "steps": 300, "steps_per_loop": 7, "tf_data": True, "watched": True}
     job = ServedJob(tmp_path / "job0", small(**options), servers=2)
     serve_in = {n: tmp_path / n for n in ("ps0", "ps1", "worker0", "worker1")}
     for directory in serve_in.values():

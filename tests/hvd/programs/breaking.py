@@ -17,9 +17,7 @@ how = sys.argv[1]
 LARGE = tf.ones([2_000_000])
 held = []
 if how == "descriptors":
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 hvd.init()
 last = hvd.rank() == hvd.size() - 1

@@ -1,6 +1,6 @@
 """Collectives that TensorFlow carries out on CPUs: all, or those of a device that stands for a GPU.
 
-    by_tensorflow.py all | devices | words | dies | late
+by_tensorflow.py all | devices | words | dies | late
 """
 
 import json

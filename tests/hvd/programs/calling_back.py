@@ -90,15 +90,7 @@ def warmed_up(optimizer, **options):
     seen = Every()
     warm = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, **options)
     later = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=3)
-    model.fit(
-        X[:8],
-        Y[:8],
-        batch_size=2,
-        epochs=5,
-        verbose=0,
-        shuffle=False,
-        callbacks=[warm, later, seen],
-    )
+    model.fit(X[:8], Y[:8], batch_size=2, epochs=5, verbose=0, shuffle=False, callbacks=[warm, later, seen])
     return {"rates": seen.rates, "logs": [round(logs["lr"], 6) for logs in seen.epochs]}
 
 

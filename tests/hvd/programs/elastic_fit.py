@@ -39,12 +39,7 @@ class WaitAndTell(TwoKerasCallback):
     def on_train_batch_end(self, batch, logs=None):
         weights = hvd.allgather(tf.reshape(model.layers[0].kernel.value, [1]), name="weights")
         facts = {"weights": (-8 * weights).numpy().tolist(), "size": hvd.size(), "rank": hvd.rank()}
-        facts |= {
-            "step": self.done(),
-            "pid": os.getpid(),
-            "epoch": state.epoch,
-            "batch": state.batch,
-        }
+        facts |= {"step": self.done(), "pid": os.getpid(), "epoch": state.epoch, "batch": state.batch}
         print(json.dumps(facts), flush=True)
 
     def done(self):

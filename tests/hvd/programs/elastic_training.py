@@ -62,9 +62,7 @@ def train(state) -> None:
         die = HERE / "die"
         if die.exists() and int(die.read_text()) == state.step and hvd.rank() == hvd.size() - 1 > 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        weight.assign_add(
-            hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step
-        )
+        weight.assign_add(hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step)
         equal = hvd.allgather(tf.reshape(weight, [1]), name="weights").numpy().tolist()
         say(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
         state.commit()

@@ -94,9 +94,7 @@ def case_named_collectives_in_another_order_on_each_rank():
     engine = process.engine()
     order = list(range(20))
     np.random.default_rng(hvd.rank()).shuffle(order)
-    asked = {
-        i: engine.ask("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order
-    }
+    asked = {i: engine.ask("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order}
     for i in range(20):
         assert engine.wait(asked[i])[0].tolist() == [i * hvd.size()] * 5
 
@@ -130,9 +128,7 @@ def case_threads():
 
 
 def case_sizes_at_run_time():
-    step = tf.function(
-        lambda: (hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op())
-    )
+    step = tf.function(lambda: (hvd.size_op(), hvd.rank_op(), hvd.local_rank_op(), hvd.local_size_op()))
     assert [int(v) for v in step()] == [hvd.size(), hvd.rank(), hvd.local_rank(), hvd.local_size()]
     assert int(hvd.process_set_included_op()) == 1
 

@@ -38,9 +38,7 @@ if last:
         hvd.allreduce(x)
         sys.exit(0)
 said = []
-for call in (
-    (hvd.allreduce, step, lambda t: hvd.broadcast_object(1)) if how != "late" else (hvd.allreduce,)
-):
+for call in (hvd.allreduce, step, lambda t: hvd.broadcast_object(1)) if how != "late" else (hvd.allreduce,):
     start = time.monotonic()
     try:
         call(x)

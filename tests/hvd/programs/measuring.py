@@ -13,9 +13,7 @@ def shared(*arrays, global_batch_size=GLOBAL_BATCH):
     """This rank's examples: of every global batch, each `size`-th."""
     rank, size = hvd.rank(), hvd.size()
     starts = range(0, len(arrays[0]), global_batch_size)
-    parts = [
-        np.concatenate([a[i : i + global_batch_size][rank::size] for i in starts]) for a in arrays
-    ]
+    parts = [np.concatenate([a[i : i + global_batch_size][rank::size] for i in starts]) for a in arrays]
     return parts if len(parts) > 1 else parts[0]
 
 

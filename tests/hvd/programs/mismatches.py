@@ -22,9 +22,7 @@ def by_rank(first, others):
 def case_shape():
     for size in (3, 300_000):  # by way of rank 0, and from rank to rank
         n = by_rank(size, size + 1)
-        refused(
-            NO, lambda n=n: hvd.allreduce(tf.zeros([n])), "rank 0", f"[{size}]", f"[{size + 1}]"
-        )
+        refused(NO, lambda n=n: hvd.allreduce(tf.zeros([n])), "rank 0", f"[{size}]", f"[{size + 1}]")
     refused(NO, lambda: hvd.allreduce(tf.zeros(by_rank([2, 3], [6]))), "[2, 3]", "[6]", "rank 0")
     refused(NO, lambda: hvd.broadcast(tf.zeros([by_rank(2, 4)]), 0), "[2]", "[4]")
     refused(NO, lambda: hvd.allgather(tf.zeros(by_rank([2, 3], [2, 4]))), "3]", "4]")

@@ -86,9 +86,7 @@ def case_what_a_set_refuses():
         raised(ValueError, LAST.rank)
     else:
         raised(no, lambda: hvd.broadcast(tf.ones(2), 0, process_set=LAST), "root rank is 0")
-    raised(
-        ValueError, lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0, 2])), "init"
-    )
+    raised(ValueError, lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0, 2])), "init")
     raised(ValueError, lambda: hvd.ProcessSet(["a"]), "ranks")
     raised(ValueError, lambda: hvd.ProcessSet(3), "list of ranks")
 
@@ -112,9 +110,7 @@ def case_sets_that_come_and_go():
 
 def case_ranks_that_ask_for_other_sets():
     ranks = [0, 2] if hvd.rank() == 0 else [0]
-    raised(
-        tf.errors.FailedPreconditionError, lambda: hvd.add_process_set(ranks), "[0, 2]", "rank 0"
-    )
+    raised(tf.errors.FailedPreconditionError, lambda: hvd.add_process_set(ranks), "[0, 2]", "rank 0")
 
 
 run_cases(globals())

@@ -20,11 +20,7 @@ X, Y = examples()
 def network():
     keras.utils.set_random_seed(7)
     return keras.Sequential(
-        [
-            keras.layers.Input((5,)),
-            keras.layers.Dense(8, activation="tanh"),
-            keras.layers.Dense(3),
-        ]
+        [keras.layers.Input((5,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
     )
 
 
@@ -164,9 +160,7 @@ def a_variable_without_gradient():
 def a_local_variable():
     here, everywhere = keras.Variable([0.0]), keras.Variable([0.0])
     for scaled in (True, False):
-        optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(1.0), scale_local_gradients=scaled
-        )
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=scaled)
         optimizer.register_local_var(here)
         gradient = tf.constant([-6.0 * (hvd.rank() + 1)])
         optimizer.apply([gradient, gradient], [here, everywhere])
@@ -263,9 +257,7 @@ def copies_are_distributed_too():
 
 def models_that_differ():
     """In fit, on every rank: one line that names the variables."""
-    model = keras.Sequential(
-        [keras.layers.Input((5,)), keras.layers.Dense(3 + hvd.rank(), name="top")]
-    )
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3 + hvd.rank(), name="top")])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     try:
         model.fit(X[:4], np.zeros((4, 3 + hvd.rank())), verbose=0)
@@ -282,9 +274,7 @@ def refusals():
         "min": lambda: hvd.DistributedOptimizer(sgd, op=hvd.Min),
         "name": lambda: hvd.DistributedOptimizer("sgd"),
         "passes": lambda: hvd.DistributedOptimizer(sgd, backward_passes_per_step=0),
-        "predivided sum": lambda: hvd.DistributedOptimizer(
-            sgd, op=hvd.Sum, gradient_predivide_factor=2.0
-        ),
+        "predivided sum": lambda: hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0),
         "no groups": lambda: hvd.DistributedOptimizer(sgd, groups=0),
         "inside out": lambda: keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd)),
         "sparse passes": lambda: embedding(backward_passes_per_step=2),

@@ -22,19 +22,10 @@ def fitted(optimizer):
     model = network()
     model.compile(hvd.DistributedOptimizer(optimizer), "mse")
     x, y = shared(X, Y)
-    callbacks = [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.MetricAverageCallback(),
-    ]
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     with Asked() as asked:
         model.fit(
-            x,
-            y,
-            batch_size=12 // hvd.size(),
-            shuffle=False,
-            epochs=2,
-            verbose=0,
-            callbacks=callbacks,
+            x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0, callbacks=callbacks
         )
     return {**said(model.get_weights()), "exchanges": len(asked.gradients())}
 
