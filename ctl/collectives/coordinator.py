@@ -5,7 +5,6 @@ are done here, with the numbers that came along. One thread; see `Engine` for th
 """
 
 import contextlib
-import dataclasses
 import selectors
 import socket
 import sys
@@ -162,7 +161,7 @@ class Coordinator:
     def _ask(self, rank: int, kind: str, header: dict[str, Any], payload: bytes) -> None:
         header.pop("size")
         if kind == "again":
-            request = dataclasses.replace(self._templates[rank, header["as"]], id=header["id"])
+            request = self._templates[rank, header["as"]].again(header["id"])
         else:
             request = Request(**header)
         if kind == "template":

@@ -20,7 +20,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.pending import Pending, Plane, split_pending
 from ctl.collectives.ranks import Ranks
-from ctl.collectives.requests import Request
+from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
@@ -103,20 +103,20 @@ class Engine:
         kind: str,
         name: str,
         arrays: Sequence[np.ndarray] = (),
-        joined: Sequence[tuple[str, tuple[int, ...]]] = (),
+        joined: Layout | None = None,
         tensors: Sequence[Any] = (),
         may_wait: bool = False,
         **more: Any,
     ) -> Pending:
         """Asks for a collective and returns at once; `more` are fields of `Request`.
 
-        Arrays are contiguous and must not change until it is done. `joined` are (type, shape) of the
-        tensors in them, where some came joined to one. Flat `tensors` travel by the plane, not arrays.
+        Arrays are contiguous and must not change until it is done. `joined` is what is in them, where
+        some came joined to one. Flat `tensors` travel by the plane, not arrays.
         What is small and `may_wait` is sent with others.
         Raises what broke the group.
         """
         flat = [array.reshape(-1) for array in arrays]
-        told = joined or [(array.dtype.name, array.shape) for array in arrays]
+        layout = joined or Layout(tuple(a.dtype.name for a in arrays), tuple(a.shape for a in arrays))
         size = sum(array.nbytes for array in flat)
         later = size <= self._most_inline and may_wait and bool(self._pending)
         fuses = later and kind == "allreduce" and size > _TINY
@@ -124,8 +124,8 @@ class Engine:
             id=self._numbered(1 + len(more.get("names", ()))),
             name=name,
             kind=kind,
-            dtypes=[dtype for dtype, _ in told],
-            shapes=[shape for _, shape in told],
+            dtypes=layout.dtypes,
+            shapes=layout.shapes,
             is_inline=size <= self._most_inline and not fuses and not tensors,
             plane="tensorflow" if tensors else "",
             **more,

@@ -110,7 +110,7 @@ class Agreement:
             elif found.is_inline:
                 self._answer_inline(ranks, found)
             else:
-                more = sum(found.any_request.sizes)
+                more = found.any_request.size
                 if batch and not self._fits(batch[0], found, size + more):
                     self._begin(batch)
                     batch, size = [], 0

@@ -65,7 +65,7 @@ class Outgoing:
             self._channel.send({"type": "several", "of": headers}, *payload)
 
     def _header(self, request: Request, payload: Sequence[np.ndarray]) -> dict[str, Any]:
-        key, size = request.key(), sum(part.nbytes for part in payload)
+        key, size = request.key, sum(part.nbytes for part in payload)
         known = self._templates.get(key)
         if known is not None:
             return {"type": "again", "id": request.id, "as": known, "size": size}

@@ -13,6 +13,7 @@ from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
+WHOLE_BYTES = 1 << 20  # bytes that two ranks send each other whole, which is one step less
 _SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
 
@@ -69,6 +70,9 @@ def ring_allreduce(
     joined, count = Joined(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
     divides = op == arithmetic.AVERAGE and arithmetic.engine_divides(joined.dtype)
+    if count == 2 and joined.total.nbytes <= WHOLE_BYTES:
+        _reduce_pair(mesh, ranks[1 - me], me, joined, op, divisor=2 if divides else 1)
+        return joined.results()
     _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
     after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
@@ -76,6 +80,13 @@ def ring_allreduce(
         part = _part(total, bounds, into)
         mesh.exchange(after, [_part(total, bounds, out)], before, part.nbytes, part)
     return joined.results()
+
+
+def _reduce_pair(mesh: Mesh, other: int, me: int, joined: Joined, op: int, divisor: int) -> None:
+    """Both send everything and reduce everything, in one order: as many bytes as on a ring, in one step."""
+    end = joined.total.size
+    consume = _reducing(joined, 0, op, divisor, mine_first=me == 0)
+    mesh.exchange(other, joined.views(0, end), other, joined.total.nbytes, consume=consume)
 
 
 def ring_reducescatter(
@@ -112,7 +123,7 @@ def _reduce_parts(
         mesh.exchange(after, leaving, before, size, consume=_reducing(joined, bounds[into], op, by))
 
 
-def _reducing(joined: Joined, start: int, op: int, divisor: int) -> Consume:
+def _reducing(joined: Joined, start: int, op: int, divisor: int, mine_first: bool = True) -> Consume:
     """Reduces what comes with the arrays, from element `start` on, into the total, and divides it."""
 
     def consume(offset: int, chunk: np.ndarray) -> None:
@@ -121,7 +132,8 @@ def _reducing(joined: Joined, start: int, op: int, divisor: int) -> Consume:
         at = 0
         for mine in joined.views(low, low + came.size):
             out = joined.total[low + at : low + at + mine.size]
-            arithmetic.reduce_to(out, op, mine, came[at : at + mine.size])
+            theirs = came[at : at + mine.size]
+            arithmetic.reduce_to(out, op, *((mine, theirs) if mine_first else (theirs, mine)))
             arithmetic.averaged(out, divisor)
             at += mine.size
 

@@ -18,6 +18,7 @@ from ctl.collectives import arithmetic, tensorflow_plane
 from ctl.collectives.engine import Engine
 from ctl.collectives.graph_fusion import GraphFusion, TracedCollectives, can_fuse
 from ctl.collectives.pending import Pending
+from ctl.collectives.requests import Layout
 from ctl.collectives.unclaimed import Unclaimed
 
 _REDUCTIONS = ("allreduce", "reducescatter")
@@ -64,7 +65,7 @@ class Call:
     is_eager: bool = True
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
-    joined: Sequence[tuple[str, tuple[int, ...]]] = ()  # (type, shape), where some came as one
+    joined: Layout | None = None  # where some came as one
     names: Sequence[str] = ()  # of these, where they were asked for one by one
     fuses: bool = False  # with others of one function
     is_ahead: bool = False  # small, asked for at once, and its result not taken in turn
@@ -94,7 +95,7 @@ def ask(call: Call, arrays: Sequence[Any]) -> PendingCall:
     plane, ready, tensors, joined = members.engine.plane, [], [], call.joined
     if plane is not None and plane.carries(call.kind, arrays):
         tensors = [_shaped(_scaled(call, tensor), [-1]) for tensor in arrays]
-        joined = joined or [(t.dtype.name, s) for t, s in zip(tensors, shapes, strict=True)]
+        joined = joined or Layout(tuple(t.dtype.name for t in tensors), tuple(shapes))
     else:
         ready = [np.ascontiguousarray(_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)]
         ready = [_scaled(call, array) for array in ready]
@@ -243,7 +244,8 @@ def _joined_in_graph(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
         small = [i for i, t in enumerate(tensors) if t.dtype == dtype and i not in alone]
         groups += [small] if small else []
     order = [i for group in groups for i in group]
-    said = [(tensors[i].dtype.name, tuple(tensors[i].shape.as_list())) for i in order]
+    shapes = tuple(tuple(tensors[i].shape.as_list()) for i in order)
+    said = Layout(tuple(tensors[i].dtype.name for i in order), shapes)
     sent = [
         tensors[group[0]]
         if len(group) == 1
@@ -274,7 +276,7 @@ def _fused_in_graph(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
         after = traced.last_takes.get(call.group)
 
         def exchange(names: Any, shapes: Any, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-            said = [(joined.dtype.name, tuple(shape.as_list())) for shape in shapes]
+            said = Layout((joined.dtype.name,) * len(shapes), tuple(tuple(s.as_list()) for s in shapes))
             if len(names) == 1:
                 return _nodes(replace(call, joined=said), [joined], after, token)[0]
             together = replace(call, name=_together(names), joined=said, names=tuple(names))

@@ -1,6 +1,7 @@
 """This process among the ranks: joins them, leaves them, and knows its place."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -37,6 +38,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _engine is None:
             chosen = settings.read_settings()
             made = _met(comm, chosen)
+            _let_idle_threads_sleep(made.place.local_size)
             _join_plane(made, chosen)
             if chosen.timeline and made.place.rank == 0:
                 made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
@@ -63,6 +65,24 @@ def _join_plane(made: Engine, chosen: Settings) -> None:
             "CTL_COLLECTIVES is 'tensorflow' in an elastic job, whose ranks change; those of TensorFlow's "
             "collectives cannot. Leave CTL_COLLECTIVES out, or start without --host-discovery-script."
         )
+
+
+def _let_idle_threads_sleep(local_size: int) -> None:
+    """Where ranks share cores; TensorFlow's spin for a while instead, on cores that others need.
+
+    Only before TensorFlow has been used, and not in programs of TensorFlow 1.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if local_size == 1 or cores >= 2 * local_size:
+        return
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    if tf.executing_eagerly():
+        config = tf.compat.v1.ConfigProto()
+        config.experimental.disable_thread_spinning = True
+        with contextlib.suppress(AttributeError, ValueError):  # ValueError: TensorFlow has been used
+            ops.enable_eager_execution_internal(config)
 
 
 def _let_sessions_wait() -> None:

@@ -99,12 +99,20 @@ def request(kind="allreduce", shape=(3,), dtype="float32", **more):
     return Request(0, "x", kind, [dtype], [shape], **more)
 
 
+def test_a_request_that_is_made_again_has_its_own_number_and_the_same_key():
+    first = Request(3, "x", "allreduce", ["float32", "int8"], [(2, 5), ()])
+    assert first.size == 41 and first.key
+    again = first.again(7)
+    assert (again.id, first.id) == (7, 3)
+    assert again.key is first.key and again.sizes is first.sizes
+    assert again.header() == {**first.header(), "id": 7}
+
+
 def test_equal_requests_have_no_fault():
     for kind in ("allreduce", "allgather", "broadcast", "reducescatter"):
         assert requests.fault([0, 1], {0: request(kind), 1: request(kind)}) is None
     assert (
-        requests.fault([0, 1], {0: request("allgather", (2, 5)), 1: request("allgather", (0, 5))})
-        is None
+        requests.fault([0, 1], {0: request("allgather", (2, 5)), 1: request("allgather", (0, 5))}) is None
     )
     splits = {r: request("alltoall", splits=[1, 2]) for r in (0, 1)}
     assert requests.fault([0, 1], splits) is None
@@ -166,10 +174,7 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
     st.recursive(
         SIMPLE,
         lambda inner: st.one_of(
-            st.lists(inner),
-            st.tuples(inner, inner),
-            st.dictionaries(SIMPLE, inner),
-            st.sets(SIMPLE),
+            st.lists(inner), st.tuples(inner, inner), st.dictionaries(SIMPLE, inner), st.sets(SIMPLE)
         ),
         max_leaves=20,
     )
@@ -208,13 +213,8 @@ def test_what_cannot_be_packed_says_so_and_is_not_pickled(thing):
 
 
 def config(addresses, index, kind="worker"):
-    cluster = (
-        {kind: addresses} if kind != "chief" else {"chief": addresses[:1], "worker": addresses[1:]}
-    )
-    task = {
-        "type": kind if index == 0 else "worker",
-        "index": index - (kind == "chief" and index > 0),
-    }
+    cluster = {kind: addresses} if kind != "chief" else {"chief": addresses[:1], "worker": addresses[1:]}
+    task = {"type": kind if index == 0 else "worker", "index": index - (kind == "chief" and index > 0)}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
@@ -230,11 +230,7 @@ def test_places_on_two_hosts():
 
 def test_the_chief_is_rank_0_and_one_process_needs_nothing():
     hosts = ["a:1", "b:1", "c:1"]
-    assert [rank_variables.read_ranks(config(hosts, i, "chief")).rank for i in range(3)] == [
-        0,
-        1,
-        2,
-    ]
+    assert [rank_variables.read_ranks(config(hosts, i, "chief")).rank for i in range(3)] == [0, 1, 2]
     assert rank_variables.read_ranks({}) == Ranks()
     said = rank_variables.read_ranks({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
     assert said.local_rank == 5 and said.rank == 1

@@ -29,9 +29,7 @@ def meshes(count, sockets=1, **settings):
     controls = [socket.socketpair()[0] for _ in range(count)]
 
     def made(rank):
-        return Mesh(
-            rank, peers[rank], controls[rank], lambda: None, lambda: None, Settings(**settings)
-        )
+        return Mesh(rank, peers[rank], controls[rank], lambda: None, lambda: None, Settings(**settings))
 
     return at_once(count, made)
 
@@ -76,8 +74,7 @@ def test_arrays_of_any_size_are_summed_where_they_lie(plane, count):
     kept = [[a.copy() for a in arrays] for arrays in mine]
     for _ in range(2):  # slots and streams are in step afterwards
         totals = at_once(
-            count,
-            lambda me: rings.ring_allreduce(group[me], range(count), me, mine[me], arithmetic.SUM),
+            count, lambda me: rings.ring_allreduce(group[me], range(count), me, mine[me], arithmetic.SUM)
         )
         for i in range(len(sizes)):
             want = sum(arrays[i].astype(np.float64) for arrays in mine)
@@ -91,18 +88,30 @@ def test_arrays_of_any_size_are_summed_where_they_lie(plane, count):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.float16])
-def test_a_mean_of_floats_is_divided_by_who_adds_it_up(count, dtype):
-    group, size = meshes(count), CHUNK // 4 + 5
+@pytest.mark.parametrize("size", [3, CHUNK // 4 + 5])
+def test_a_ring_divides_means_of_floats_and_leaves_others_to_its_caller(count, dtype, size):
+    group = meshes(count)
     mine = [np.random.default_rng(rank).integers(0, 9, size).astype(dtype) for rank in range(count)]
 
     def reduced(op):
         return at_once(count, lambda me: rings.ring_allreduce(group[me], range(count), me, [mine[me]], op))
 
-    divides = arithmetic.engine_divides(np.dtype(dtype))
-    assert divides == (dtype in (np.float32, np.float64))
+    divides = dtype in (np.float32, np.float64)
     for (total,), (mean,) in zip(reduced(arithmetic.SUM), reduced(arithmetic.AVERAGE), strict=True):
         assert (total == sum(mine)).all()
         assert mean.tobytes() == (total / total.dtype.type(count) if divides else total).tobytes()
+
+
+@pytest.mark.parametrize("size", [100, rings.WHOLE_BYTES // 4, 5 + rings.WHOLE_BYTES // 4])
+@pytest.mark.parametrize("op", [arithmetic.SUM, arithmetic.MIN, arithmetic.MAX])
+def test_two_ranks_have_the_same_bits_of_what_depends_on_order(op, size, plane):
+    group = meshes(2, **plane)
+    mine = [np.full(size, -0.0, np.float32), np.zeros(size, np.float32)]
+    for array, payload in zip(mine, (0x7FC00001, 0x7FC00002), strict=True):
+        array.view(np.uint32)[:7] = payload  # not numbers, but different ones
+    found = at_once(2, lambda me: rings.ring_allreduce(group[me], range(2), me, [mine[me]], op))
+    assert found[0][0].tobytes() == found[1][0].tobytes()
+    assert np.isnan(found[0][0][:7]).all() and (found[0][0][7:] == 0).all()
 
 
 def test_large_messages_of_all_kinds(plane):
@@ -184,6 +193,26 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it():
     del held
     pool.take(2 * size)
     assert sum(len(owners) * n for n, owners in pool._kept.items()) <= 3 << 20
+
+
+def test_an_emptied_slot_is_told_with_the_next_word():
+    left, right = socket.socketpair()
+    shared = SharedMemory()
+    one = MemoryLink(left, 1, shared.memory, is_first=True)
+    other = MemoryLink(right, 0, opened_memory(shared.offer()), is_first=False)
+    data, got = np.arange(10, dtype=np.uint8), np.zeros(10, np.uint8)
+    words = []
+    for sender, receiver in ((one, other), (other, one), (one, other), (one, other)):
+        receiver.receive(data.size, got, None)
+        sender.send([data])
+        words.append(receiver.socket.recv(9, socket.MSG_PEEK))
+        receiver.read()
+        assert receiver.is_received and (got == data).all()
+        if len(words) == 1:
+            with pytest.raises(BlockingIOError):  # a word alone would wake the sender
+                sender.socket.recv(9, socket.MSG_PEEK)
+    assert words == [b"F", b"EF", b"EF", b"F"]
+    assert one.socket.recv(9) == b"EE", "half of the slots are free again, and nothing else is to be said"
 
 
 def test_links_pass_bytes_that_come_late(plane):

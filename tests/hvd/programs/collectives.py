@@ -40,9 +40,7 @@ def ways(call, *tensors):
 def case_allreduce():
     for dtype in FLOATS + WHOLE:
         for size in SIZES[: 5 if dtype in ("float32", "bfloat16", "int64") else 3]:
-            parts = np.stack([numbers(r, size, dtype) for r in range(hvd.size())]).astype(
-                np.float64
-            )
+            parts = np.stack([numbers(r, size, dtype) for r in range(hvd.size())]).astype(np.float64)
             mine = tf.constant(numbers(hvd.rank(), size, dtype))
             wanted = {
                 hvd.Sum: parts.sum(0), hvd.Min: parts.min(0), hvd.Max: parts.max(0),
@@ -140,9 +138,7 @@ def case_broadcast():
                 mine = tf.cast(tf.range(size) % 2 == hvd.rank() % 2, dtype)
                 want = tf.cast(tf.range(size) % 2 == root % 2, dtype)
                 for way, got in ways(lambda t, root=root: hvd.broadcast(t, root), mine):
-                    np.testing.assert_array_equal(
-                        got.numpy(), want.numpy(), err_msg=f"{way} {dtype}"
-                    )
+                    np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=f"{way} {dtype}")
 
 
 def case_alltoall():
@@ -173,9 +169,7 @@ def case_reducescatter():
         for op, factor in ((hvd.Sum, ranks), (hvd.Average, 1)):
             for _, got in ways(lambda t, op=op: hvd.reducescatter(t, op=op), x):
                 np.testing.assert_allclose(got, x[start : start + counts[me]] * factor, rtol=1e-6)
-    a, b = hvd.grouped_reducescatter(
-        [tf.ones([ranks]), tf.ones([2 * ranks, 2], tf.int32)], op=hvd.Sum
-    )
+    a, b = hvd.grouped_reducescatter([tf.ones([ranks]), tf.ones([2 * ranks, 2], tf.int32)], op=hvd.Sum)
     assert a.numpy().tolist() == [ranks] and (b.numpy() == ranks).all() and b.shape == (2, 2)
 
 
@@ -258,19 +252,22 @@ def case_broadcast_variables():
 
 
 def case_objects():
-    thing = {
-        "epoch": 3,
-        0: [1, (2, None)],
-        "x": np.arange(3),
-        1.5: {True, b"\xff"},
-        "nan": float("inf"),
-    }
+    thing = {"epoch": 3, 0: [1, (2, None)], "x": np.arange(3), 1.5: {True, b"\xff"}, "nan": float("inf")}
     got = hvd.broadcast_object(thing if hvd.rank() == 0 else None, 0)
     assert got.keys() == thing.keys() and got[0] == [1, (2, None)] and got[1.5] == {True, b"\xff"}
     np.testing.assert_array_equal(got["x"], np.arange(3))
     assert hvd.allgather_object({"rank": hvd.rank()}) == everyone(lambda r: {"rank": r})
     big = hvd.allgather_object("x" * (hvd.rank() * 500_000))
     assert [len(text) for text in big] == everyone(lambda r: r * 500_000)
+
+
+def case_idle_threads_sleep_where_ranks_share_cores():
+    from tensorflow.python.eager import context
+
+    config = context.context().config
+    shares = len(os.sched_getaffinity(0)) < 2 * hvd.local_size()
+    assert config.experimental.disable_thread_spinning == shares
+    assert config.allow_soft_placement
 
 
 run_cases(globals())
