@@ -51,6 +51,7 @@ def step(batch):
 def train_step(batch):
     return strategy.reduce("SUM", strategy.run(step, (batch,)), axis=None)
 print("loss", float(train_step(next(data))), flush=True)
+os.read(0, 1)  # a worker that ends before the other's step is done takes it along
 os._exit(0)
 """
 
@@ -172,7 +173,8 @@ def drain(terminal):
 def to_first_line(commands, environments=(None,)):
     """Seconds from the start of processes until each has printed its loss."""
     known = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as installed
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    pipe = subprocess.PIPE
+    streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL, "text": True}
     began = time.perf_counter()
     running = [
         subprocess.Popen(command, env=known | (more or {}), **streams)
@@ -182,6 +184,8 @@ def to_first_line(commands, environments=(None,)):
         if not any("loss" in line for line in process.stdout):
             raise SystemExit(f"{process.args} ended without a step")
     seconds = time.perf_counter() - began
+    for process in running:
+        process.stdin.close()
     for process in running:
         process.stdout.read()
         process.wait()
