@@ -1,7 +1,6 @@
 """This process among the ranks: joins them, leaves them, and knows its place."""
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -70,19 +69,19 @@ def _join_plane(made: Engine, chosen: Settings) -> None:
 def _let_idle_threads_sleep(local_size: int) -> None:
     """Where ranks share cores; TensorFlow's spin for a while instead, on cores that others need.
 
-    Only before TensorFlow has been used, and not in programs of TensorFlow 1.
+    Only before the first tensor, and not in programs of TensorFlow 1.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_size == 1 or cores >= 2 * local_size:
         return
     import tensorflow as tf
-    from tensorflow.python.framework import ops
+    from tensorflow.python.eager import context
 
-    if tf.executing_eagerly():
-        config = tf.compat.v1.ConfigProto()
-        config.experimental.disable_thread_spinning = True
-        with contextlib.suppress(AttributeError, ValueError):  # ValueError: TensorFlow has been used
-            ops.enable_eager_execution_internal(config)
+    runtime = vars(context.context())  # TensorFlow has no function for this
+    is_new = not runtime.get("_initialized", True) and runtime.get("_config", "unknown") is None
+    if is_new and tf.executing_eagerly():
+        runtime["_config"] = tf.compat.v1.ConfigProto()
+        runtime["_config"].experimental.disable_thread_spinning = True
 
 
 def _let_sessions_wait() -> None:
