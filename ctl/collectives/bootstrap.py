@@ -24,7 +24,7 @@ from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
 from ctl.errors import UsageError
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener, connect
 
-_PROTOCOL = 3
+_PROTOCOL = 4
 _TELL_EVERY_SECS = 30.0
 _LOOK_SECS = 0.1
 _RETRY_SECS = 0.05

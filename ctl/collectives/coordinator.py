@@ -161,7 +161,7 @@ class Coordinator:
     def _ask(self, rank: int, kind: str, header: dict[str, Any], payload: bytes) -> None:
         header.pop("size")
         if kind == "again":
-            request = self._templates[rank, header["as"]].again(header["id"])
+            request = self._templates[rank, header["as"]].with_id(header["id"])
         else:
             request = Request(**header)
         if kind == "template":

@@ -26,7 +26,7 @@ Consume = Callable[[int, np.ndarray], None]  # (offset in the message, bytes tha
 _MOST_VIEWS = 64  # of one system call
 _LEAST_PART = 1 << 18  # bytes of a message for a socket beside others
 _SLOTS = 4  # of shared memory, in each direction
-_MOST_OWED = 2  # of them, emptied before the other end is told: each word wakes it
+_MOST_UNREPORTED = 2  # emptied slots that are reported together: each message wakes the other end
 _FILLED, _EMPTIED = b"F", b"E"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TOKEN_BYTES = 32
@@ -154,7 +154,8 @@ class MemoryLink:
         self._rank = rank
         halves = np.frombuffer(memory, np.uint8).reshape(2, _SLOTS, CHUNK)
         self._outgoing, self._incoming = (halves[0], halves[1]) if is_first else (halves[1], halves[0])
-        self._free, self._full, self._owed = _SLOTS, 0, 0  # owed: emptied, and not said yet
+        self._free, self._full = _SLOTS, 0
+        self._unreported = 0  # emptied slots that the other end does not know of yet
         self._put = self._taken = 0  # slots so far, modulo _SLOTS
         self._views: deque[np.ndarray] = deque()
         self._left = 0  # bytes of the message out that are not in a slot yet
@@ -232,8 +233,8 @@ class MemoryLink:
             self._left -= size
             self._free -= 1
             self._put = (self._put + 1) % _SLOTS
-            self._tell(_EMPTIED * self._owed + _FILLED)
-            self._owed = 0
+            self._tell(_EMPTIED * self._unreported + _FILLED)
+            self._unreported = 0
 
     def close(self) -> None:
         """Ends the connection; the memory goes with its last user."""
@@ -250,10 +251,10 @@ class MemoryLink:
             self._received += count
             self._full -= 1
             self._taken = (self._taken + 1) % _SLOTS
-            self._owed += 1
-            if self._owed == _MOST_OWED:
-                self._tell(_EMPTIED * self._owed)
-                self._owed = 0
+            self._unreported += 1
+            if self._unreported == _MOST_UNREPORTED:
+                self._tell(_EMPTIED * self._unreported)
+                self._unreported = 0
 
     def _tell(self, words: bytes) -> None:
         while words:

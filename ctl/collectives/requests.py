@@ -15,7 +15,7 @@ _MOST_SAID = 3  # tensors of one request, in a sentence
 
 
 class Layout(NamedTuple):
-    """Types and shapes of tensors that came joined."""
+    """Types and shapes of the tensors of a request, which may come joined."""
 
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -59,7 +59,7 @@ class Request:
     names: Sequence[str] = ()
     plane: str = ""
 
-    def again(self, number: int) -> "Request":
+    def with_id(self, number: int) -> "Request":
         """The same with another `id`; its key and sizes are not computed again."""
         found = copy(self)
         object.__setattr__(found, "id", number)
@@ -83,12 +83,10 @@ class Request:
         return sum(self.sizes)
 
     @cached_property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, ...]:
         """Bytes of each tensor."""
-        return [
-            math.prod(shape) * dtype_named(dtype).itemsize
-            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-        ]
+        tensors = zip(self.dtypes, self.shapes, strict=True)
+        return tuple(math.prod(shape) * dtype_named(dtype).itemsize for dtype, shape in tensors)
 
     def parts(self) -> list["Request"]:
         """One for each of its `names`; their ids follow its own."""

@@ -13,7 +13,7 @@ from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
 _PIECE = 1 << 20  # bytes of a broadcast on their way at a time
-WHOLE_BYTES = 1 << 20  # bytes that two ranks send each other whole, which is one step less
+MOST_PAIR_BYTES = 1 << 20  # that two ranks send each other whole; part of the protocol
 _SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
 
@@ -63,14 +63,15 @@ class Joined:
 def ring_allreduce(
     mesh: Mesh, ranks: Sequence[int], me: int, arrays: Sequence[np.ndarray], op: int
 ) -> list[np.ndarray]:
-    """Each part is reduced by one rank and handed on, so all get the same bits.
+    """All get the same bits: each part is reduced by one rank and handed on.
 
-    A sum that is to be a mean is divided by that rank, if `arithmetic.engine_divides`.
+    Two ranks with little both reduce everything, in the order of ranks. Who reduces divides a mean,
+    if `arithmetic.engine_divides`.
     """
     joined, count = Joined(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
     divides = op == arithmetic.AVERAGE and arithmetic.engine_divides(joined.dtype)
-    if count == 2 and joined.total.nbytes <= WHOLE_BYTES:
+    if count == 2 and joined.total.nbytes <= MOST_PAIR_BYTES:
         _reduce_pair(mesh, ranks[1 - me], me, joined, op, divisor=2 if divides else 1)
         return joined.results()
     _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
@@ -83,7 +84,7 @@ def ring_allreduce(
 
 
 def _reduce_pair(mesh: Mesh, other: int, me: int, joined: Joined, op: int, divisor: int) -> None:
-    """Both send everything and reduce everything, in one order: as many bytes as on a ring, in one step."""
+    """Both send and reduce everything, in one order: as many bytes as on a ring, in one step."""
     end = joined.total.size
     consume = _reducing(joined, 0, op, divisor, mine_first=me == 0)
     mesh.exchange(other, joined.views(0, end), other, joined.total.nbytes, consume=consume)

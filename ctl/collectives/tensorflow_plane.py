@@ -52,7 +52,7 @@ def join_plane(engine: Engine, word: str) -> None:
     """
     if engine.place.size == 1:
         return
-    began = not tf.executing_eagerly() or _context()._initialized
+    began = has_begun()
     if word == PLANE and began:
         raise UsageError(
             "CTL_COLLECTIVES is 'tensorflow', and TensorFlow had made a tensor, or a session's graph, "
@@ -72,6 +72,11 @@ def _free_port() -> int:
     with socket.socket() as server:
         server.bind(("0.0.0.0", 0))
         return server.getsockname()[1]
+
+
+def has_begun() -> bool:
+    """Whether TensorFlow has made a tensor, or runs sessions: how it is set up is decided then."""
+    return not tf.executing_eagerly() or _context()._initialized
 
 
 def _context() -> Any:

@@ -67,19 +67,20 @@ def _join_plane(made: Engine, chosen: Settings) -> None:
 
 
 def _let_idle_threads_sleep(local_size: int) -> None:
-    """Where ranks share cores; TensorFlow's spin for a while instead, on cores that others need.
+    """Turns off the spinning of TensorFlow's idle threads where ranks have fewer than two cores each.
 
-    Only before the first tensor, and not in programs of TensorFlow 1.
+    The cores that this process may use count as shared with the other ranks of its host. Has no effect
+    after the first tensor, or in programs of TensorFlow 1.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_size == 1 or cores >= 2 * local_size:
         return
     import tensorflow as tf
+    from ctl.collectives.tensorflow_plane import has_begun
     from tensorflow.python.eager import context
 
     runtime = vars(context.context())  # TensorFlow has no function for this
-    is_new = not runtime.get("_initialized", True) and runtime.get("_config", "unknown") is None
-    if is_new and tf.executing_eagerly():
+    if not has_begun() and runtime.get("_config", "unknown") is None:
         runtime["_config"] = tf.compat.v1.ConfigProto()
         runtime["_config"].experimental.disable_thread_spinning = True
 

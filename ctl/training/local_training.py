@@ -66,7 +66,7 @@ def check_trainer(trainer: TrainerProtocol) -> None:
     if trainer.gradients.wire_dtype and outer_optimizer(trainer).averages:
         raise UsageError(
             f"{said} with wire_dtype={trainer.gradients.wire_dtype!r} would round the weights. Leave it "
-            "out, or send differences: write --outer_learning_rate=0.7 --outer_momentum=0.9."
+            "out, or send differences: write --outer_learning_rate=0.7 --outer_momentum=0.5."
         )
     _check_averages(trainer, said)
     _check_layers(trainer, said)

@@ -99,10 +99,10 @@ def request(kind="allreduce", shape=(3,), dtype="float32", **more):
     return Request(0, "x", kind, [dtype], [shape], **more)
 
 
-def test_a_request_that_is_made_again_has_its_own_number_and_the_same_key():
+def test_a_request_with_another_number_keeps_key_and_sizes():
     first = Request(3, "x", "allreduce", ["float32", "int8"], [(2, 5), ()])
     assert first.size == 41 and first.key
-    again = first.again(7)
+    again = first.with_id(7)
     assert (again.id, first.id) == (7, 3)
     assert again.key is first.key and again.sizes is first.sizes
     assert again.header() == {**first.header(), "id": 7}

@@ -102,7 +102,7 @@ def test_a_ring_divides_means_of_floats_and_leaves_others_to_its_caller(count, d
         assert mean.tobytes() == (total / total.dtype.type(count) if divides else total).tobytes()
 
 
-@pytest.mark.parametrize("size", [100, rings.WHOLE_BYTES // 4, 5 + rings.WHOLE_BYTES // 4])
+@pytest.mark.parametrize("size", [100, rings.MOST_PAIR_BYTES // 4, 5 + rings.MOST_PAIR_BYTES // 4])
 @pytest.mark.parametrize("op", [arithmetic.SUM, arithmetic.MIN, arithmetic.MAX])
 def test_two_ranks_have_the_same_bits_of_what_depends_on_order(op, size, plane):
     group = meshes(2, **plane)
@@ -195,7 +195,7 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it():
     assert sum(len(owners) * n for n, owners in pool._kept.items()) <= 3 << 20
 
 
-def test_an_emptied_slot_is_told_with_the_next_word():
+def test_emptied_slots_are_reported_together():
     left, right = socket.socketpair()
     shared = SharedMemory()
     one = MemoryLink(left, 1, shared.memory, is_first=True)

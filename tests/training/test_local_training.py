@@ -45,7 +45,7 @@ class HalfWire(Small):
     (Small, {"jit_compile": "loop"}, ["sync_every=4 with jit_compile='loop'", "Write 'step'"]),
     (Small, {"on_nonfinite": "rollback"}, ["sync_every=4 with rollback", "on_nonfinite='skip'"]),
     (WithEma, {}, ["use_ema=True of self.optimizer"]), (Scaled, {}, ["LossScaleOptimizer", "bfloat16"]),
-    (OwnAverages, {}, ["moving_averages()"]), (HalfWire, {}, ["round the weights", "--outer_momentum=0.9"]),
+    (OwnAverages, {}, ["moving_averages()"]), (HalfWire, {}, ["round the weights", "--outer_momentum=0.5"]),
 ])  # fmt: skip
 def test_what_does_not_go_with_steps_of_a_workers_own_is_refused(kind, settings, words):
     with pytest.raises(ctl.UsageError) as raised:

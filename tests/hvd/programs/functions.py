@@ -21,6 +21,12 @@ def case_variables_from_before_init():
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
+def case_what_was_set_up_before_init_stays():
+    from tensorflow.python.eager import context
+
+    assert not context.context().config.experimental.disable_thread_spinning
+
+
 def case_function_in_a_cond():
     @tf.function
     def inner(x):
