@@ -8,9 +8,9 @@ mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
 		--model_dir=$(MODEL_DIR) --train_steps=$(STEPS) --eval_every_steps=100
 
-# two more than cores, as processes wait for each other; what fails beside others has to pass alone
+# one run more than cores, as processes wait for each other; what fails beside others has to pass alone
 test: .venv/tested lint types
-	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
 
 test-quick: .venv/tested
