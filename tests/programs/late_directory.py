@@ -15,7 +15,7 @@ from ctl.checkpoints import restoring
 from small_models import Small, every_step
 
 DIRECTORY = Path(sys.argv[1])
-STRATEGY = ctl.make_strategy("multi_worker")
+STRATEGY = ctl.make_strategy("multi_worker", heartbeat_secs=60)  # copying and waiting, on busy machines
 CHIEF = STRATEGY.cluster_resolver.task_id == 0
 
 
