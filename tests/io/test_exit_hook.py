@@ -286,7 +286,7 @@ exit_hook.install_exit_hook()
 class Iterator:
     def __del__(self, write=os.write, sleep=time.sleep):
         begun.set()
-        sleep(1)
+        sleep(SECS)
         write(1, b"destroyed")
 
 begun = threading.Event()
@@ -296,9 +296,10 @@ begun.wait(60)
 """
 
 
-def test_the_interpreter_does_not_end_while_an_iterator_is_being_destroyed():
+@pytest.mark.parametrize("secs", [1, pytest.param(11, marks=pytest.mark.slow)])
+def test_the_interpreter_does_not_end_while_an_iterator_is_being_destroyed(secs):
     """A thread that comes back from native code meanwhile would abort the process."""
-    assert run_script(HALF_DESTROYED).stdout == "destroyed"
+    assert run_script(HALF_DESTROYED.replace("SECS", str(secs))).stdout == "destroyed"
 
 
 def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():
