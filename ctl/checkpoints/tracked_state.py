@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3, is_keras3_variable, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, is_keras3_variable, layers_of, plain
 from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
@@ -150,7 +150,7 @@ def collect(trainer: object) -> dict[str, Any]:
 
 def statistics_of(trainer: object) -> list[tf.Variable]:
     """What a step changes besides weights and optimizers: moving means, metrics, own sums; floats only."""
-    things = [t for t in collect(trainer).values() if not hasattr(t, "apply_gradients")]
+    things = [t for t in collect(trainer).values() if attribute(t, "apply_gradients") is None]
     found = {id(plain(v)): plain(v) for t in things for v in variables_of(t)}
     return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
 
@@ -173,7 +173,8 @@ def weights_of(thing: Any) -> list[Any]:
 
 def _updates(thing: Any) -> bool:
     """True for an optimizer or a metric."""
-    return any(hasattr(thing, n) for n in ("apply_gradients", "apply", "update_state", "minimize"))
+    names = ("apply_gradients", "apply", "update_state", "minimize")
+    return any(attribute(thing, name) is not None for name in names)
 
 
 def is_model(thing: Any) -> bool:
@@ -233,7 +234,7 @@ def _untracked(thing: Any) -> list[tf.Variable]:
 
 
 def _path(variable: Any) -> str:
-    return (getattr(variable, "path", None) or variable.name).split(":")[0]
+    return (attribute(variable, "path") or variable.name).split(":")[0]
 
 
 def _stable(variable: Any) -> str:
@@ -247,11 +248,9 @@ def _numbered_by_keras(thing: Any) -> set[str]:
         return {name for item in thing for name in _numbered_by_keras(item)}
     if isinstance(thing, Mapping):
         return {name for item in thing.values() for name in _numbered_by_keras(item)}
-    flatten = getattr(thing, "_flatten_layers", None)
-    layers = [*flatten()] if callable(flatten) else []
     return {
         layer.name
-        for layer in layers
+        for layer in layers_of(thing)
         if re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
     }
 

@@ -1,4 +1,4 @@
-"""Which objects are of Keras 3, and the TensorFlow variable within a Keras 3 one."""
+"""Which objects are of Keras 3, the TensorFlow variable within a Keras 3 one, and what an object has."""
 
 from typing import Any
 
@@ -13,6 +13,20 @@ def is_keras3(thing: Any) -> bool:
 def is_keras3_variable(thing: Any) -> bool:
     """True for a variable of Keras 3 that stands on a `tf.Variable`."""
     return is_keras3(thing) and isinstance(getattr(thing, "value", None), tf.Variable)
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """An attribute of an object of anybody's, or None; a variable has none.
+
+    TensorFlow looks for a variable's in its value, which it may add up over all workers for that.
+    """
+    return None if isinstance(thing, tf.Variable) else getattr(thing, name, None)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A Keras model or layer with all layers within it; [] for anything else."""
+    flatten = attribute(model, "_flatten_layers")
+    return list(flatten()) if callable(flatten) else []
 
 
 def plain(variable: Any) -> tf.Variable:

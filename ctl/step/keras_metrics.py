@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3
+from ctl.distribute.keras_objects import attribute, is_keras3
 from tensorflow.python.ops import resource_variable_ops
 
 
 def is_metric(thing: Any) -> bool:
     """True for a Keras metric object."""
     methods = ("update_state", "result", "reset_state")
-    return all(callable(getattr(thing, m, None)) for m in methods)
+    return all(callable(attribute(thing, m)) for m in methods)
 
 
 def found_in(thing: Any) -> list[Any]:

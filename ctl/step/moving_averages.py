@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, plain
 from ctl.errors import UsageError
 
 
@@ -18,9 +18,9 @@ def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any
 
     `variables` may be more than those that it updates.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
-    averages = getattr(optimizer, "_model_variables_moving_average", None)
-    if not getattr(optimizer, "use_ema", False) or not averages:
+    optimizer = attribute(optimizer, "inner_optimizer") or optimizer  # of one that scales the loss
+    averages = attribute(optimizer, "_model_variables_moving_average")
+    if not attribute(optimizer, "use_ema") or not averages:
         return []
     if int(plain(optimizer.iterations).numpy()) == 0:
         return []

@@ -7,7 +7,7 @@ Here the drawn seed is shifted by the number of the replica; the state stays equ
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3
+from ctl.distribute.keras_objects import is_keras3, layers_of
 
 _SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pattern in common
 
@@ -47,7 +47,7 @@ def _generators(thing: Any) -> list:
             stack += item
         elif is_keras3(item) and type(item).__name__ == "SeedGenerator":
             found[id(item)] = item
-        elif is_keras3(item) and hasattr(item, "_flatten_layers"):
-            for layer in item._flatten_layers():
+        elif is_keras3(item):
+            for layer in layers_of(item):
                 stack += getattr(layer, "_seed_generators", ())
     return list(found.values())

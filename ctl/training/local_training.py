@@ -10,7 +10,7 @@ from ctl.checkpoints import tracked_state
 from ctl.checkpoints.tracked_state import collect, is_model, variables_of
 from ctl.config import Config
 from ctl.distribute import strategies
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import attribute, layers_of, plain
 from ctl.errors import UsageError
 from ctl.step import optimizers
 from ctl.step.local_steps import LocalSteps, OuterOptimizer
@@ -79,7 +79,7 @@ def _check_averages(trainer: TrainerProtocol, said: str) -> None:
                 f"{said} with self.{name}, a LossScaleOptimizer: each worker would have a scale and skip "
                 "steps of its own. Train with the policy 'mixed_bfloat16'."
             )
-        if getattr(getattr(thing, "inner_optimizer", thing), "use_ema", False):
+        if attribute(attribute(thing, "inner_optimizer") or thing, "use_ema"):
             raise UsageError(
                 f"{said} with use_ema=True of self.{name}: its averages would be of one worker's weights. "
                 "Leave use_ema out."
@@ -92,7 +92,7 @@ def _check_averages(trainer: TrainerProtocol, said: str) -> None:
 
 def _check_layers(trainer: TrainerProtocol, said: str) -> None:
     for thing in collect(trainer).values():
-        for layer in thing._flatten_layers() if hasattr(thing, "_flatten_layers") else ():
+        for layer in layers_of(thing):
             synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
             if trainer.topology.num_replicas > 1 and synchronised and layer.trainable:
                 raise UsageError(
@@ -161,7 +161,8 @@ def local_training(trainer: TrainerProtocol) -> LocalTraining | None:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    return hasattr(thing, "apply_gradients") or (hasattr(thing, "apply") and not is_model(thing))
+    applies = attribute(thing, "apply") is not None and not is_model(thing)
+    return applies or attribute(thing, "apply_gradients") is not None
 
 
 def _trained(thing: Any) -> Iterable[Any]:
@@ -170,7 +171,7 @@ def _trained(thing: Any) -> Iterable[Any]:
         return [v for item in thing for v in _trained(item)]
     if isinstance(thing, Mapping):
         return [v for item in thing.values() for v in _trained(item)]
-    chosen = getattr(thing, "trainable_variables", None)
+    chosen = attribute(thing, "trainable_variables")
     known = None if chosen is None else {id(plain(v)) for v in chosen}
     weights = tracked_state.weights_of(thing)
     return [v for v in weights if (v.trainable if known is None else id(plain(v)) in known)]

@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import TrackedState, collect, weights_of
 from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint, parameter_servers, strategies
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.parameters import Parameter, parameter_total
@@ -243,7 +243,7 @@ def _optimizers(trainer: TrainerProtocol) -> dict[str, Any]:
             items = [(f"{name}_{i}", v) for i, v in enumerate(value)]
         elif isinstance(value, Mapping):
             items = [(f"{name}_{k}", v) for k, v in value.items()]
-        found |= {n: v for n, v in items if hasattr(v, "apply_gradients") or hasattr(v, "apply")}
+        found |= {n: v for n, v in items if attribute(v, "apply_gradients") or attribute(v, "apply")}
     return found
 
 

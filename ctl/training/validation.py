@@ -14,7 +14,7 @@ from ctl.checkpoints import export as export_lib
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
-from ctl.distribute.keras_objects import is_keras3, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import MetricWriter
@@ -247,7 +247,7 @@ def model(trainer: TrainerProtocol) -> None:
 def optimizers(trainer: TrainerProtocol) -> None:
     """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
     for name, thing in vars(trainer).items():
-        keras_like = hasattr(thing, "apply_gradients") and hasattr(thing, "build")
+        keras_like = attribute(thing, "apply_gradients") and attribute(thing, "build")
         if name == "optimizer" and thing is not None:
             optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
             _optimizer_strategy(trainer, name, thing)
@@ -281,7 +281,7 @@ def compilation(trainer: TrainerProtocol) -> None:
             "jit_compile out, or use default, mirrored or multi_worker."
         )
     for thing in tracked_state.collect(trainer).values():
-        for layer in _layers(thing):
+        for layer in layers_of(thing):
             synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
             if trainer.topology.num_replicas > 1 and synchronised and layer.trainable:
                 raise UsageError(
@@ -289,10 +289,6 @@ def compilation(trainer: TrainerProtocol) -> None:
                     "the step, which XLA cannot do. Leave jit_compile out, or use another normalisation, "
                     "such as keras.layers.LayerNormalization."
                 )
-
-
-def _layers(thing: Any) -> list:
-    return list(thing._flatten_layers()) if hasattr(thing, "_flatten_layers") else []
 
 
 def _central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
@@ -352,7 +348,7 @@ def _batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
     if trainer.strategy.num_replicas_in_sync == 1:
         return
     for thing in owned.values():
-        for layer in _layers(thing):
+        for layer in layers_of(thing):
             drifts = is_keras3(layer) and not getattr(layer, "synchronized", True)
             if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
                 raise UsageError(

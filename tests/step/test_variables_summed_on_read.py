@@ -1,0 +1,45 @@
+"""A variable that is summed on reading costs a sum over all workers for each look at its value."""
+
+import ctl
+import tensorflow as tf
+from small_models import Small, every_step
+from tensorflow.python.distribute import values
+
+
+def counter():
+    return tf.Variable(
+        tf.zeros([300]), trainable=False, aggregation=tf.VariableAggregation.SUM,
+        synchronization=tf.VariableSynchronization.ON_READ,
+    )  # fmt: skip
+
+
+class Counting(Small):
+    def build(self):
+        super().build()
+        self.seen, self.more, self.by_name = counter(), [counter()], {"a": counter()}
+
+    def train_step(self, batch):
+        self.seen.assign_add(tf.ones([300]))
+        return super().train_step(batch)
+
+
+def test_a_training_reads_none_that_it_does_not_save(two_replicas, monkeypatch, tmp_path):
+    reads = []
+    read = values.SyncOnReadVariable._get_cross_replica
+
+    def counted(variable):
+        reads.append(variable)
+        return read(variable)
+
+    monkeypatch.setattr(values.SyncOnReadVariable, "_get_cross_replica", counted)
+    intervals = every_step(save=ctl.Every(steps=10), steps_per_loop=1)
+    trainer = Counting(strategy=two_replicas, intervals=intervals, writers=[ctl.MemoryWriter()])
+    trainer.train(4)
+    trainer.evaluate()
+    assert not reads
+    saving = Counting(strategy=two_replicas, intervals=intervals, model_dir=str(tmp_path))
+    saving.train(4)
+    assert {id(variable) for variable in reads} == {
+        id(v) for v in (saving.seen, *saving.more, *saving.by_name.values())
+    }
+    assert saving.seen.numpy()[0] == 8
