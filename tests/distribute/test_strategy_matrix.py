@@ -19,21 +19,29 @@ def cell_of(row):
     return found
 
 
-def check(row, tmp_path):
-    cells = matrix.run_row(row, tmp_path, environment())
-    assert cells == ["exact"] * len(matrix.COLUMNS)
+FEW = [("keras3", "adam"), ("tf_keras", "sgd"), ("module", "adam")]  # each framework, both optimizers
+OTHERS = [column for column in matrix.COLUMNS if column not in FEW]
+both_parts = pytest.mark.parametrize("columns", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)],
+                                     ids=["few", "others"])  # fmt: skip
+
+
+def check(row, tmp_path, columns):
+    cells = matrix.run_row(row, tmp_path, environment(), columns)
+    assert cells == ["exact"] * len(columns)
     assert matrix.cell(cells) == cell_of(row), "measure again: python docs/generate_strategies.py"
 
 
 @pytest.mark.parametrize("row", CHEAP)
-def test_one_process_is_exact(row, tmp_path):
-    check(row, tmp_path)
+@both_parts
+def test_one_process_is_exact(row, tmp_path, columns):
+    check(row, tmp_path, columns)
 
 
 @pytest.mark.workers
 @pytest.mark.parametrize("row", WORKERS)
-def test_several_processes_are_exact(row, tmp_path):
-    check(row, tmp_path)
+@both_parts
+def test_several_processes_are_exact(row, tmp_path, columns):
+    check(row, tmp_path, columns)
 
 
 def test_the_reference_learns_and_tells_what_is_off():

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, some_of
 
 pytestmark = pytest.mark.workers
-STEPS = 36
+STEPS = 24
 MNIST = [sys.executable, "-m", "models.mnist", f"--train_steps={STEPS}", "--dropout=0.3",
          "--global_batch_size=32", "--log_every_steps=1", "--export=none", "--eval_every_steps=10",
          "--learning_rate=0.01"]  # fmt: skip

@@ -11,7 +11,7 @@ AS_ONE_PROCESS = [
     "several_passes", "a_sum_of_passes_in_fit",
     "sparse_gradients", "sparse_gradients_as_dense",
 ]  # fmt: skip
-ON_THREE = ["fit_with_momentum", "custom_loop", "several_passes", "sparse_gradients",
+ON_THREE = ["custom_loop", "several_passes", "sparse_gradients",
             "mixed_precision_with_an_overflow_on_one_rank"]  # fmt: skip
 
 

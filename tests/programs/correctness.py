@@ -349,8 +349,9 @@ def outcome(name: str, strategy, steps: int = 9) -> dict:
 
 # on two workers not every case again that shows the same of them
 WITH_WORKERS = [name for name in CASES if name not in (
-    "ema_by_hand", "masks", "masks_of_all", "rows_sgd", "rows_lazy_clipped", "scaled_tf_keras",
-    "rows_lazy_small_table", "short_by_hand", "short_tokens")]  # fmt: skip
+    "ema_by_hand", "ema_tf_keras", "masks", "masks_of_all", "masks_scaled", "masks_two", "rows_sgd",
+    "rows_adagrad", "rows_lazy_clipped", "rows_lazy_small_table", "scaled_tf_keras", "short_by_hand",
+    "short_tokens")]  # fmt: skip
 
 
 if __name__ == "__main__":

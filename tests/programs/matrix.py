@@ -2,7 +2,7 @@
 
 As a program: one task of a job, whose chief writes the weights that it ends with.
 
-python tests/programs/matrix.py mirrored weights.json [two_cpus]
+python tests/programs/matrix.py mirrored weights.json keras3-sgd,module-adam [two_cpus]
 """
 
 import json
@@ -70,12 +70,13 @@ def verdict(found: list, expected: list[np.ndarray]) -> str:
     return "exact" if off <= EXACT else f"off by {off:.0e}"
 
 
-def run_row(row: str, directory: Path, environment: dict[str, str]) -> list[str]:
-    """Runs a row of the table in processes of its own; returns the cells."""
+def run_row(row: str, directory: Path, environment: dict[str, str], columns=COLUMNS) -> list[str]:
+    """Runs a row of the table in processes of its own; returns the cells of the columns."""
     word, job, two_cpus = ROWS[row]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "weights.json"
-    program = [sys.executable, str(Path(__file__)), word, str(path), *(["two_cpus"] if two_cpus else [])]
+    wanted = ",".join(map("-".join, columns))
+    program = [sys.executable, str(Path(__file__)), word, str(path), wanted, *["two_cpus"][: int(two_cpus)]]
     if job is not None:
         program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
     done = processes.run(program, env=environment, timeout=400)
@@ -84,7 +85,7 @@ def run_row(row: str, directory: Path, environment: dict[str, str]) -> list[str]
         raise RuntimeError(f"{row} ended with {done.returncode}:\n{output}")
     found = json.loads(path.read_text())
     expected = {o: reference(o) for o in ("sgd", "adam")}
-    return [verdict(found[f"{f} {o}"], expected[o]) for f, o in COLUMNS]
+    return [verdict(found[f"{f} {o}"], expected[o]) for f, o in columns]
 
 
 def cell(found: list[str]) -> str:
@@ -101,7 +102,7 @@ def table(cells: dict[str, list[str]]) -> str:
     return "\n".join(textwrap.fill(item, 118, subsequent_indent="  ") for item in items)
 
 
-def main(word: str, path: str, two_cpus: bool) -> None:
+def main(word: str, path: str, columns: list[list[str]], two_cpus: bool) -> None:
     import ctl
     import tensorflow as tf
 
@@ -112,7 +113,7 @@ def main(word: str, path: str, two_cpus: bool) -> None:
 
     tf.get_logger().setLevel("ERROR")
     found = {}
-    for framework, optimizer in COLUMNS:
+    for framework, optimizer in columns:
         trainer = Small(framework, optimizer, strategy=strategy, writers=[],
                         intervals=every_step(steps_per_loop=8, log=ctl.Every()))  # fmt: skip
         trainer.train(STEPS)
@@ -123,4 +124,4 @@ def main(word: str, path: str, two_cpus: bool) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    main(sys.argv[1], sys.argv[2], "two_cpus" in sys.argv)
+    main(*sys.argv[1:3], [c.split("-") for c in sys.argv[3].split(",")], "two_cpus" in sys.argv)

@@ -8,7 +8,9 @@ pytestmark = pytest.mark.workers
 @pytest.mark.parametrize(
     ("model", "more", "metric"),
     [
-        ("gan", ["--show_every_steps=5", "--steps_per_loop=5"], "generator_loss"),
+        pytest.param(
+            "gan", ["--show_every_steps=5", "--steps_per_loop=5"], "generator_loss", marks=pytest.mark.slow
+        ),  # docs/models.md trains it on two workers, this one too
         ("cartpole", ["--game_steps=20"], "game_length"),
     ],
 )

@@ -12,8 +12,8 @@ from small_models import Small
 
 pytestmark = pytest.mark.workers
 LEAVE_SECS = 15  # servers, after the chief
-MNIST = ["-m", "models.mnist", "--global_batch_size=32", "--export=none", "--log_every_steps=20",
-         "--save_every_steps=40", "--mode=train", "--steps_per_loop=5"]  # fmt: skip
+MNIST = ["-m", "models.mnist", "--global_batch_size=32", "--export=none", "--log_every_steps=5",
+         "--save_every_steps=20", "--mode=train", "--steps_per_loop=5"]  # fmt: skip
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, 
     stopped = int(chief.output.split("Stopped by SIGTERM at step ")[1].split(";")[0])
     newest = max(int(p.name[5:]) for p in (model_dir / "checkpoints").iterdir())
     assert newest == stopped >= max(logged(model_dir))
-    assert logged(model_dir) == list(range(20, 20 * len(logged(model_dir)) + 1, 20))
+    assert logged(model_dir) == list(range(5, 5 * len(logged(model_dir)) + 1, 5))
     assert job.result("worker1", LEAVE_SECS).code == job.result("ps0", LEAVE_SECS).code == 0
 
 
