@@ -13,7 +13,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ from ctl.collectives.errors import HorovodInternalError, PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
 from ctl.errors import UsageError
-from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener, connect
+from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener
+from ctl.io.rendezvous import Caller, Deadline, listening, refusals, split_address
 
 _PROTOCOL = 4
 _TELL_EVERY_SECS = 30.0
@@ -30,7 +30,6 @@ _LOOK_SECS = 0.1
 _RETRY_SECS = 0.05
 _SOCKETS_BETWEEN_MACHINES = 4
 _SOCKETS_OF_ALL_PAIRS = 256  # of one process, to all others; one is always allowed
-BACKLOG = 4096
 
 
 @dataclass
@@ -84,8 +83,7 @@ class _Meeting:
         self._place = place
         self._lost = lost
         self._settings = settings
-        self._deadline = time.monotonic() + settings.start_timeout
-        self._tell_at = time.monotonic() + _TELL_EVERY_SECS
+        self._deadline = Deadline(settings.start_timeout, _TELL_EVERY_SECS, ever_more_rarely=False)
         self._peers: dict[tuple[int, int], socket.socket] = {}  # by rank, and number of that pair
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
@@ -107,12 +105,15 @@ class _Meeting:
         calls = [("peer", rank, i) for rank in range(place.rank) for i in range(self._counts[rank])]
         if place.rank:
             calls.insert(0, ("control", 0, 0))
+        caller: Caller | None = None
         while not self._is_complete():
             if calls:
                 role, rank, number = calls[0]
-                sock = self._called(role, rank, number)
+                caller = caller or self._caller(role, rank, number)
+                sock = self._called(caller, rank)
                 if sock is not None:
                     calls.pop(0)
+                    caller = None
                     if role == "control":
                         self._control = sock
                     else:
@@ -147,32 +148,24 @@ class _Meeting:
 
     def _count(self, rank: int) -> int:
         """Sockets between this rank and another one: what both find."""
-        mine, other = self._address(self._place.rank)[0], self._address(rank)[0]
+        addresses = self._place.addresses
+        mine, other = (split_address(addresses[r])[0] for r in (self._place.rank, rank))
         wanted = self._settings.sockets or (1 if mine == other else _SOCKETS_BETWEEN_MACHINES)
         return max(1, min(wanted, _SOCKETS_OF_ALL_PAIRS // (self._place.size - 1)))
 
     def _endpoint(self, rank: int) -> Endpoint:
         return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
 
-    def _address(self, rank: int) -> tuple[str, int]:
-        host, _, port = self._place.addresses[rank].rpartition(":")
-        return host.strip("[]"), int(port)
-
     def _listening(self) -> socket.socket:
-        host, port = self._address(self._place.rank)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        is_own = host in ("localhost", "::1") or host.startswith("127.")
-        last: OSError | None = None
-        for bound in [host] if is_own else [host, ""]:
-            try:
-                return socket.create_server((bound, port), family=family, backlog=BACKLOG)
-            except OSError as e:
-                last = e
-        is_taken = last is not None and last.errno == errno.EADDRINUSE
-        raise (PortInUseError if is_taken else UsageError)(
-            f"rank {self._place.rank} cannot listen at {host}:{port} ({last}); expected an address of "
-            "this machine and a free port. Is another process of the job still running?"
-        )
+        place = self._place
+        try:
+            return listening(*split_address(place.addresses[place.rank]))
+        except OSError as e:
+            is_taken = e.errno == errno.EADDRINUSE
+            raise (PortInUseError if is_taken else UsageError)(
+                f"rank {place.rank} cannot listen at {place.addresses[place.rank]} ({e}); expected an "
+                "address of this machine and a free port. Is another process of the job still running?"
+            ) from None
 
     def _listen(self) -> None:
         """In a thread of its own, so that who calls is not delayed by whom we call."""
@@ -184,19 +177,20 @@ class _Meeting:
             for arrival in self._listener.accepted():
                 self._arrivals.put(arrival)
 
-    def _called(self, role: str, rank: int, number: int) -> socket.socket | None:
+    def _caller(self, role: str, rank: int, number: int) -> Caller:
         claim = {"role": role, "rank": self._place.rank, "number": number, **self._common()}
+        address = split_address(self._place.addresses[rank])
+        return Caller(address, self._endpoint(rank), claim, pause_secs=_RETRY_SECS)
+
+    def _called(self, caller: Caller, rank: int) -> socket.socket | None:
         try:
-            left_secs = max(_RETRY_SECS, self._deadline - time.monotonic())
-            return connect(self._address(rank), self._endpoint(rank), claim, min(PROOF_SECS, left_secs))
+            sock = caller.call(self._deadline.left_secs)
         except ChannelRefusedError as e:
-            if not e.again:
-                raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None
-            self._why = f"rank {rank}: {e}"
-        except OSError as e:
-            self._why = f"rank {rank}: {e.strerror or e}"
-        time.sleep(_RETRY_SECS)
-        return None
+            raise UsageError(f"rank {rank} refused rank {self._place.rank}: {e}") from None
+        if sock is None:
+            self._why = f"rank {rank}: {caller.why}"
+            caller.pause()
+        return sock
 
     def _common(self) -> dict:
         place = self._place
@@ -240,31 +234,21 @@ class _Meeting:
 
     def _tell_and_give_up(self, called: set[int]) -> None:
         """`called`: ranks that this one has not reached yet."""
-        now, why = time.monotonic(), self._lost()
+        why, deadline = self._lost(), self._deadline
         if why:
             raise HorovodInternalError(why)
-        if now < min(self._tell_at, self._deadline):
+        if not (deadline.is_over or deadline.is_due()):
             return
         place = self._place
         counts = self._counts.items()
         waits = called | {r for r, n in counts if any((r, i) not in self._peers for i in range(n))}
         named = ", ".join(f"{rank} ({place.addresses[rank]})" for rank in sorted(waits)[:8])
         text = f"rank {place.rank} of {place.size} waits for rank {named}"
-        if now >= self._deadline:
+        if deadline.is_over:
             why = f" The last call, to {self._why}." if called and self._why else ""
             raise HorovodInternalError(
-                f"{text}: not here after {self._settings.start_timeout:g} s. Do these processes run, "
+                f"{text}: not here after {deadline.timeout_secs:g} s. Do these processes run, "
                 "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
-                f"{why}{self._told_refused()}"
+                f"{why}{refusals(self._listener)}"
             )
-        self._tell_at = now + _TELL_EVERY_SECS
         print(f"hvd: {text}", file=sys.stderr, flush=True)
-
-    def _told_refused(self) -> str:
-        listener = self._listener
-        if not listener.refused:
-            return ""
-        return (
-            f" {listener.refused} connections to this rank, the last from {listener.last_refused}, did "
-            "not prove that they are of this job."
-        )

@@ -9,6 +9,7 @@ One replica per worker, on a CPU.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import itertools
 import secrets
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ctl.collectives import bootstrap, graph_errors, tensor_ops
+from ctl.collectives import graph_errors, tensor_ops
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
@@ -28,6 +29,7 @@ from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
+from ctl.io.rendezvous import listening, split_address
 
 _ENGINE, _BUCKET = "_ctl_engine", "_ctl_bucket_bytes"  # attributes of a strategy
 _CONNECT_SECS = 60.0
@@ -82,16 +84,10 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
 
 
 def _listening(topology: Topology) -> socket.socket:
-    host, _, port = (topology.address or "").rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    is_own = host in ("localhost", "::1") or host.startswith("127.")
-    for chosen in (int(port) + 1, 0):
-        try:
-            address = (host if is_own else "", chosen)
-            return socket.create_server(address, family=family, backlog=bootstrap.BACKLOG)
-        except (OSError, OverflowError):
-            continue
+    host, port = split_address(topology.address or ":0")
+    for chosen in (port + 1, 0):
+        with contextlib.suppress(OSError, OverflowError):
+            return listening(host, chosen, everywhere=True)
     raise UsageError(f"communication 'tcp' cannot listen at {host}: no port is free there.")
 
 

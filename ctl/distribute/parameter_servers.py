@@ -19,6 +19,7 @@ from ctl.distribute import own_port
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import log_filter
+from ctl.io.rendezvous import split_address
 from ctl.supervision import heartbeat, signals
 
 WORD = "parameter_server"
@@ -162,9 +163,8 @@ def wait_for(
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+        with socket.create_connection(split_address(address), timeout=2.0):
             return True
     except OSError:
         return False

@@ -25,7 +25,7 @@ import numpy as np
 from ctl.collectives import graph_errors
 from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import UsageError
-from ctl.hvd import aggregation, objects, process, rendezvous, variables
+from ctl.hvd import aggregation, elastic_line, objects, process, variables
 from ctl.hvd.errors import HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -41,25 +41,25 @@ def run(func: Callable) -> Callable:
 
     @functools.wraps(func)
     def wrapper(state: "State", *args: Any, **kwargs: Any) -> Any:
-        rendezvous.add_listener(state)
+        elastic_line.add_listener(state)
         must_sync = True
         try:
             while True:
                 try:
                     if must_sync:
                         state.sync()
-                    rendezvous.tell_synced()
+                    elastic_line.tell_synced()
                     return func(state, *args, **kwargs)
                 except Exception as e:
                     interrupt = _interrupt(e)
-                    if interrupt is None or not rendezvous.is_elastic():
+                    if interrupt is None or not elastic_line.is_elastic():
                         raise
                     if isinstance(interrupt, HorovodInternalError):
                         state.restore()
                 must_sync = _reset(getattr(interrupt, "skip_sync", False))
                 state.on_reset()
         finally:
-            rendezvous.remove_listener(state)
+            elastic_line.remove_listener(state)
 
     return wrapper
 
@@ -114,13 +114,13 @@ class State:
 
     def check_host_updates(self) -> None:
         """The second half of `commit`: a small collective; rank 0 knows. Nothing if not elastic."""
-        if not rendezvous.is_elastic():
+        if not elastic_line.is_elastic():
             return
         with self._lock:
             changes = self._changes
         changes = self._broadcast(changes, "elastic.changes")
         if changes:
-            raise HostsUpdatedInterrupt(changes == rendezvous.REMOVED)
+            raise HostsUpdatedInterrupt(changes == elastic_line.REMOVED)
 
     def save(self) -> None:
         """Keeps the state in memory."""
@@ -261,11 +261,11 @@ def _reset(skip_sync: bool) -> bool:
     """Leaves the ranks and meets the new ones; returns whether they have to share their state."""
     process.shutdown()
     aggregation.forget_all()
-    rendezvous.may_skip_sync(skip_sync)
+    elastic_line.may_skip_sync(skip_sync)
     while True:
         try:
             process.init()
-            return rendezvous.must_sync()
+            return elastic_line.must_sync()
         except HorovodInternalError:  # one of the new ranks was lost at once
             process.shutdown()
 

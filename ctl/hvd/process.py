@@ -52,9 +52,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def _join_plane(made: Engine, chosen: Settings) -> None:
-    from ctl.hvd import rendezvous
+    from ctl.hvd import elastic_line
 
-    if not rendezvous.is_elastic():
+    if not elastic_line.is_elastic():
         from ctl.collectives import tensorflow_plane
 
         tensorflow_plane.join_plane(made, chosen.plane)
@@ -123,16 +123,16 @@ def _leave(*, linger: bool) -> None:
 
 def _met(comm: Any, chosen: Settings) -> Engine:
     """The engine, once all ranks have met; in an elastic job they may have to more than once."""
-    from ctl.hvd import rendezvous
+    from ctl.hvd import elastic_line
 
     def met(place: Ranks) -> Engine:
         _check_comm(comm, place.size)
-        return Engine(place, chosen, rendezvous.lost)
+        return Engine(place, chosen, elastic_line.lost)
 
-    if not rendezvous.is_elastic():
+    if not elastic_line.is_elastic():
         return met(rank_variables.read_ranks())
-    made = rendezvous.meet_group(met)
-    rendezvous.on_loss(made.lose)
+    made = elastic_line.meet_group(met)
+    elastic_line.on_loss(made.lose)
     return made
 
 

@@ -35,7 +35,7 @@ class WorkerChannels:
         self._lines: dict[int, JsonLines] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="elastic-line", daemon=True)
         self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:

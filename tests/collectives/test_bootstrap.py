@@ -11,6 +11,7 @@ from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
+from ctl.io import rendezvous
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, connect
 
 SECRET = b"known to this job only"
@@ -123,7 +124,7 @@ def test_a_rank_is_not_taken_for_another_one():
 
 
 def test_a_silent_listener_does_not_hold_a_rank_up(monkeypatch):
-    monkeypatch.setattr(bootstrap, "PROOF_SECS", 0.3)
+    monkeypatch.setattr(rendezvous, "PROOF_SECS", 0.3)
     with waiting(1, start_timeout=10.0) as addresses:
         silent = socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2])))
         silent.settimeout(8.0)

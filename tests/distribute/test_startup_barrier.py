@@ -15,7 +15,7 @@ from ctl.distribute.startup_barrier import chief as chief_side
 from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
-from ctl.io import authenticated_channel
+from ctl.io import authenticated_channel, rendezvous
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, LateProofError, Listener
 
 
@@ -306,6 +306,6 @@ def test_a_last_call_that_is_cut_short_does_not_hide_the_reason_before(monkeypat
     def fails(*_):
         raise next(errors)
 
-    monkeypatch.setattr(authenticated_channel, "connect", fails)
+    monkeypatch.setattr(rendezvous, "connect", fails)
     (error,) = meeting([clusters(2)[1]], [{}], timeout_secs=0.2)
     assert isinstance(error, PeerLostError) and "the reason" in str(error)

@@ -120,13 +120,13 @@ class Elastic:
     def __init__(self, monkeypatch):
         self.skips: list[bool] = []
         self.must_sync = True
-        monkeypatch.setattr(elastic.rendezvous, "is_elastic", lambda: True)
-        monkeypatch.setattr(elastic.rendezvous, "meet_group", lambda connect: connect(Ranks()))
-        monkeypatch.setattr(elastic.rendezvous, "on_loss", lambda tell: None)
-        monkeypatch.setattr(elastic.rendezvous, "add_listener", lambda state: None)
-        monkeypatch.setattr(elastic.rendezvous, "tell_synced", lambda: None)
-        monkeypatch.setattr(elastic.rendezvous, "may_skip_sync", self.skips.append)
-        monkeypatch.setattr(elastic.rendezvous, "must_sync", lambda: self.must_sync)
+        monkeypatch.setattr(elastic.elastic_line, "is_elastic", lambda: True)
+        monkeypatch.setattr(elastic.elastic_line, "meet_group", lambda connect: connect(Ranks()))
+        monkeypatch.setattr(elastic.elastic_line, "on_loss", lambda tell: None)
+        monkeypatch.setattr(elastic.elastic_line, "add_listener", lambda state: None)
+        monkeypatch.setattr(elastic.elastic_line, "tell_synced", lambda: None)
+        monkeypatch.setattr(elastic.elastic_line, "may_skip_sync", self.skips.append)
+        monkeypatch.setattr(elastic.elastic_line, "must_sync", lambda: self.must_sync)
 
 
 class Watched(elastic.ObjectState):

@@ -8,7 +8,7 @@ import threading
 import pytest
 from conftest import TIMEOUT_SECS
 from ctl.errors import PeerLostError, UsageError
-from ctl.hvd import elastic, rendezvous
+from ctl.hvd import elastic, elastic_line
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, UnprovenError, connect
 from ctl.io.json_lines import JsonLines
@@ -63,8 +63,8 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CTL_HVD_RENDEZVOUS", f"127.0.0.1:{made.service.port}")
     monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
-    monkeypatch.setattr(rendezvous, "_client", None)
-    rendezvous.tell_synced()
+    monkeypatch.setattr(elastic_line, "_client", None)
+    elastic_line.tell_synced()
     assert made.wait_for("synced")
     before = dict(os.environ)
     yield made
@@ -74,50 +74,50 @@ def launcher(monkeypatch):
 
 
 def test_a_place_comes_once_the_launcher_has_a_group(launcher):
-    rendezvous.may_skip_sync(True)
+    elastic_line.may_skip_sync(True)
     launcher.place(3, must_sync=False)
-    place = rendezvous.placement()
+    place = elastic_line.placement()
     asked = launcher.wait_for("join")
     assert asked["skips_sync"] is True and 0 < asked["join"] < 65536
     assert (place.size, place.local_rank, place.generation) == (2, 1, 3)
-    assert place.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not rendezvous.must_sync()
+    assert place.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not elastic_line.must_sync()
     launcher.place(4)
-    rendezvous.placement()
-    assert launcher.wait_for("join")["skips_sync"] is False and rendezvous.must_sync()
+    elastic_line.placement()
+    assert launcher.wait_for("join")["skips_sync"] is False and elastic_line.must_sync()
 
 
 def test_listeners_hear_of_changes_of_their_group_only(launcher):
     listener = Listener()
-    rendezvous.add_listener(listener)
+    elastic_line.add_listener(listener)
     launcher.place(3)
-    rendezvous.placement()
+    elastic_line.placement()
     launcher.say(change=1, time=1.0, group=2)
     launcher.say(change=2, time=5.0, group=3)
     assert listener.came.wait(60) and listener.told == [(5.0, 2)]
-    rendezvous.remove_listener(listener)
+    elastic_line.remove_listener(listener)
     launcher.say(change=2, time=6.0, group=3)
     launcher.place(4)
-    rendezvous.placement()
+    elastic_line.placement()
     assert listener.told == [(5.0, 2)]
 
 
 def test_a_loss_is_told_whether_it_comes_early_or_late(launcher):
     launcher.place(3)
     launcher.say(lost=1, group=3)
-    rendezvous.placement()
+    elastic_line.placement()
     told, came = [], threading.Event()
 
     def tell(why):
         told.append(why)
         came.set()
 
-    rendezvous.on_loss(tell)
-    assert came.wait(60) and "rank 1 is gone" in told[0] and rendezvous.lost() == told[0]
+    elastic_line.on_loss(tell)
+    assert came.wait(60) and "rank 1 is gone" in told[0] and elastic_line.lost() == told[0]
     launcher.place(4)
-    rendezvous.placement()
-    assert rendezvous.lost() == ""
+    elastic_line.placement()
+    assert elastic_line.lost() == ""
     came.clear()
-    rendezvous.on_loss(tell)
+    elastic_line.on_loss(tell)
     launcher.say(lost=1, group=3)  # of the group before
     launcher.say(lost=0, group=4)
     assert came.wait(60) and len(told) == 2 and "rank 0 is gone" in told[1]
@@ -132,34 +132,34 @@ def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
             raise HorovodInternalError("rank 1 is gone")
         return place.generation
 
-    assert rendezvous.meet_group(connect) == 4
+    assert elastic_line.meet_group(connect) == 4
     assert "group 3 broke at once: rank 1 is gone" in capsys.readouterr().err
 
 
 def test_a_process_that_is_not_needed_leaves_with_0(launcher):
     launcher.say(leave=True)
     with pytest.raises(SystemExit) as caught:
-        rendezvous.placement()
+        elastic_line.placement()
     assert caught.value.code == 0
 
 
 def test_no_group_any_more_is_an_error_that_says_why(launcher):
     launcher.say(failure="too few")
     with pytest.raises(PeerLostError, match="no new group of ranks: too few"):
-        rendezvous.placement()
+        elastic_line.placement()
 
 
 def test_a_launcher_that_is_gone_is_an_error(launcher):
     launcher.service.close()
     with pytest.raises(PeerLostError, match="the launcher is gone"):
-        rendezvous.placement()
+        elastic_line.placement()
 
 
 def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_client", None)
+    monkeypatch.setattr(elastic_line, "_client", None)
     monkeypatch.delenv("CTL_HVD_WORKER")
     with pytest.raises(UsageError, match="they are for `ctlrun` to set"):
-        rendezvous.placement()
+        elastic_line.placement()
 
 
 def said(service, count):
@@ -177,16 +177,16 @@ def test_a_place_is_also_in_the_environment(launcher, monkeypatch):
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
         monkeypatch.setenv(f"HOROVOD_{name}", "99")
     launcher.place(1, size=3)
-    rendezvous.placement()
+    elastic_line.placement()
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["0", "3", "1", "3", "0", "1"]
 
 
 def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(launcher):
     launcher.place(2)
-    rendezvous.placement()
+    elastic_line.placement()
     state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
-    rendezvous.add_listener(state)
+    elastic_line.add_listener(state)
     launcher.say(notice=2, time=7.0, group=2)
     assert state._host_messages.get(timeout=60) == (7.0, 2)
     state.commit()  # goes on
@@ -194,7 +194,7 @@ def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(lau
     assert state._host_messages.get(timeout=60) == (8.0, 2)
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
-    rendezvous.remove_listener(state)
+    elastic_line.remove_listener(state)
 
 
 def test_processes_begin_with_the_place_that_is_planned_for_them():
@@ -275,7 +275,7 @@ def test_a_launcher_that_is_busy_is_called_again_and_one_that_is_gone_is_not(mon
     monkeypatch.setenv("CTL_HVD_RENDEZVOUS", "127.0.0.1:1")
     monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
-    monkeypatch.setattr(rendezvous, "_RETRY_SECS", 0.0)
+    monkeypatch.setattr(elastic_line, "_RETRY_SECS", 0.0)
     left, right = socket.socketpair()
     made = []
 
@@ -285,13 +285,13 @@ def test_a_launcher_that_is_busy_is_called_again_and_one_that_is_gone_is_not(mon
             raise fault("not now")
         return left
 
-    monkeypatch.setattr(rendezvous.authenticated_channel, "connect", called)
+    monkeypatch.setattr(elastic_line.authenticated_channel, "connect", called)
     with left, right:
         if calls == 1:
             with pytest.raises(PeerLostError, match="cannot be reached: not now"):
-                rendezvous._call()
+                elastic_line._call()
         else:
-            rendezvous._call()
+            elastic_line._call()
     assert len(made) == calls
 
 
@@ -302,7 +302,7 @@ def test_a_crowd_does_not_keep_a_replacement_from_the_launcher(monkeypatch):
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
     with crowd(launcher.service.port, silent=600):
         for _ in range(5):
-            monkeypatch.setattr(rendezvous, "_client", None)
-            rendezvous.tell_synced()
+            monkeypatch.setattr(elastic_line, "_client", None)
+            elastic_line.tell_synced()
             assert launcher.wait_for("synced")
     launcher.service.close()

@@ -5,7 +5,7 @@ from ctl.collectives import tensorflow_plane
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
 from ctl.hvd import built, process
-from ctl.hvd.rendezvous import LAUNCHER_VARIABLE
+from ctl.hvd.elastic_line import LAUNCHER_VARIABLE
 from ranks import PROGRAMS, results, run_ranks
 
 pytestmark = pytest.mark.workers

@@ -21,8 +21,8 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
+from ctl.io.rendezvous import Deadline, listening, refusals
 
-_BACKLOG = 4096
 _log = logging.getLogger("ctl")
 
 
@@ -60,22 +60,19 @@ class Chief:
 
     def run(self) -> None:
         """Until all are here; PeerLostError if one does not come, UsageError if one differs."""
-        start = time.monotonic()
-        remind_secs, every_secs = start + messages.NAME_SECS, messages.NAME_SECS
+        deadline = Deadline(self._timeout_secs, messages.NAME_SECS)
         with contextlib.closing(self):
             while (missing := self._missing()) and not self._fault:
-                now = time.monotonic()
-                if now - start >= self._timeout_secs:
-                    text = messages.too_long(self._timeout_secs, self._names(missing)) + self._strangers()
+                if deadline.is_over:
+                    text = messages.too_long(self._timeout_secs, self._names(missing))
+                    text += refusals(self._listener)
                     self._tell({"timeout": text})
                     raise PeerLostError(text)
-                if now >= remind_secs:
-                    text = f"{now - start:.0f} s: still waiting for {self._names(missing)}."
-                    text += self._strangers()
+                if deadline.is_due():
+                    text = f"{deadline.waited_secs:.0f} s: still waiting for {self._names(missing)}."
+                    text += refusals(self._listener)
                     _log.warning("%s", text)
                     self._tell({"waiting": text})
-                    every_secs *= 2
-                    remind_secs = now + every_secs
                 self._listen_once()
             wrong = self._fault or self._difference()
             self._tell({"refused": wrong} if wrong else {"go": True})
@@ -100,15 +97,6 @@ class Chief:
 
     def _names(self, ranks: list[int]) -> str:
         return ", ".join(messages.name_of(self._cluster, r) for r in ranks)
-
-    def _strangers(self) -> str:
-        listener = self._listener
-        if not listener.refused:
-            return ""
-        return (
-            f" {listener.refused} connections, the last from {listener.last_refused}, were refused: they "
-            "did not prove that they are of this job."
-        )
 
     def _listen_once(self) -> None:
         for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
@@ -208,22 +196,13 @@ def _facts_of(line: bytes) -> dict[str, str] | None:
 
 def _listen(cluster: Topology) -> socket.socket:
     host, port = messages.address_of(cluster, 0)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        try:
-            server.bind((host, port))
-        except OSError:  # a name of this machine to others only
-            server.bind(("", port))
-        server.listen(_BACKLOG)
+        return listening(host, port)
     except OSError as e:
-        server.close()
         raise UsageError(
             f"This chief's own address {host}:{port} cannot be bound ({e.strerror or e}). Write an "
             "address of this machine and a free port into TF_CONFIG of every worker."
         ) from None
-    return server
 
 
 def _send(connection: socket.socket, message: dict) -> None:

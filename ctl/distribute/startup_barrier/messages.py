@@ -3,6 +3,7 @@
 import json
 
 from ctl.distribute.topology import Topology
+from ctl.io.rendezvous import split_address
 
 PURPOSE, IDENTITY = "startup", "chief"
 NAME_SECS = 3.0  # before those that are missing are named; then ever more rarely
@@ -25,8 +26,7 @@ def name_of(cluster: Topology, rank: int) -> str:
 def address_of(cluster: Topology, rank: int) -> tuple[str, int]:
     """Where a worker listens."""
     addresses = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
-    host, _, port = addresses[rank].rpartition(":")
-    return host.strip("[]"), int(port)
+    return split_address(addresses[rank])
 
 
 def line(message: dict) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
-from ctl.hvd import elastic, rendezvous
+from ctl.hvd import elastic, elastic_line
 from ctl.launch.ports import free_ports
 
 HERE, DONE = Path(sys.argv[1]), int(sys.argv[2])
@@ -43,7 +43,7 @@ def found_ports(*arguments) -> list[int]:
     return free_ports(*arguments)
 
 
-rendezvous.free_ports = found_ports
+elastic_line.free_ports = found_ports
 hvd.init()
 weight = tf.Variable(0.0)
 state = elastic.TensorFlowState(variables=[weight], step=0)

@@ -57,7 +57,7 @@ class _Client:
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._line = _call()
-        threading.Thread(target=self._read, name="rendezvous", daemon=True).start()
+        threading.Thread(target=self._read, name="elastic-line", daemon=True).start()
 
     def placement(self) -> Ranks:
         """Joins the next group; returns once it is complete."""

@@ -1,0 +1,57 @@
+"""Addresses, listening sockets, and how long somebody waits for others."""
+
+import socket
+
+import pytest
+from ctl.io.authenticated_channel import Endpoint
+from ctl.io.rendezvous import Caller, Deadline, listening, split_address
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("host1:2222", ("host1", 2222)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[::1]:2222", ("::1", 2222))],
+)
+def test_an_address_is_a_host_and_a_port(address, parts):
+    assert split_address(address) == parts
+
+
+def test_a_name_that_no_address_here_has_is_listened_for_at_all_of_them():
+    with listening("192.0.2.1", 0) as server:  # reserved for documentation
+        assert server.getsockname()[0] == "0.0.0.0"
+    with listening("127.0.0.1", 0) as server, pytest.raises(OSError, match="in use"):
+        listening("127.0.0.1", server.getsockname()[1])
+
+
+def test_only_a_name_of_this_machine_alone_is_not_listened_for_everywhere():
+    with listening("127.0.0.1", 0, everywhere=True) as server:
+        assert server.getsockname()[0] == "127.0.0.1"
+    with listening(socket.gethostname(), 0, everywhere=True) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
+def test_reminders_become_rarer_until_the_time_is_over(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    rarer, steady = Deadline(20, remind_secs=3), Deadline(20, remind_secs=3, ever_more_rarely=False)
+    due = {rarer: [], steady: []}
+    for second in range(21):
+        now[0] = 100.0 + second
+        assert rarer.is_over == (second == 20)
+        for deadline, seconds in due.items():
+            if deadline.is_due():
+                seconds.append(second)
+    assert due[rarer] == [3, 9] and due[steady] == [3, 6, 9, 12, 15, 18]
+    assert (rarer.waited_secs, rarer.left_secs) == (20, 0)
+
+
+def test_a_call_that_nobody_takes_says_why_and_the_next_comes_later(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with listening("127.0.0.1", 0) as server:
+        address = server.getsockname()
+    caller = Caller(address, Endpoint(b"", "test", "nobody"), {}, pause_secs=0.2)
+    for _ in range(6):
+        assert caller.call(1.0) is None
+        caller.pause()
+    assert caller.why == "Connection refused"
+    assert pauses == [0.0125, 0.025, 0.05, 0.1, 0.2, 0.2]
