@@ -19,7 +19,9 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
+TRAIN_QUICKLY = {"test_trainer.py", "test_console.py"}  # files of `make test-quick` all the same
 LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py"}  # files, which come first
+TRAINING = {"train", "fit", "evaluate", "predict", "export"}  # methods
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other
 
@@ -28,6 +30,7 @@ tf.config.set_logical_device_configuration(
 )
 
 settings.register_profile("few", max_examples=100, deadline=None)
+settings.register_profile("quick", max_examples=20, deadline=None)  # make test-quick
 settings.register_profile("many", max_examples=1500, deadline=None)  # make slow
 settings.load_profile("few")
 
@@ -42,12 +45,16 @@ def some_of(cases, *kept):
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the tests that start processes, by themselves or by what they use of tests/."""
-    known: dict[object, bool] = {}
+    """Marks the tests that start processes or train models, by themselves or by what they use of tests/."""
+    start: dict[object, bool] = {}
+    train: dict[object, bool] = {}
     for item in items:
         fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
-        if any(starts_processes(used, known) for used in (item.function, *fixtures)):
+        used = item.function, *fixtures
+        if any(does(starts_processes, thing, start) for thing in used):
             item.add_marker("workers")
+        if item.path.name not in TRAIN_QUICKLY and any(does(trains, thing, train) for thing in used):
+            item.add_marker("trains")
     items[:] = computing_between_waiting(items)
 
 
@@ -66,18 +73,25 @@ def computing_between_waiting(items: list) -> list:
     return [item for pair in pairs for file in pair for item in file]
 
 
-def starts_processes(thing, known: dict[object, bool]) -> bool:
-    """Whether a function or class of tests/ names a module that starts processes, or uses one that does."""
+def starts_processes(function) -> bool:
+    used = _used_by(function)
+    return any(u is subprocess or u is multiprocessing or u is os.fork for u in used)
+
+
+def trains(function) -> bool:
+    return not TRAINING.isdisjoint(_names_in(function))
+
+
+def does(what, thing, known: dict[object, bool]) -> bool:
+    """Whether a function or class of tests/ does it, or uses one that does."""
     if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing):
         return False
     if thing not in known:
         known[thing] = False  # while it is looked at
         functions = [thing] if isinstance(thing, types.FunctionType) else vars(thing).values()
         for function in functions:
-            used = _used_by(getattr(function, "__func__", getattr(function, "__wrapped__", function)))
-            if any(u is subprocess or u is multiprocessing or u is os.fork for u in used) or any(
-                starts_processes(u, known) for u in used
-            ):
+            plain = getattr(function, "__func__", getattr(function, "__wrapped__", function))
+            if what(plain) or any(does(what, used, known) for used in _used_by(plain)):
                 known[thing] = True
     return known[thing]
 
@@ -87,15 +101,22 @@ def _is_of_tests(thing) -> bool:
     return file is not None and Path(file).is_relative_to(ROOT / "tests")
 
 
+def _names_in(function) -> set[str]:
+    """All names that a function uses, those of attributes among them."""
+    codes, names = [getattr(function, "__code__", None)], set()
+    while codes:
+        code = codes.pop()
+        if code is not None:
+            names.update(code.co_names)
+            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return names
+
+
 def _used_by(function) -> list:
     """Global names of a function, and their attributes that it names too."""
     if not isinstance(function, types.FunctionType):
         return []
-    codes, names = [function.__code__], set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = _names_in(function)
     values = [function.__globals__.get(name) for name in names]
     values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     modules = [v for v in values if isinstance(v, types.ModuleType)]

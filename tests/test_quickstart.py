@@ -9,6 +9,8 @@ from conftest import ROOT, environment
 sys.path.insert(0, str(ROOT / "docs"))
 import generate_quickstart
 
+pytestmark = pytest.mark.workers  # Jupyter's kernel is a process
+
 
 def shown(notebook):
     """For each cell of code the kinds of what it shows, and all text together."""

@@ -22,7 +22,7 @@ from ctl.distribute.strategies import word_of
 from ctl.distribute.topology import Topology
 from ctl.io import exit_hook
 
-_DROP_SECS = 2.0  # between two looks: a script that ends after its training destroys nothing
+_DROP_SECS = 1.0  # between two looks: a script that ends after its training destroys nothing
 _LAST_SECS = 75.0  # for a destructor that is at work when the process ends; a minute is tf.data's longest
 _destroying = threading.Lock()
 _open: dict[int, Any] = {}  # iterators that nobody has dropped yet
