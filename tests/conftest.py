@@ -1,5 +1,6 @@
 """Two logical CPUs in every test process, and real worker processes on loopback."""
 
+import functools
 import itertools
 import json
 import multiprocessing
@@ -84,7 +85,7 @@ def trains(function) -> bool:
 
 def does(what, thing, known: dict[object, bool]) -> bool:
     """Whether a function or class of tests/ does it, or uses one that does."""
-    if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing):
+    if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing.__module__):
         return False
     if thing not in known:
         known[thing] = False  # while it is looked at
@@ -96,8 +97,9 @@ def does(what, thing, known: dict[object, bool]) -> bool:
     return known[thing]
 
 
-def _is_of_tests(thing) -> bool:
-    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+@functools.cache
+def _is_of_tests(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and Path(file).is_relative_to(ROOT / "tests")
 
 

@@ -1,6 +1,7 @@
 """The shape of the code: levels, budgets, public names, and what importing costs."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -46,10 +47,16 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "ctl").with_suffix("").parts)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported(path: Path) -> list[str]:
     """Modules of ctl that a file imports, as "writers.protocol"; type-checking blocks are left out."""
     names = []
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     skipped = {
         id(inner)
         for node in ast.walk(tree)
@@ -69,13 +76,13 @@ def imported(path: Path) -> list[str]:
     return [n.removeprefix("ctl.") for n in names if n.startswith("ctl.")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_folders_import_lower_floors_only(path):
-    me = name_of(path)
-    folder = me.partition(".")[0]
-    for other in imported(path):
-        there = other.partition(".")[0]
-        assert there == folder or FLOOR[there] < FLOOR[folder], f"{me} imports {other}"
+def test_folders_import_lower_floors_only():
+    for path in FILES:
+        me = name_of(path)
+        folder = me.partition(".")[0]
+        for other in imported(path):
+            there = other.partition(".")[0]
+            assert there == folder or FLOOR[there] < FLOOR[folder], f"{me} imports {other}"
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
@@ -87,41 +94,36 @@ def test_modules_do_not_import_each_other_in_a_circle():
 def test_a_folder_says_what_belongs_in_it():
     for path in FILES:
         if path.name == "__init__.py" and path.parent != ROOT / "ctl":
-            said = ast.get_docstring(ast.parse(path.read_text()))
+            said = ast.get_docstring(tree_of(path))
             assert said, f"{path} has no docstring"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_relies_on_the_package_s_own_init(path):
-    if name_of(path) == "__init__":
-        return
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            assert "ctl" not in [a.name for a in node.names]
-        if isinstance(node, ast.ImportFrom) and node.module == "ctl":
-            modules = {p.stem for p in FILES} | {p.parent.name for p in FILES}
-            assert {a.name for a in node.names} <= modules
+def test_nothing_relies_on_the_package_s_own_init():
+    modules = {p.stem for p in FILES} | {p.parent.name for p in FILES}
+    for path in FILES:
+        for node in ast.walk(tree_of(path)) if name_of(path) != "__init__" else ():
+            if isinstance(node, ast.Import):
+                assert "ctl" not in [a.name for a in node.names], path
+            if isinstance(node, ast.ImportFrom) and node.module == "ctl":
+                assert {a.name for a in node.names} <= modules, path
 
 
-@pytest.mark.parametrize("path", [*FILES, *MODELS], ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_functions_and_classes_are_within_budget(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno - node.lineno + 1 <= 60, f"{node.name} is too long"
-            if node.name == "__init__":
-                count = len(node.args.args) - 1 + len(node.args.kwonlyargs)
-                assert count <= 8, f"a constructor of {count} arguments"
-        if isinstance(node, ast.ClassDef):
-            methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
-            assert len(methods) <= 20, f"{node.name} has {len(methods)} methods"
+def test_files_are_within_budget():
+    sizes = {path: len(path.read_text().splitlines()) for path in [*FILES, *MODELS, *TESTS]}
+    assert not {str(path): size for path, size in sizes.items() if size > 400}
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_of_tests_are_within_budget(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_functions_and_classes_are_within_budget():
+    for path in [*FILES, *MODELS]:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno - node.lineno + 1 <= 60, f"{path}: {node.name} is too long"
+                if node.name == "__init__":
+                    count = len(node.args.args) - 1 + len(node.args.kwonlyargs)
+                    assert count <= 8, f"{path}: a constructor of {count} arguments"
+            if isinstance(node, ast.ClassDef):
+                methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+                assert len(methods) <= 20, f"{path}: {node.name} has {len(methods)} methods"
 
 
 def test_folders_of_tests_are_those_of_the_code():
@@ -152,7 +154,7 @@ SAME_EVERYWHERE = {
 
 def top_level(path):
     """(name, what it is) of everything that a module defines for itself."""
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         for target in getattr(node, "targets", [getattr(node, "target", node)]):
             name = getattr(target, "name", getattr(target, "id", None))
             if name is not None:
