@@ -20,7 +20,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
-TRAIN_QUICKLY = {"test_trainer.py", "test_console.py"}  # files of `make test-quick` all the same
+TRAIN_QUICKLY = {"test_console.py"}  # files of `make test-quick` all the same
 LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py"}  # files, which come first
 TRAINING = {"train", "fit", "evaluate", "predict", "export"}  # methods
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})

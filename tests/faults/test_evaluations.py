@@ -54,8 +54,11 @@ def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
     job = start(tmp_path / "run", EVAL="long")
     try:
         wait_until(lambda: "evaluating" in log_of(tmp_path / "run"), job)
-        for worker, name in enumerate(("INT", "TERM")):
-            send(pids(tmp_path / "run")[worker], name)
+        first, second = (pids(tmp_path / "run")[worker] for worker in (0, 1))
+        for pid, name in ((first, "STOP"), (second, "STOP"), (first, "INT"), (second, "TERM")):
+            send(pid, name)  # both are there before the workers agree on one
+        for pid in (first, second):
+            send(pid, "CONT")
         said, _ = job.communicate(timeout=TIMEOUT_SECS)
     finally:
         job.kill()
