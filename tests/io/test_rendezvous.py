@@ -25,8 +25,10 @@ def test_a_name_that_no_address_here_has_is_listened_for_at_all_of_them():
 def test_only_a_name_of_this_machine_alone_is_not_listened_for_everywhere():
     with listening("127.0.0.1", 0, everywhere=True) as server:
         assert server.getsockname()[0] == "127.0.0.1"
-    with listening(socket.gethostname(), 0, everywhere=True) as server:
-        assert server.getsockname()[0] == "0.0.0.0"
+    name = socket.gethostname()
+    with listening(name, 0, everywhere=True) as everywhere, listening(name, 0) as here:
+        assert everywhere.getsockname()[0] == "0.0.0.0"
+        assert here.getsockname()[0] == socket.gethostbyname(name)
 
 
 def test_reminders_become_rarer_until_the_time_is_over(monkeypatch):
