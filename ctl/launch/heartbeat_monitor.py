@@ -28,7 +28,7 @@ from ctl.supervision.beat_file import BeatReader
 from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
 _INTERVAL_SECS = 0.5  # between two checks: many files take time
-_SAVING_SECS = 5.0  # without a change, after which a save counts as dead
+_SILENT_SECS = 5.0  # after which a process that saves or ends counts as dead
 _TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
 _ENDED_SECS = 300.0  # for a process in phase "ended", to end
 
@@ -199,10 +199,17 @@ class HeartbeatMonitor:
 
     def is_saving(self, tasks: Iterable[Topology]) -> bool:
         """True while one of them is in the middle of a save and alive; reads their files."""
+        return self._is_any_in(tasks, "saving")
+
+    def is_ending(self, tasks: Iterable[Topology]) -> bool:
+        """True while one of them saves or has left its training, and is alive; reads their files."""
+        return self._is_any_in(tasks, "saving", "ended")
+
+    def _is_any_in(self, tasks: Iterable[Topology], *phases: str) -> bool:
         for task in tasks:
             self.read(task)
             seen = self._seen.get(log_name(task))
-            if seen and seen.phase == "saving" and seen.reader.silent_secs < _SAVING_SECS:
+            if seen and seen.phase in phases and seen.reader.silent_secs < _SILENT_SECS:
                 return True
         return False
 

@@ -26,6 +26,7 @@ from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
+_ENDING_CAUSE_SECS = 30.0  # the same while one that saves or has left its training still runs
 _PORT_CLASH = b"Could not start gRPC server"
 _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 
@@ -164,10 +165,11 @@ class Monitor:
         """The failure that caused the others; None if the chief was done after all.
 
         A worker that lost a peer often ends before that peer does, with EXIT_RETRY, or with SIGABRT
-        from TensorFlow, which is the same number. So the first other code wins, if one comes in time.
+        from TensorFlow, which is the same number. So the first other code wins, if one comes in time:
+        a process with an error of its own may have told the others, and still be ending.
         A parameter server may lose a chief that is done, and be seen to end before it.
         """
-        until_secs = time.monotonic() + _CAUSE_SECS
+        began_secs = time.monotonic()
         while failed := self._failures():
             for failure in failed:
                 served = serves(failure.task) and self._has_chief()
@@ -176,12 +178,18 @@ class Monitor:
             stopped = self._stopped_peer()
             if stopped is not None:
                 return stopped
-            is_late = time.monotonic() >= until_secs
+            waited_secs = time.monotonic() - began_secs
+            is_late = waited_secs >= _CAUSE_SECS and not self._is_ending(waited_secs)
             if not self.group.running or self.signals.received or is_late:
                 return failed[0]
             time.sleep(_POLL_SECS)
             self.group.poll()
         return None
+
+    def _is_ending(self, waited_secs: float) -> bool:
+        if self.heartbeats is None or waited_secs >= _ENDING_CAUSE_SECS:
+            return False
+        return self.heartbeats.is_ending(t for t in self.group.running if trains(t))
 
     def _stopped_peer(self) -> ProcessExit | None:
         """A process that the kernel has stopped, killed at once, when others have lost a peer."""

@@ -1,6 +1,7 @@
 """The launcher without processes: the line it reads, ports, places, logs, and who failed first."""
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from ctl import cli
 from ctl.errors import UsageError
 from ctl.launch import cli as launch_cli
 from ctl.launch import log_files, monitor, output, process_tree
+from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
 from ctl.launch.host_allocation import RoleCounts, tasks_of
 from ctl.launch.monitor import Monitor, PassedOnSignals
 from ctl.launch.output import LogOutput
@@ -106,6 +108,19 @@ def test_a_worker_that_aborts_after_losing_a_peer_is_not_the_cause():
 
 def test_when_all_have_lost_a_peer_the_first_is_named():
     assert cause_of([(1, 134)], [(0, 134)]) == (1, 134)
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"), [("ended", (1, 1)), ("saving", (1, 1)), ("training", (0, 134)), (None, (0, 134))]
+)
+def test_one_that_told_the_others_of_its_error_may_take_long_to_end(tmp_path, monkeypatch, phase, cause):
+    monkeypatch.setattr(monitor, "_CAUSE_SECS", 0.0)
+    group = ScriptedGroup([(0, 134)], [], [], [(1, 1)])
+    heartbeats = HeartbeatMonitor(tmp_path, Timeouts())
+    if phase:
+        heartbeats.path(group.tasks[1]).write_text(json.dumps({"phase": phase}))
+    found = Monitor(group, 30.0, PassedOnSignals(), heartbeats, chief=group.tasks[0]).wait().cause
+    assert (found.task.task_index, found.exit_code) == cause
 
 
 def test_an_early_exit_with_0_is_no_failure():
