@@ -8,7 +8,6 @@ import pytest
 import yaml
 from ctl import cli, errors
 from golden_cases import CASES, IMAGE, SHARED
-from kubeflow_trainer_api import models
 from regenerate import manifest
 
 NAMES = [n for n in CASES if n.startswith(("kubernetes", "tfjob", "trainjob"))]
@@ -244,6 +243,8 @@ def test_a_tfjob_is_as_its_operator_expects(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("trainjob")])
 def test_kubeflow_trainer_s_models_keep_every_field(name):
+    from kubeflow_trainer_api import models  # late: it takes seconds
+
     kinds = {"TrainJob": models.TrainerV1alpha1TrainJob,
              "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}  # fmt: skip
     checked = [d for d in documents(name) if d["kind"] in kinds]

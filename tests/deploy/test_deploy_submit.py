@@ -12,9 +12,6 @@ import pytest
 from ctl import cli
 from golden_cases import IMAGE, OUTPUT, PROGRAM
 from google.auth.credentials import AnonymousCredentials
-from google.cloud.aiplatform_v1 import JobServiceClient
-from google.cloud.aiplatform_v1.services.job_service.transports.rest import JobServiceRestTransport
-from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 
 STUDY = ["--tune=rate:1e-4..1e-1:log", "--metric=accuracy"]
@@ -65,12 +62,21 @@ def service():
 @pytest.fixture
 def client(service, monkeypatch):
     """Google's client, on the way to the stand-in; what `submit` makes when none is given."""
+    from google.cloud.aiplatform_v1 import JobServiceClient  # late: it takes seconds
+    from google.cloud.aiplatform_v1.services.job_service.transports.rest import JobServiceRestTransport
+
     transport = JobServiceRestTransport(
         host=service.address, credentials=AnonymousCredentials(), url_scheme="http"
     )
     made = JobServiceClient(transport=transport)
     monkeypatch.setattr("google.cloud.aiplatform_v1.JobServiceClient", lambda **_: made)
     return made
+
+
+def custom_job(content):
+    from google.cloud.aiplatform_v1.types import CustomJob
+
+    return json_format.ParseDict(content, CustomJob.pb(CustomJob()))
 
 
 def deploy(capsys, *options, flags=()):
@@ -83,9 +89,9 @@ def test_what_is_sent_is_what_is_written(service, client, capsys):
     code, said = deploy(capsys, *ALL, "--submit")
     [(path, body)] = service.came
     assert code == 0 and path == "/v1/projects/my-project/locations/us-central1/customJobs"
-    job = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
+    job = custom_job(body)
     expected = {"displayName": "all", "labels": {"team": "vision"}, "jobSpec": json.loads(written.out)}
-    assert job == json_format.ParseDict(expected, CustomJob.pb(CustomJob()))
+    assert job == custom_job(expected)
     assert said.out.splitlines()[0] == "submitted projects/1/locations/us-central1/customJobs/42"
     assert "training/42?project=my-project" in said.out
 
@@ -161,10 +167,10 @@ def test_writing_a_job_never_imports_google_s_client():
 def test_the_codelab_s_class_takes_the_same_pools(capsys):
     """`aiplatform.CustomJob(worker_pool_specs=...)` of the notebook, with what the file holds."""
     from google.cloud import aiplatform
+    from google.cloud.aiplatform_v1.types import CustomJob
 
     _, said = deploy(capsys, "--workers=2", "--format=json")
-    spec = CustomJob.to_dict(CustomJob(json_format.ParseDict(
-        {"jobSpec": json.loads(said.out)}, CustomJob.pb(CustomJob()))))  # fmt: skip
+    spec = CustomJob.to_dict(CustomJob(custom_job({"jobSpec": json.loads(said.out)})))
     aiplatform.init(project="my-project", location="us-central1", credentials=AnonymousCredentials())
     job = aiplatform.CustomJob(
         display_name="flowers", worker_pool_specs=spec["job_spec"]["worker_pool_specs"],
