@@ -136,6 +136,7 @@ def _flush_all() -> None:
     closed = [kinds() for kinds in _CLOSED]
     found: list[list[Any]] = [[] for _ in _CLOSED]
     known: dict[int, Callable[[Any], object] | None] = {}  # by class
+    gc.unfreeze()  # what gc.freeze() hides
     for thing in gc.get_objects():  # hundreds of thousands
         kind = type(thing)  # not its __class__: a proxy may have lost what it stands for
         if id(kind) not in known:
@@ -205,9 +206,11 @@ def _resources() -> list[Any]:
 
 def _skip_teardown() -> None:
     """What Python's end would destroy stays, and the C library's end is cut short."""
+    if _leaving:
+        return  # there is no such end
     context = sys.modules.get("tensorflow.python.eager.context")
     things = [] if context is None else [getattr(context, "_context", None)]
-    for pause in () if _leaving else _pauses:
+    for pause in _pauses:
         pause()
     for found in (*_kept, _resources):
         with contextlib.suppress(Exception):

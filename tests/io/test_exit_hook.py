@@ -54,7 +54,7 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess:
 
 
 EXIT = """
-import atexit, sys, threading, time
+import atexit, gc, sys, threading, time
 from ctl.io import exit_hook
 atexit.register(lambda: print("first registered"))
 file = open(sys.argv[1], "w")
@@ -68,7 +68,7 @@ late = Late()
 
 
 def test_exit_runs_exit_functions_flushes_files_and_tears_nothing_down(tmp_path):
-    done = run_script(EXIT.format(raises="raise exit_hook.Exit(7)"), str(tmp_path / "file"))
+    done = run_script(EXIT.format(raises="gc.freeze(); raise exit_hook.Exit(7)"), str(tmp_path / "file"))
     assert (done.returncode, done.stdout) == (7, "a thread ends\nfirst registered\n"), done.stderr
     assert (tmp_path / "file").read_text() == "not yet flushed"
 

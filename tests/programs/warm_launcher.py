@@ -4,6 +4,7 @@ They are children of the launcher as those that `subprocess` starts: own session
 they die with it. What is no Python program of ours, or differs in what imports read, `subprocess` starts.
 """
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -14,6 +15,7 @@ import types
 from collections.abc import Mapping
 
 import warm_server
+from ctl.io import exit_hook
 
 _MAX_DESCRIPTORS = 4096
 
@@ -76,6 +78,8 @@ def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if isinstance(e, exit_hook.Exit):
+            atexit.register(exit_hook._leave, code)  # as it does itself where nobody has called it
         if code and not isinstance(e.code, int):
             print(e.code, file=sys.stderr)
     except BaseException as e:

@@ -9,6 +9,7 @@ Its words and variables are in /proc/<pid>/cmdline and environ too, as far as th
 `processes.py` is the other side. A child that runs the launcher forks its workers: `warm_launcher.py`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -134,6 +135,7 @@ def become(request: dict, installed: list[str]) -> dict:
         os.environ.setdefault(LEVEL, level)
     if "PYTHONUNBUFFERED" not in request["env"]:  # with which the server runs
         sys.stdout.reconfigure(write_through=False, line_buffering=sys.stdout.isatty())
+    gc.unfreeze = lambda: None  # at its end `ctl` looks at all objects: not at those of imports
     np.random.seed()  # `random` has done so by itself
     tempfile.tempdir = None
     kind, program = request["kind"], request["program"]
@@ -183,6 +185,7 @@ if __name__ == "__main__":
     # Ctrl-C is for the tests, which then close the socket; a child gets what was sent before it began
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     found = sys.path[2:]  # without this file's folder and PYTHONPATH, the root
+    atexit.register(gc.freeze)  # the last to run: the end of a child then looks at no object again
     import_all()
     gc.collect()
     gc.freeze()  # a child's collections copy no page of what was imported
