@@ -4,6 +4,7 @@ A block that starts with ```python is run, all of one page in order, in one proc
 that cannot run alone starts with ```python no-run; such blocks are few.
 """
 
+import ast
 import functools
 import json
 import re
@@ -193,11 +194,17 @@ def test_the_index_of_a_folder_names_every_page(folder):
             assert f"({page.name})" in index, f"{label(page)} is missing"
 
 
-def test_every_fault_in_reliability_has_test_files_that_exist():
+def runs_by_default(path):
+    """Whether a test of the file is not marked as slow."""
+    tests = [n for n in ast.parse(path.read_text("utf-8")).body if getattr(n, "name", "").startswith("test_")]
+    return any("pytest.mark.slow" not in map(ast.unparse, test.decorator_list) for test in tests)
+
+
+def test_every_fault_in_reliability_has_test_files_that_run_by_default():
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     lines = re.split(r"\n(?=- |\n)", page.partition("## Processes")[2].partition("## NaN")[0])
     faults = [line for line in lines if line.startswith("- **")]
-    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py") if runs_by_default(path)}
     assert len(faults) > 50
     for fault in faults:
         named = re.findall(r"`(test_\w+)`", fault)

@@ -14,7 +14,7 @@ from pathlib import Path
 import photos
 import processes
 import pytest
-from conftest import ROOT, environment, free_ports
+from conftest import ROOT, environment, free_ports, some_of
 from test_docs import MADE, PAGES, blocks, label
 
 OTHERS = {"gcloud", "kubectl", "docker", "sbatch", "tail"}  # need a cloud or a cluster
@@ -156,9 +156,11 @@ def commands() -> dict[Path, list[str]]:
 
 
 RUN = commands()
+LONG = {"models", "gallery", "metrics", "evaluator", "parameter_servers", "performance"}  # in `make slow`
+QUICK = [page for page in RUN if not all(map(is_slow, RUN[page]))]
 
 
-@pytest.mark.parametrize("page", [p for p in RUN if not all(map(is_slow, RUN[p]))], ids=label)
+@pytest.mark.parametrize("page", some_of(QUICK, *(p for p in QUICK if p.stem not in LONG)), ids=label)
 def test_the_commands_of_a_page_run(page, tmp_path):
     prepare(page, tmp_path)
     for line in [*BEFORE.get(label(page), []), *RUN[page]]:

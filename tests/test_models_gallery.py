@@ -1,5 +1,6 @@
 """The models of docs/gallery.md: equal numbers on replicas, their data, what they show and serve."""
 
+import functools
 import gzip
 
 import ctl
@@ -18,26 +19,27 @@ from models.data import images, tastes, text
 resnet = imported("resnet")
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    return {name: losses(model, "default", **options) for name, (model, options) in CASES.items()}
-
-
-ON_WORKERS = ("resnet", "recommender")  # by default; the others on two replicas
-
-
-@pytest.mark.parametrize("name", some_of(CASES, "language", "simclr"))
-def test_losses_are_the_same_on_two_replicas(name, one_device, two_replicas):
+@functools.cache
+def of_one_device(name):
     model, options = CASES[name]
-    np.testing.assert_allclose(losses(model, two_replicas, **options), one_device[name], rtol=2e-4)
+    return losses(model, "default", **options)
+
+
+ON_WORKERS = ("resnet", "recommender")  # by default, and another one on two replicas
+
+
+@pytest.mark.parametrize("name", some_of(CASES, "simclr"))
+def test_losses_are_the_same_on_two_replicas(name, two_replicas):
+    model, options = CASES[name]
+    np.testing.assert_allclose(losses(model, two_replicas, **options), of_one_device(name), rtol=2e-4)
 
 
 @pytest.mark.parametrize("names", some_of([ON_WORKERS, ("language", "simclr")], ON_WORKERS))
-def test_losses_are_the_same_on_two_workers(run_program, one_device, names):
+def test_losses_are_the_same_on_two_workers(run_program, names):
     program = ["tests/programs/gallery_models.py", *names]
     chief, other = (result.json for result in run_program(2, program))
     for name in names:
-        np.testing.assert_allclose(chief[name], one_device[name], rtol=2e-4)
+        np.testing.assert_allclose(chief[name], of_one_device(name), rtol=2e-4)
     assert {*other} == {*chief} == {*names}
 
 

@@ -49,7 +49,7 @@ def finish(process):
             process.kill()
 
 
-@pytest.mark.parametrize("place", some_of(PLACES, "two_workers"))
+@pytest.mark.parametrize("place", some_of(PLACES, "two_replicas"))
 def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with (tmp_path / "log").open("w+b") as log:

@@ -29,7 +29,8 @@ ON_ONE_DEVICE = {"adam", "weights of examples", "masks", "two outputs", "subclas
 
 
 # what others show as well
-RARE = {"average", "weighted dataset", "masks, whole batches", "weighted scalar", "bfloat16"}
+RARE = {"active", "average", "average every 5", "bfloat16", "global clip", "masks, whole batches", "sum",
+        "weight decay", "weighted dataset", "weighted scalar"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", some_of(CASES, *CASES.keys() - RARE))

@@ -141,7 +141,7 @@ def test_workers_that_look_at_a_share_each_leave_out_the_same_files(photos, tmp_
         (photos / "brick" / f"bad{i}.jpg").unlink()
 
 
-@pytest.mark.parametrize("place", [pytest.param("one device", marks=pytest.mark.slow), "two workers"])
+@pytest.mark.parametrize("place", ["one device", pytest.param("two workers", marks=pytest.mark.slow)])
 def test_a_run_interrupted_within_an_epoch_goes_on_as_if_it_was_not(photos, tmp_path, place):
     """An epoch has six batches; the interruption comes after the third, or a little later."""
     options = [*SMALL, f"--data_dir={photos}", "--train_steps=40", "--export=none"]
