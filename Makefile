@@ -2,6 +2,9 @@ PYTHON ?= python3
 MODEL_DIR ?= runs/mnist
 STEPS ?= 500
 
+# what was compiled is kept, also where somebody set this
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: mnist test test-quick lint types slow bench docs clean
 
 mnist: .venv/installed
@@ -42,7 +45,8 @@ clean:
 	touch $@
 
 .venv/tested: pyproject.toml | .venv/bin/python
-	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	.venv/bin/python -m pip install --quiet --no-compile --editable '.[test]'
+	.venv/bin/python -c 'import ctl, tensorflow, tf_keras'
 	.venv/bin/python -m compileall -q ctl models tests/programs
 	touch $@ .venv/installed
 

@@ -196,8 +196,9 @@ def test_the_index_of_a_folder_names_every_page(folder):
 
 def runs_by_default(path):
     """Whether a test of the file is not marked as slow."""
-    tests = [n for n in ast.parse(path.read_text("utf-8")).body if getattr(n, "name", "").startswith("test_")]
-    return any("pytest.mark.slow" not in map(ast.unparse, test.decorator_list) for test in tests)
+    functions = [n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.FunctionDef)]
+    marks = [map(ast.unparse, f.decorator_list) for f in functions if f.name.startswith("test_")]
+    return any("pytest.mark.slow" not in of_test for of_test in marks)
 
 
 def test_every_fault_in_reliability_has_test_files_that_run_by_default():

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, some_of
 
 pytestmark = pytest.mark.workers
-STEPS = 24
+STEPS = 16
 MNIST = [sys.executable, "-m", "models.mnist", f"--train_steps={STEPS}", "--dropout=0.3",
          "--global_batch_size=32", "--log_every_steps=1", "--export=none", "--eval_every_steps=10",
          "--learning_rate=0.01"]  # fmt: skip
@@ -56,13 +56,13 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
         assert finish(start(PLACES[place], unbroken, log)) == 0
         process = start(PLACES[place], broken, log)
         deadline = time.monotonic() + TIMEOUT_SECS
-        while len(trace(broken)) < 7:
+        while len(trace(broken)) < 5:
             assert process.poll() is None and time.monotonic() < deadline, log_text(log)
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         assert finish(process) == 130, log_text(log)
         stopped_at = trace(broken)[-1][0]
-        assert 7 <= stopped_at < STEPS
+        assert 5 <= stopped_at < STEPS
         assert finish(start(PLACES[place], broken, log)) == 0, log_text(log)
         text = log_text(log)
     assert "Traceback" not in text

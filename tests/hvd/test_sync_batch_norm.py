@@ -8,7 +8,7 @@ pytestmark = pytest.mark.workers
 PROGRAM = PROGRAMS / "normalizing.py"
 
 
-@pytest.fixture(scope="module", params=["keras3", "tf_keras"])
+@pytest.fixture(scope="module", params=["keras3", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def runs(request):
     """(what one process found, what each of two ranks found)."""
     environ = {"TF_USE_LEGACY_KERAS": "1"} if request.param == "tf_keras" else {}
