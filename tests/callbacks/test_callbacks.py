@@ -18,7 +18,7 @@ def told(callback, values, name="loss", run="eval"):
 
 def curves():
     generator = np.random.default_rng(0)
-    for _ in range(40):
+    for _ in range(15):
         yield np.round(generator.normal(size=25).cumsum(), 2).tolist()
 
 

@@ -211,7 +211,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
     with ThreadPoolExecutor() as pool, contextlib.closing(listener):
         answered = pool.submit(answer)
-        (error,) = meeting([place], [{}], timeout_secs=2.0)
+        (error,) = meeting([place], [{}], timeout_secs=0.7)
         over.set()
         answered.result(TIMEOUT_SECS)
     assert isinstance(error, PeerLostError) and "something else answers" in str(error)
@@ -280,7 +280,7 @@ def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
                     connection.sendall(b"\x00\x00\x12\x04\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        (error,) = meeting([place], [{}], timeout_secs=2.0)
+        (error,) = meeting([place], [{}], timeout_secs=0.7)
     assert isinstance(error, PeerLostError) and "something else answers" in str(error)
 
 
