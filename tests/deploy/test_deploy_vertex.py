@@ -6,7 +6,6 @@ import pytest
 import yaml
 from ctl import cli
 from golden_cases import CASES, IMAGE, OUTPUT, PROGRAM
-from google.cloud.aiplatform_v1 import types
 from google.protobuf import json_format
 from regenerate import manifest
 
@@ -24,6 +23,8 @@ def made(capsys, *options, program=PROGRAM):
 
 def as_message(document):
     """The document in the API's own classes: unknown fields, wrong types and words are errors."""
+    from google.cloud.aiplatform_v1 import types  # late: it takes seconds
+
     kind = types.HyperparameterTuningJob if "studySpec" in document else types.CustomJobSpec
     return json_format.ParseDict(document, kind.pb(kind()))
 
