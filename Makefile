@@ -17,7 +17,7 @@ test: .venv/tested lint types
 		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
 
 test-quick: .venv/tested
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not workers and not slow and not trains" --hypothesis-profile=quick
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not trains" --hypothesis-profile=quick
 
 lint: .venv/tested
 	.venv/bin/ruff check .
