@@ -14,21 +14,23 @@ def test_another_process_sees_a_whole_checkpoint_at_every_moment(jobs, tmp_path)
     """Looks as fast as it can while every step is saved and the one before deleted."""
     jobs.start(tmp_path, "--keep=1", "--save_every=1", "--steps=40", "--twice")
     directory = tmp_path / "checkpoints"
-    until(lambda: checkpoints_or_none(directory), "the first checkpoint")
     seen, looks = set(), 0
-    while True:
-        found = checkpoints_or_none(directory)
-        assert found or checkpoints_or_none(directory), names(directory)  # listed while renamed
-        seen |= set(found)
-        looks += 1
-        if 40 in seen and not jobs.is_busy():
-            break
-    done = jobs.wait()
+    try:
+        until(lambda: steps_of(directory), "the first checkpoint")
+        while jobs.is_busy():
+            before, found = names(directory), steps_of(directory)
+            while not found and names(directory) != before:  # renamed between the listing and the reading
+                before, found = names(directory), steps_of(directory)
+            assert found, before
+            seen |= set(found)
+            looks += 1
+    finally:
+        done = jobs.wait()
     assert done.code == 0, done.output
     assert len(seen) > 5 and looks > 20 and names(directory) == ["ckpt-40"]
 
 
-def checkpoints_or_none(directory):
+def steps_of(directory):
     return [m.step for _, m in commit.scan(directory)]
 
 
