@@ -206,11 +206,9 @@ def _resources() -> list[Any]:
 
 def _skip_teardown() -> None:
     """What Python's end would destroy stays, and the C library's end is cut short."""
-    if _leaving:
-        return  # there is no such end
     context = sys.modules.get("tensorflow.python.eager.context")
     things = [] if context is None else [getattr(context, "_context", None)]
-    for pause in _pauses:
+    for pause in () if _leaving else _pauses:
         pause()
     for found in (*_kept, _resources):
         with contextlib.suppress(Exception):

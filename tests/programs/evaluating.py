@@ -1,4 +1,7 @@
-"""An evaluation that is long, or fails on one worker: EVAL=long, EVAL=bad:1; UNKNOWN=1 hides its length."""
+"""An evaluation that is long, or fails on one worker: EVAL=long, EVAL=bad:1; UNKNOWN=1 hides its length.
+
+EVAL=held:PATH is long, and its first batch waits for the file.
+"""
 
 import os
 import time
@@ -8,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-HOW, _, WORKER = os.environ.get("EVAL", "").partition(":")
+HOW, _, WHAT = os.environ.get("EVAL", "").partition(":")
 BATCHES = 600
 
 
@@ -24,16 +27,18 @@ class Job(ctl.Trainer):
         return ctl.from_arrays((x, x.sum(axis=1)), batch_size)
 
     def eval_data(self, batch_size):
-        data = tf.data.Dataset.range(BATCHES if HOW == "long" else 8)
+        data = tf.data.Dataset.range(BATCHES if HOW in ("long", "held") else 8)
         if os.environ.get("UNKNOWN"):
             data = data.filter(lambda i: i >= 0)
 
         def row(i):
             def wait(i):
-                if HOW == "long":
+                if HOW in ("long", "held"):
                     print("evaluating", flush=True)
                     time.sleep(0.1)
-                if HOW == "bad" and i == 5 and int(WORKER) == self.topology.worker_index:
+                while HOW == "held" and not os.path.exists(WHAT):
+                    time.sleep(0.02)
+                if HOW == "bad" and i == 5 and int(WHAT) == self.topology.worker_index:
                     raise ValueError("a bad record")
                 return np.float32(i)
 

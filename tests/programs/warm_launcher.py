@@ -15,7 +15,6 @@ import types
 from collections.abc import Mapping
 
 import warm_server
-from ctl.io import exit_hook
 
 _MAX_DESCRIPTORS = 4096
 
@@ -63,6 +62,8 @@ class _Worker(subprocess.Popen):
 
 def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
     """The life of a worker; does not return."""
+    from ctl.io import exit_hook  # it is imported before the variables are looked at
+
     code = 1
     try:
         os.setsid()
