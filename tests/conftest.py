@@ -1,6 +1,8 @@
 """Two logical CPUs in every test process, and real worker processes on loopback."""
 
+import atexit
 import functools
+import gc
 import itertools
 import json
 import multiprocessing
@@ -29,6 +31,9 @@ sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases o
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
+# Grappler takes a sixth of the time of short trainings; the processes that tests start have it
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+atexit.register(gc.freeze)  # the last to run: the end of pytest then looks at no object again
 
 settings.register_profile("few", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=20, deadline=None)  # make test-quick
@@ -57,6 +62,11 @@ def pytest_collection_modifyitems(items):
         if item.path.name not in TRAIN_QUICKLY and any(does(trains, thing, train) for thing in used):
             item.add_marker("trains")
     items[:] = computing_between_waiting(items)
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()  # collections during the tests do not look at TensorFlow and Keras again
 
 
 def computing_between_waiting(items: list) -> list:
