@@ -33,6 +33,7 @@ tf.config.set_logical_device_configuration(
 )
 # Grappler takes a sixth of the time of short trainings; the processes that tests start have it
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+gc.disable()  # until all tests are collected
 atexit.register(gc.freeze)  # the last to run: the end of pytest then looks at no object again
 
 settings.register_profile("few", max_examples=100, deadline=None)
@@ -67,6 +68,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()  # collections during the tests do not look at TensorFlow and Keras again
+    gc.enable()
 
 
 def computing_between_waiting(items: list) -> list:

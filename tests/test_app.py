@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from absl import flags
-from conftest import ROOT, environment
+from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl import app, config, errors
 from ctl.distribute.topology import Topology
 
@@ -19,11 +20,11 @@ MNIST = [sys.executable, "-m", "models.mnist"]
 BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--log_every_steps=2"]
 
 
-def run(*arguments):
+def run(*arguments, start=processes.run):
     """A finished process: code, out, err."""
-    done = subprocess.run(
-        [*MNIST, *arguments], env=environment(), cwd=ROOT, capture_output=True, text=True,
-        timeout=120, check=False,
+    done = start(
+        [*MNIST, *arguments], env=environment(), cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECS,
     )  # fmt: skip
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
@@ -32,7 +33,8 @@ def run(*arguments):
 def trained(tmp_path_factory):
     """A directory with a run of 6 steps that kept 2 checkpoints, and what the process said."""
     directory = tmp_path_factory.mktemp("run") / "m"
-    done = run(*BASE, f"--model_dir={directory}", "--keep=2", "--export=keras")
+    options = "--keep=2", "--export=keras"
+    done = run(*BASE, f"--model_dir={directory}", *options, start=subprocess.run)  # which imports all
     return directory, done
 
 

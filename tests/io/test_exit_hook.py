@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 
+import processes
 import pytest
 from conftest import TIMEOUT_SECS, environment
 
@@ -46,10 +47,10 @@ def test_an_uncaught_error_ends_the_process_with_its_exit_code(error, code, tidi
         assert error.partition("'")[2].rstrip("')") in done.stderr
 
 
-def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments], env=environment(), capture_output=True, text=True,
-        timeout=TIMEOUT_SECS, check=False,
+def run_script(script: str, *arguments: str, start=subprocess.run) -> subprocess.CompletedProcess:
+    return start(
+        [sys.executable, "-c", script, *arguments], env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECS,
     )  # fmt: skip
 
 
@@ -273,7 +274,7 @@ destroyed.wait(60)
 
 def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
     """tf.data's destructor may wait for as long as the pipeline has run."""
-    assert run_script(DESTROYED).stdout == "destroyed by ctl-drop-iterators"
+    assert run_script(DESTROYED, start=processes.run).stdout == "destroyed by ctl-drop-iterators"
 
 
 HALF_DESTROYED = """
@@ -299,7 +300,8 @@ begun.wait(60)
 @pytest.mark.parametrize("secs", [1, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_interpreter_does_not_end_while_an_iterator_is_being_destroyed(secs):
     """A thread that comes back from native code meanwhile would abort the process."""
-    assert run_script(HALF_DESTROYED.replace("SECS", str(secs))).stdout == "destroyed"
+    done = run_script(HALF_DESTROYED.replace("SECS", str(secs)), start=processes.run)
+    assert done.stdout == "destroyed"
 
 
 def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, Result, environment
 from ctl.checkpoints import commit
@@ -22,7 +23,7 @@ class Jobs:
     """A process that forks one for each run."""
 
     def __init__(self):
-        self._process = subprocess.Popen(
+        self._process = processes.start(
             [sys.executable, PROGRAM, "--forever"], env=environment(), cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1,
         )  # fmt: skip

@@ -200,9 +200,9 @@ def test_workers_that_tensorflow_cannot_connect_are_worth_another_attempt(run_pr
 @pytest.mark.workers
 def test_deterministic_operations_begin_with_several_workers(run_program):
     program = (
-        "import ctl; from small_models import Small; "
+        "import os; os.environ['TF_DETERMINISTIC_OPS'] = '1'; import ctl; from small_models import Small; "
         "t = Small(strategy=ctl.make_strategy('multi_worker'), writers=[]); t.train(2); "
         "print('{\"step\": %d}' % t.step)"
     )
-    first, second = run_program(2, ["-c", program], TF_DETERMINISTIC_OPS="1")
+    first, second = run_program(2, ["-c", program])
     assert first.json == second.json == {"step": 2}, first.output
