@@ -156,7 +156,8 @@ def commands() -> dict[Path, list[str]]:
 
 
 RUN = commands()
-LONG = {"models", "gallery", "metrics", "evaluator", "parameter_servers", "performance"}  # in `make slow`
+LONG = {"models", "gallery", "metrics", "evaluator", "parameter_servers", "performance",
+        "several_machines"}  # in `make slow`
 QUICK = [page for page in RUN if not all(map(is_slow, RUN[page]))]
 
 

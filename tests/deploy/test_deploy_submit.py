@@ -164,6 +164,7 @@ def test_writing_a_job_never_imports_google_s_client():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # the import takes seconds
 def test_the_codelab_s_class_takes_the_same_pools(capsys):
     """`aiplatform.CustomJob(worker_pool_specs=...)` of the notebook, with what the file holds."""
     from google.cloud import aiplatform

@@ -47,7 +47,9 @@ def workers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--communication=ring", "--heartbeat_secs=3"], "unhealthy"),
+        pytest.param(
+            ["--communication=ring", "--heartbeat_secs=3"], "unhealthy", marks=pytest.mark.slow
+        ),
         (["--communication=tcp", "--heartbeat_secs=3"], "silent for"),
         pytest.param(
             ["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"],

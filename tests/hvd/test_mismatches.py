@@ -8,7 +8,7 @@ from hvd.ranks import PROGRAMS, results
 CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "mismatches.py").read_text(), re.MULTILINE)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def said(request):
     quick = {"CTL_HVD_ORDER_TIMEOUT_SECS": "1"}
     return results(PROGRAMS / "mismatches.py", request.param, environ=quick)

@@ -5,7 +5,7 @@ import sys
 
 import processes
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, environment, some_of
 
 RUNS = {
     "mnist_tape": ["--steps=60", "--batch_size=32"],
@@ -15,11 +15,12 @@ RUNS = {
 }  # fmt: skip
 
 
-THREE = [pytest.param(m, 3, marks=pytest.mark.slow) for m in RUNS]
+ALL = [(model, ranks) for model in RUNS for ranks in (2, 3)]
 
 
-@pytest.mark.parametrize(("model", "ranks"), [*[(model, 2) for model in RUNS], *THREE])
-def test_an_example_runs(model, ranks, tmp_path):
+@pytest.mark.parametrize("example", some_of(ALL, ("mnist_tape", 2), ("synthetic_benchmark", 2)))
+def test_an_example_runs(example, tmp_path):
+    model, ranks = example
     own = [f"--checkpoint_dir={tmp_path}/ckpt"] if model == "mnist_tape" else []
     done = processes.run(
         [sys.executable, "-m", "ctl.launch.horovodrun_cli", "-np", str(ranks),

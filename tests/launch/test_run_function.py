@@ -82,6 +82,7 @@ def test_the_directory_is_closed_to_others(tmp_path):
     assert run(named_functions.modes, args=(str(tmp_path),), np=1) == [[0o700]]
 
 
+@pytest.mark.slow  # elastic jobs: tests/hvd/test_elastic.py
 def test_an_elastic_function_goes_on_without_a_process_that_dies(tmp_path):
     died = str(tmp_path / "died")
     found = run(named_functions.sum_of_steps, args=(died,), np=2, min_np=1, reset_limit=1)
