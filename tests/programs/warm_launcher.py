@@ -49,8 +49,7 @@ class _Worker(subprocess.Popen):
         is_module = first == "-m" and second.partition(".")[0] != "ctl"
         if args[0] != sys.executable or not (is_module or first == "-c" or first.endswith(".py")):
             return None
-        theirs = {k: v for k, v in warm_server.read_by_imports(env).items() if k != warm_server.LEVEL}
-        if theirs != self.started_with or env.get(warm_server.LEVEL) != os.environ.get(warm_server.LEVEL):
+        if warm_server.read_by_imports(env) != self.started_with:
             return None
         is_file = first.endswith(".py")
         return {

@@ -34,7 +34,6 @@ _READ_BY_IMPORTS = (
     "OMP_", "OPENBLAS_", "PROTOCOL_BUFFERS_", "PYTHON", "TF2_", "TF_", "TZ", "XLA_",
 )  # fmt: skip
 READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED"}
-LEVEL = "TF_CPP_MIN_LOGLEVEL"  # which `import ctl` sets
 _ROOM = "ROOM_FOR_VARIABLES"  # of the server's environment, for those of its children
 CODE = struct.Struct("!i")  # of the process id, then of the exit code as subprocess has it
 
@@ -57,7 +56,7 @@ def with_room(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
 
 
 def import_all() -> None:
-    before = {*os.environ, LEVEL}
+    before = set(os.environ)  # of a test process, which has imported ctl
     import ctl  # noqa: F401  # hides TensorFlow's start-up lines
 
     for name in IMPORTS:
@@ -128,11 +127,8 @@ def become(request: dict, installed: list[str]) -> dict:
     import numpy as np
 
     os.chdir(request["cwd"])
-    level = os.environ.get(LEVEL)  # a child does not repeat `import ctl`
     os.environ.clear()
     os.environ.update(request["env"])
-    if level is not None:
-        os.environ.setdefault(LEVEL, level)
     if "PYTHONUNBUFFERED" not in request["env"]:  # with which the server runs
         sys.stdout.reconfigure(write_through=False, line_buffering=sys.stdout.isatty())
     gc.unfreeze = lambda: None  # at its end `ctl` looks at all objects: not at those of imports
