@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
 TRAIN_QUICKLY = {"test_console.py"}  # files of `make test-quick` all the same
-LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py"}  # files, which come first
+LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py",
+           "test_deploy_slurm.py"}  # files, which come first  # fmt: skip
 TRAINING = {"train", "fit", "evaluate", "predict", "export"}  # methods
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other

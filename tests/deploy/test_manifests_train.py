@@ -14,7 +14,7 @@ from processes import start
 pytestmark = pytest.mark.workers
 STEPS = 20
 WAITS = "Waiting for the evaluator"
-RARER = ("vertex_by_cluster_spec", "trainjob", "tfjob")
+RARER = ("vertex_by_cluster_spec", "kubernetes", "trainjob", "tfjob")
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,10 @@ def pair():
 ON_ONE_DEVICE = {"adam", "weights of examples", "masks", "two outputs", "subclassed", "half precision"}
 
 
-# what others show as well
-RARE = {"active", "average", "average every 5", "bfloat16", "global clip", "masks, whole batches", "sum",
-        "weight decay", "weighted dataset", "weighted scalar"}  # fmt: skip
+# what others show as well, or two workers (tests/workers/test_fit_two_workers.py)
+RARE = {"active", "average", "average every 5", "bfloat16", "endless dataset", "global clip",
+        "masks, whole batches", "normalised", "sum", "two outputs", "weight decay", "weighted dataset",
+        "weighted scalar"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", some_of(CASES, *CASES.keys() - RARE))

@@ -8,8 +8,9 @@ pytestmark = pytest.mark.workers
 PROGRAM = "tests/programs/early_update.py"
 
 
-@pytest.mark.parametrize("how", [{}, {"on_nonfinite": "skip"}])
-def test_a_bucket_is_applied_while_the_next_travels(run_program, how):
+@pytest.mark.parametrize("policy", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
+def test_a_bucket_is_applied_while_the_next_travels(run_program, policy):
+    how = {"on_nonfinite": policy}
     for found in [r.json for r in run_program(2, [PROGRAM, "travelling", json.dumps(how), "60"])]:
         assert found["changed"] and found["waited"] and None not in found["waited"], found
 
