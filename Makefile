@@ -12,11 +12,12 @@ mnist: .venv/installed
 		--model_dir=$(MODEL_DIR) --train_steps=$(STEPS) --eval_every_steps=100
 
 # one run more than cores, as processes wait for each other; what fails beside others has to pass alone
-test: .venv/tested lint types
+test: .venv/tested
+	$(MAKE) --jobs=3 lint types .venv/compiled
 	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
 
-test-quick: .venv/tested
+test-quick: .venv/compiled
 	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not trains" --hypothesis-profile=quick
 
 lint: .venv/tested
@@ -46,9 +47,13 @@ clean:
 
 .venv/tested: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --no-compile --editable '.[test]'
-	.venv/bin/python -c 'import ctl, tensorflow, tf_keras'
-	.venv/bin/python -m compileall -q ctl models tests/programs
 	touch $@ .venv/installed
+
+# once, before several processes do it at the same time: what tests import is compiled
+.venv/compiled: .venv/tested
+	-.venv/bin/python -m pytest --collect-only -q > /dev/null
+	.venv/bin/python -m compileall -q ctl models tests/programs
+	touch $@
 
 .venv/slow: .venv/tested
 	.venv/bin/python -m pip install --quiet --editable '.[test,slow]'
