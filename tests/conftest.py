@@ -32,7 +32,7 @@ sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases o
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-# Grappler takes a sixth of the time of short trainings; the processes that tests start have it
+# Grappler takes 14 % of the CPU time of short trainings; the processes that tests start have it
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 gc.disable()  # until all tests are collected
 atexit.register(gc.freeze)  # the last to run: the end of pytest then looks at no object again
