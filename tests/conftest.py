@@ -67,8 +67,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    gc.collect()
-    gc.freeze()  # collections during the tests do not look at TensorFlow and Keras again
+    gc.collect()  # not freeze(): full collections would come often, and a destructor of tf.data may wait
     gc.enable()
 
 
