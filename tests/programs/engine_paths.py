@@ -162,11 +162,10 @@ def equal(some, others) -> bool:
 def main(where: Path) -> None:
     found = {"paths": sorted(set(ENGINE._mesh.paths.values()))}
     over_tcp, (weights_tcp, _) = everything(), trained(communication="tcp")
-    in_float, _ = trained(3, communication="tcp")
     found["rounded"] = []
     for ENGINE.all_share_memory in (False, True):
         weights, _ = trained(3, Half, communication="tcp")
-        found["rounded"].append(not equal(weights, in_float))
+        found["rounded"].append(not equal(weights, trained(3, communication="tcp")[0]))
     weights, found["needed"] = in_buckets(where / "buckets")
     found["buckets"] = [equal(weights, weights_tcp), bucket_bytes_of(STRATEGY)]
     install_engine(STRATEGY, None)
