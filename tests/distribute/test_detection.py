@@ -78,6 +78,16 @@ def test_a_normalised_cluster_says_the_same_to_tensorflow():
 W = {"worker": TWO}
 MISTAKES = {
     "not JSON": ({"TF_CONFIG": "{cluster: 1}"}, r"not JSON.*'\{cluster: 1\}'"),
+    "misspelt cluster": (
+        {"TF_CONFIG": json.dumps({"clusters": W, "task": {"type": "worker", "index": 1}})},
+        "unknown key 'clusters'.*Did you mean 'cluster'"),
+    "misspelt task": (
+        {"TF_CONFIG": json.dumps({"cluster": W, "Task": {"type": "worker", "index": 1}})},
+        "unknown key 'Task'.*Did you mean 'task'"),
+    "unknown key": (config(W, zebra=1), "unknown key 'zebra'; expected only cluster, task"),
+    "a task alone": (
+        {"TF_CONFIG": json.dumps({"task": {"type": "worker", "index": 1}})}, "has task, but no cluster"),
+    "an environment alone": ({"TF_CONFIG": '{"environment": "cloud"}'}, "has environment, but no cluster"),
     "a list": ({"TF_CONFIG": "[1]"}, r"TF_CONFIG is '\[1\]'; expected an object"),
     "cluster is a list": (config(["a:1"]), r"cluster is \['a:1'\]; expected lists of addresses"),
     "cluster is a string": (config("a:1"), r"cluster is 'a:1'"),
@@ -114,3 +124,35 @@ def test_every_mistake_is_one_sentence_that_names_it(name):
     with pytest.raises(ctl.UsageError, match=words) as caught:
         read_topology(environ)
     assert "\n" not in str(caught.value) and "TF_CONFIG" in str(caught.value)
+
+
+OTHER_MISTAKES = {
+    "CLUSTER_SPEC misspelt": (
+        {"CLUSTER_SPEC": json.dumps({"clusters": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}})},
+        "CLUSTER_SPEC has the unknown key 'clusters'.*'cluster'"),
+    "CLUSTER_SPEC without a cluster": (
+        {"CLUSTER_SPEC": '{"environment": "cloud"}'}, "CLUSTER_SPEC has environment, but no cluster"),
+    "CTL_WORKERS misspelt": (
+        {"CTL_WORKER": "a:1,b:1", "JOB_COMPLETION_INDEX": "1"}, "did you mean CTL_WORKERS"),
+    "CTL_TASK_INDEX misspelt": ({"CTL_WORKERS": "a:1,b:1", "CTL_TASK_INDX": "1"}, "mean CTL_TASK_INDEX"),
+    "index without addresses": ({"CTL_TASK_INDEX": "1"}, "CTL_TASK_INDEX is 1, but CTL_WORKERS is not set"),
+    "rank without size": ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set"),
+    "host without hosts": ({"SM_CURRENT_HOST": "algo-2"}, "SM_HOSTS is not set"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(OTHER_MISTAKES))
+def test_a_platform_variable_that_is_misspelt_or_incomplete_is_refused(name):
+    environ, words = OTHER_MISTAKES[name]
+    with pytest.raises(ctl.UsageError, match=words):
+        read_topology(environ)
+
+
+def test_keys_that_platforms_and_tensorflow_use_are_accepted():
+    more = {"environment": "cloud", "rpc_layer": "grpc", "session_master": "", "job": {}, "trial": "1"}
+    assert read_topology(config(W, index=1, **more)).worker_index == 1
+    pools = {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}
+    task = {"type": "workerpool1", "index": 0}
+    spec = {"cluster": pools, "task": task, "environment": "cloud", "new_of_the_platform": 1}
+    assert read_topology({"CLUSTER_SPEC": json.dumps(spec)}).worker_index == 1
+    assert read_topology({"CTL_HVD_WORKER": "x", "CTL_STARTUP_TIMEOUT_SECS": "5"}).num_workers == 1

@@ -19,6 +19,7 @@ _READERS = {
     "OMPI_COMM_WORLD_RANK": mpi.read,
     "SLURM_PROCID": slurm.read,
     "SM_HOSTS": sagemaker.read,
+    "CTL_TASK_INDEX": listed.check_index_alone,
     listed.KUBERNETES_INDEX: listed.read_bare_index,
 }
 VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
@@ -31,6 +32,7 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     CLUSTER_SPEC, CTL_WORKERS with an index, MPI, Slurm and SageMaker. Raises UsageError that names the
     mistake.
     """
+    listed.check_names(environ)
     for reader in _READERS.values():
         found = reader(environ)
         if found is not None:

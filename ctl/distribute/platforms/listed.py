@@ -13,15 +13,17 @@ from ctl.errors import UsageError
 
 WORKERS_VARIABLE = "CTL_WORKERS"
 EVALUATOR = "CTL_EVALUATOR"
+TASK_INDEX = "CTL_TASK_INDEX"
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
 INDICES = {
-    "CTL_TASK_INDEX": "CTL_WORKERS",
+    TASK_INDEX: "CTL_WORKERS",
     KUBERNETES_INDEX: "Kubernetes",
     "OMPI_COMM_WORLD_RANK": "Open MPI",
     "PMI_RANK": "MPI",
     "SLURM_PROCID": "Slurm",
     "HOROVOD_RANK": "Horovod",
 }
+_NAMES = (WORKERS_VARIABLE, TASK_INDEX, EVALUATOR, variables.PORT_VARIABLE)
 _SIZES = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
@@ -60,6 +62,30 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     has_evaluator = environ.get(EVALUATOR, "") not in ("", "0")
     sources = [WORKERS_VARIABLE, counter, *([EVALUATOR] if has_evaluator else [])]
     return variables.workers(INDICES[counter], sources, addresses, index, has_evaluator=has_evaluator)
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raises UsageError for a variable whose name is almost one that defines the cluster."""
+    for name, value in environ.items():
+        if not name.startswith("CTL_") or name.startswith("CTL_HVD_") or not value.strip():
+            continue
+        suggestion = variables.nearest(name, _NAMES)
+        if suggestion is not None and name not in _NAMES:
+            raise UsageError(
+                f"the environment has {name}, which ctl does not read; did you mean {suggestion}? Rename "
+                "it, or unset it. Without its value this process could train alone."
+            )
+
+
+def check_index_alone(environ: Mapping[str, str]) -> None:
+    """Raises UsageError for CTL_TASK_INDEX without the list of addresses that it refers to."""
+    index = environ.get(TASK_INDEX, "").strip()
+    if index:
+        raise UsageError(
+            f"CTL_TASK_INDEX is {index}, but CTL_WORKERS is not set; expected the host:port of all workers "
+            "in the order of their indices, e.g. CTL_WORKERS=host1:2222,host2:2222. For a process that "
+            "trains alone, unset CTL_TASK_INDEX."
+        )
 
 
 def read_bare_index(environ: Mapping[str, str]) -> Topology | None:

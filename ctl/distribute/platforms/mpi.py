@@ -44,8 +44,15 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     """What Open MPI, horovodrun, or MPICH and its kin say; None without them. Raises UsageError."""
     for platform, (rank_name, size_name, *local_names, markers) in _LAUNCHERS.items():
         rank, size = variables.number(environ, rank_name), variables.number(environ, size_name)
-        if rank is None or size is None or _is_srun_s(environ, rank_name):
+        if rank is None or _is_srun_s(environ, rank_name):
             continue
+        if size is None:
+            if rank_name == "PMI_RANK":  # process managers of other programs set it alone
+                continue
+            raise UsageError(
+                f"{rank_name} is {rank}, but {size_name} is not set; expected both. {platform} sets them "
+                f"for each process. For a process that trains alone, unset {rank_name}."
+            )
         if rank >= size:
             raise UsageError(f"{rank_name} is {rank}, but {size_name} is {size} (ranks 0 to {size - 1}).")
         sources = rank_name, size_name, *local_names

@@ -12,7 +12,13 @@ _PORT = 8890  # that of SageMaker's TensorFlow toolkit
 def read(environ: Mapping[str, str]) -> Topology | None:
     """What SM_HOSTS says; None if it is not set. Raises UsageError."""
     text = environ.get("SM_HOSTS", "").strip()
+    here = environ.get("SM_CURRENT_HOST", "").strip()
     if not text:
+        if here:
+            raise UsageError(
+                f"SM_CURRENT_HOST is {here!r}, but SM_HOSTS is not set; expected a list such as "
+                '["algo-1", "algo-2"]. For a process that trains alone, unset SM_CURRENT_HOST.'
+            )
         return None
     try:
         hosts = variables.json_of(text)
@@ -20,7 +26,6 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
         raise UsageError(f'SM_HOSTS is {text[:80]!r}; expected a list such as ["algo-1", "algo-2"].')
-    here = environ.get("SM_CURRENT_HOST", "").strip()
     if here not in hosts and len(hosts) > 1:
         raise UsageError(f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}.")
     first = variables.port(environ, _PORT)

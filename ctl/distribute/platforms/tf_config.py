@@ -11,6 +11,21 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 TF_CONFIG = "TF_CONFIG"
+# TensorFlow reads the first nine, Vertex AI adds `job` and `trial`, Kubeflow's TFJob `sparseCluster`
+_KEYS = (
+    "cluster",
+    "task",
+    "environment",
+    "rpc_layer",
+    "session_master",
+    "eval_session_master",
+    "master",
+    "service",
+    "model_dir",
+    "job",
+    "trial",
+    "sparseCluster",
+)
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
@@ -27,12 +42,19 @@ def read(environ: Mapping[str, str]) -> Topology | None:
             "TF_CONFIG has a sparseCluster, of a TFJob whose workers come and go; expected a cluster that "
             "stays. Leave enableDynamicWorker out of the TFJob."
         )
+    variables.check_keys(config, _KEYS, TF_CONFIG)
+    task = config.get("task")
+    is_evaluator = isinstance(task, dict) and task.get("type") == "evaluator"
+    if config and "cluster" not in config and not is_evaluator:
+        raise UsageError(
+            f"TF_CONFIG has {', '.join(config)}, but no cluster; expected e.g. "
+            f"{variables.TF_CONFIG_EXAMPLE}. For a process that trains alone, unset TF_CONFIG."
+        )
     cluster = config.get("cluster") or {}
     if isinstance(cluster, dict) and any(cluster.values()):
         cluster = {kind: addresses for kind, addresses in cluster.items() if addresses != []}
-    task = config.get("task")
     platform = _platform(environ, config)
-    if not cluster and not (isinstance(task, dict) and task.get("type") == "evaluator"):
+    if not cluster and not is_evaluator:
         return Topology(platform=platform, sources=(TF_CONFIG,))
     tasks = variables.checked_tasks(cluster, TF_CONFIG)
     beside = vertex.beside(environ, config)

@@ -1,7 +1,8 @@
 """Variables of the environment, parsed and checked the same way for every platform."""
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ctl.distribute.topology import TRAINING_TYPES, Topology
@@ -110,6 +111,25 @@ def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any
     if not isinstance(found, dict):
         raise UsageError(f"{name} is {text[:80]!r}; expected an object such as {example}.")
     return found
+
+
+def check_keys(value: Mapping[str, Any], known_keys: Collection[str], variable: str) -> None:
+    """Raises UsageError for a key of `value` that is not in `known_keys`; names the nearest known key."""
+    for key in value:
+        if key not in known_keys:
+            suggestion = nearest(key, known_keys)
+            hint = f"Did you mean {suggestion!r}? " if suggestion else ""
+            raise UsageError(
+                f"{variable} has the unknown key {key!r:.100}; expected only {', '.join(known_keys)}. "
+                f"{hint}Without a cluster this process would train alone."
+            )
+
+
+def nearest(name: str, known_names: Collection[str]) -> str | None:
+    """Returns the name in `known_names` that is spelt most like `name`, or None if none is similar."""
+    folded = {known.lower(): known for known in known_names}
+    matches = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.75)
+    return folded[matches[0]] if matches else None
 
 
 def json_of(text: str) -> Any:

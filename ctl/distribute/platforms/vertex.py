@@ -20,6 +20,7 @@ _EXAMPLE = (
     '{"cluster": {"workerpool0": ["host1:2222"], "workerpool1": ["host2:2222"]}, '
     '"task": {"type": "workerpool0", "index": 0}}'
 )
+_KEYS = ("cluster", "task", "environment", "job", "trial")
 _REDUCTION_SERVER = "reductionserver"  # in the name of its image
 
 
@@ -37,6 +38,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE)
     if spec is None:
         return None
+    _check_spec_keys(spec)
     cluster = spec.get("cluster") or {}
     if not isinstance(cluster, dict):
         raise UsageError(f"CLUSTER_SPEC's cluster is {cluster!r}; expected addresses by pool.")
@@ -61,6 +63,16 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         ends_with_chief=True,
         notes=notes,
     )
+
+
+def _check_spec_keys(spec: Mapping[str, Any]) -> None:
+    """Raises UsageError for a misspelt key. Keys that resemble no known one may come from the platform."""
+    misspelt = {k: v for k, v in spec.items() if k not in _KEYS and variables.nearest(k, _KEYS)}
+    if spec and "cluster" not in spec:
+        misspelt = dict(spec)
+    variables.check_keys(misspelt, _KEYS, CLUSTER_SPEC)
+    if spec and "cluster" not in spec:
+        raise UsageError(f"CLUSTER_SPEC has {', '.join(spec)}, but no cluster; expected e.g. {_EXAMPLE}.")
 
 
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
