@@ -16,6 +16,7 @@ class CtlError(Exception):
     """Any error that `ctl` raises on purpose; `exit_code` is what a binary ends with."""
 
     exit_code = EXIT_FAILED
+    _keras_call_info_injected = True  # Keras does not add the arguments of its layers to the message
 
 
 class UsageError(CtlError, ValueError):

@@ -13,7 +13,7 @@ from ctl.distribute.autograph import converted
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
-from ctl.step import finiteness
+from ctl.step import finiteness, replica_assignments
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.eight_bit import EightBitSums
@@ -68,9 +68,9 @@ class Recorder(threading.local):
         if self.waits:
             self.updates.append(update)
         else:
-            self.norms[self._norm_name(update.label)] = gradient_path.apply(
-                update, how, self.times, self.eight_bit
-            )
+            with replica_assignments.allowed():
+                norm = gradient_path.apply(update, how, self.times, self.eight_bit)
+            self.norms[self._norm_name(update.label)] = norm
             if update.good is not None:
                 self.goods.append((update.good, update.found))
             if update.stop is not None:
@@ -116,6 +116,7 @@ class ReplicaStep:
       skipping: what happens to a step that is left out.
 
     Attributes:
+      calls_minimize: True if a traced step has called `minimize`.
       times: where the waits of this worker are added up; None: nowhere.
       local: averages weights, where gradients are not summed; or None.
       eight_bit: sums gradients, if they travel so; or None.
@@ -144,6 +145,7 @@ class ReplicaStep:
         self._in_program = False
         self._parts = 1
         self.totals = Totals()
+        self.calls_minimize = False
         self.times: StepTimes | None = None
         self.local: LocalSteps | None = None
         self.eight_bit: EightBitSums | None = None
@@ -168,7 +170,9 @@ class ReplicaStep:
     def _plain(self, element: Any) -> Any:
         share, saved = self._start(element)
         part = self._begin(share)
-        packed = self._packed(converted(self._step)(part.batch), part, self._recorder.norms)
+        with replica_assignments.refused(self._num_replicas):
+            scores = converted(self._step)(part.batch)
+        packed = self._packed(scores, part, self._recorder.norms)
         return self._ended(packed, saved)
 
     def _compiled(self, element: Any) -> Any:
@@ -178,7 +182,9 @@ class ReplicaStep:
 
         def forward_and_backward(batch: Any) -> Any:
             self._recorder.begin(waits=True, compiled=True, empty=part.empty)
-            return self._gradients_of(converted(self._step)(batch), part, waiting)
+            with replica_assignments.refused(self._num_replicas):
+                scores = converted(self._step)(batch)
+            return self._gradients_of(scores, part, waiting)
 
         done = tf.function(forward_and_backward, jit_compile=True, autograph=False)(part.batch)
         return self._ended(self._updated_outside(done, part, waiting), saved)
@@ -189,14 +195,18 @@ class ReplicaStep:
         first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
         counts = self._recorder.counts = self._mask_counts(share, first.batch, rows)
         step = converted(self._step)
-        packed = self._packed(step(first.batch), first)
+        with replica_assignments.refused(self._num_replicas):
+            scores = step(first.batch)
+        packed = self._packed(scores, first)
         updates = self._recorder.updates
 
         def another(i: Any, packed: Any, sums: Any) -> tuple[Any, Any, Any]:
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
             self._goes_on(counts)
-            packed += self._packed(step(part.batch), part)
+            with replica_assignments.refused(self._num_replicas):
+                scores = step(part.batch)
+            packed += self._packed(scores, part)
             return i + 1, packed, _added(sums, _summable(self._recorder.updates))
 
         so_far = 1, packed, _summable(updates)
@@ -242,6 +252,7 @@ class ReplicaStep:
 
     def _ended(self, packed: Any, saved: Any) -> Any:
         goods, stops = self._recorder.goods, self._recorder.stops
+        self.calls_minimize |= bool(self._recorder.norms)
         local = self.local is not None
         packed = self._skipping.after(
             packed, self.totals, goods, saved, prints=not self._in_program, local=local

@@ -65,6 +65,11 @@ class CompiledLoop:
             ran += part.steps
         return packed, ran
 
+    @property
+    def calls_minimize(self) -> bool:
+        """True if the traced step calls `minimize`."""
+        return self._step.calls_minimize
+
     def trace(self, batches: Batches) -> None:
         """Compiles what `run` calls for these batches, if need be; runs no step."""
         windows = batches.windows

@@ -96,6 +96,11 @@ class StepLoop:
             packed = function(batches.iterator, self._length(steps), packed)
         return packed, steps
 
+    @property
+    def calls_minimize(self) -> bool:
+        """True if the traced step calls `minimize`."""
+        return self._step.calls_minimize
+
     def trace(self, batches: Batches) -> None:
         """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
         key = self._key(batches)

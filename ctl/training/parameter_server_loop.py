@@ -150,6 +150,11 @@ class ScheduledLoop:
             packed = packed + np.asarray(result.fetch())
         return packed, step - start
 
+    @property
+    def calls_minimize(self) -> bool:
+        """True if the traced step calls `minimize`."""
+        return self._step.calls_minimize
+
     def completed(self) -> int:
         """Steps completed by all workers until now."""
         return int(self._counter.numpy())

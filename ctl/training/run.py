@@ -145,6 +145,8 @@ class Run:
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self._wants_stop = False  # a callback
         self._interrupted = False  # an evaluation, by a signal
+        self._checked_update = False
+        self._iterations = run_support.optimizer_iterations(trainer)
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
 
@@ -204,6 +206,7 @@ class Run:
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
+            self._check_update_once()
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
             if "log" in loop.due and not nonfinite:
@@ -221,6 +224,11 @@ class Run:
             if self._over() is not None:
                 break
         return step, self._over() or End.DONE
+
+    def _check_update_once(self) -> None:
+        if not self._checked_update:
+            self._checked_update = True
+            run_support.warn_without_update(self._trainer, self.graph_loop, self._iterations)
 
     def _over(self) -> End | None:
         """Why the run ends now, before its last step; None if it does not."""

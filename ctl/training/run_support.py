@@ -1,20 +1,24 @@
 """What surrounds the steps of a run: who watches them, who writes checkpoints, what errors become."""
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 from ctl.checkpoints import saving as checkpoint_saving
 from ctl.distribute import parameter_servers
+from ctl.distribute.keras_objects import attribute, plain
 from ctl.errors import Stopped
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved
 from ctl.supervision import heartbeat, signals
 from ctl.training import error_translation
-from ctl.training.loop import TrainLoop
+from ctl.training.loop import GraphLoop, TrainLoop
 from ctl.training.session import Session
 from ctl.training.step_profiler import StepProfiler
 from ctl.training.stragglers import Stragglers
 from ctl.training.trainer_protocol import TrainerProtocol
+
+_log = logging.getLogger("ctl")
 
 
 def watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
@@ -45,6 +49,28 @@ def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | No
         if times is None or place.num_workers == 1
         else Stragglers(times.total, place.workers, place.worker_index)
     )
+
+
+def optimizer_iterations(trainer: TrainerProtocol) -> int | None:
+    """Returns how many updates `self.optimizer` has applied, or None if it does not count them."""
+    iterations = attribute(trainer.optimizer, "iterations")
+    return None if iterations is None else int(plain(iterations).numpy())
+
+
+def warn_without_update(
+    trainer: TrainerProtocol, graph_loop: GraphLoop, iterations_before: int | None
+) -> None:
+    """Warns if a step has run that neither called `minimize` nor applied `self.optimizer` itself."""
+    if trainer.optimizer is None or graph_loop.calls_minimize or not trainer.topology.is_chief:
+        return
+    iterations = optimizer_iterations(trainer)
+    if iterations is None or iterations == iterations_before:
+        _log.warning(
+            "train_step of %s does not call self.minimize(loss, tape): self.optimizer applies no update, "
+            "and the weights stay as they are. Call self.minimize in train_step, or do not set "
+            "self.optimizer.",
+            type(trainer).__name__,
+        )
 
 
 @contextlib.contextmanager

@@ -138,3 +138,39 @@ def test_a_single_short_batch_is_not_warned_of(caplog):
 
     Few(strategy="default", writers=[], intervals=every_step()).train()
     assert "on average" not in caplog.text
+
+
+class WithoutUpdate(Small):
+    def train_step(self, batch):
+        logits = self.model(batch[0], training=True)
+        return {"loss": tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits)}
+
+
+class OwnUpdate(Small):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            logits = self.model(batch[0], training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], logits))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", [WithoutUpdate, OwnUpdate, Small])
+def test_a_step_that_updates_nothing_is_warned_of_once(kind, replicas, two_replicas, caplog):
+    strategy = two_replicas if replicas == 2 else "default"
+    trainer = kind(strategy=strategy, writers=[], intervals=every_step(steps_per_loop=1))
+    trainer.train(3)
+    warnings = [r for r in caplog.messages if "does not call self.minimize(loss, tape)" in r]
+    assert len(warnings) == (kind is WithoutUpdate)
+
+
+def test_a_step_without_an_optimizer_needs_no_update(caplog):
+    class Measuring(WithoutUpdate):
+        def build(self):
+            super().build()
+            self.optimizer = None
+
+    Measuring(strategy="default", writers=[]).train(2)
+    assert "minimize" not in caplog.text
