@@ -121,7 +121,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     values = flags.FLAGS
     keywords = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
     given, keywords = config_lib.of_command_line(values, keywords, make_trainer)
-    from ctl.checkpoints.export import parse_formats, possible
+    from ctl.checkpoints.export import parse_formats
     from ctl.training import platform_hooks
 
     config = config_lib.settled(make_trainer, given)
@@ -149,8 +149,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     trainer.hparams = {**plain, **trainer.hparams}
     platform_hooks.prepare_platform(trainer, places, config.report_hypertune, config.mode)
     _prepare(trainer, config.mode)
-    if "export" not in given.given:  # what nobody asked for is not an error
-        formats = tuple(w for w in formats if config.model_dir and w in possible(trainer.model))
+    if "export" not in given.given:  # the default is not an error
+        formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
         platform_hooks.hand_over(trainer, places, formats)
@@ -170,6 +170,22 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
             print(path)
         platform_hooks.hand_over(trainer, places, formats)
     _leave(trainer)
+
+
+def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the default formats that can be written; logs why there are none."""
+    from ctl.checkpoints.export import default_formats, possible
+
+    if not config.model_dir or config.mode in ("eval", "predict"):
+        return ()
+    possible_formats = tuple(word for word in formats if word in possible(trainer.model))
+    if not possible_formats and config.mode != "export":
+        try:
+            default_formats(trainer)
+        except UsageError as e:
+            if trainer.topology.is_chief:
+                logging.getLogger("ctl").info("No model is exported at the end: %s", e)
+    return possible_formats
 
 
 def _leave(trainer: "Trainer") -> None:

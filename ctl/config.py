@@ -114,8 +114,8 @@ class Config:
     background_save: bool = _of("bool", False,
         "Write checkpoints during training; needs memory for another copy of the state.")
     export: str = _of("text", "keras,saved_model",
-        "Formats to write into model_dir/export at the end: keras, saved_model, weights. none or 0: "
-        "off.")
+        "Formats to write into model_dir/export at the end: keras, saved_model, weights. "
+        "generator:keras exports self.generator. none or 0: off.")
     report_hypertune: str = _of("text", "",
         "Metric of the evaluation, such as accuracy, to report to a tuning job on Vertex AI. Empty: none.")
     # When things go wrong

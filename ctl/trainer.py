@@ -284,20 +284,23 @@ class Trainer:
             self._session.running.note(grid(step, name, images))
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
-        """Writes the model as "keras", "saved_model", "weights"; returns the paths on the chief.
+        """Writes models to files and returns the paths on the chief; all workers must call it.
 
-        All workers must call it. `directory` is `model_dir/export` unless given.
+        `formats` are "keras", "saved_model", "weights" for `self.model`, or "generator:keras" for
+        `self.generator`, which gets a folder of its own. `directory` is `model_dir/export` by default.
+        Raises UsageError for a model that is not set, or a format that it cannot be written in.
         """
         self.prepare()
         if self.topology.evaluates:
             return []  # the chief writes
-        formats = formats or export_lib.possible(self.model)[:2]
+        formats = formats or export_lib.default_formats(self)
+        targets = export_lib.targets(self, formats)
         if directory is None:
             validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         served = export_lib.signatures_of(self)
         with moving_averages.in_place(self):
-            paths = export_lib.export(self.model, directory, formats, self.topology, served)
+            paths = export_lib.export(targets, directory, self.topology, served)
         HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

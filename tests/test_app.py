@@ -121,7 +121,7 @@ def worked(monkeypatch, *arguments):
     class Fake:
         hparams = {}  # noqa: RUF012
         topology, model_dir = Topology(), None
-        model = SimpleNamespace(save=None, export=None, save_weights=None)
+        model = SimpleNamespace(save=print, export=print, save_weights=print)
 
         def __init__(self, **options):
             told["options"] = options

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +25,82 @@ SAVED_MODEL_MARK = "saved_model.pb"  # what makes a directory a SavedModel; writ
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
+@dataclass(frozen=True)
+class Target:
+    """A model to export in one format; `folder` is relative to the export directory."""
+
+    model: Any
+    format: str
+    folder: str = "."
+
+
 def parse_formats(text: str) -> tuple[str, ...]:
-    """`keras,saved_model` -> ("keras", "saved_model"); "none" or "" -> ()."""
+    """Parses `keras,generator:saved_model` to ("keras", "generator:saved_model"); "none" or "" to ().
+
+    A format alone is for `self.model`; `name:format` is for the model `self.<name>`.
+    """
     words = tuple(w.strip() for w in text.split(",") if w.strip())
     if words in ((), ("none",), ("0",)):
         return ()
-    unknown = [w for w in words if w not in FORMATS]
+    unknown = [w for w in words if w.rpartition(":")[2] not in FORMATS]
     if unknown:
-        raise UsageError(f"export is {text!r}; expected none, or some of {', '.join(FORMATS)} with commas.")
+        raise UsageError(
+            f"export is {text!r}; expected none, or some of {', '.join(FORMATS)} with commas. For a model "
+            "other than self.model write its name before the format, e.g. generator:keras."
+        )
     return words
 
 
 def possible(model: Any) -> tuple[str, ...]:
     """The formats that `model` can be written in."""
-    keras_like = [w for w, method in _METHODS.items() if hasattr(model, method)]
+    keras_like = [w for w, method in _METHODS.items() if callable(getattr(model, method, None))]
     return tuple(keras_like) or (("saved_model",) if isinstance(model, tf.Module) else ())
 
 
-def check_formats(model: Any, formats: Sequence[str]) -> None:
-    """Raises UsageError for a word that is no format, or one that `model` cannot be written in."""
-    can = possible(model)
-    cannot = [w for w in parse_formats(",".join(formats)) if w not in can]
-    if cannot:
-        raise UsageError(
-            f"export of {', '.join(cannot)}: self.model, a {type(model).__name__}, can be written as "
-            f"{', '.join(can) or 'nothing: it is neither a Keras model nor a tf.Module'}."
+def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
+    """Returns the models and formats to export.
+
+    Args:
+      trainer: Its attributes are searched for models.
+      formats: `format` for `self.model`, `name:format` for `self.<name>`; see FORMATS.
+
+    Raises:
+      UsageError: For an unknown format or model, or a format that the model cannot be written in.
+    """
+    named = {n: v for n, v in vars(trainer).items() if not n.startswith("_") and possible(v)}
+    found = []
+    for word in parse_formats(",".join(formats)):
+        name, colon, wanted = word.rpartition(":")
+        name = name if colon else "model"
+        model = getattr(trainer, name, None)
+        if wanted not in possible(model):
+            raise UsageError(f"export of {word}: {_refusal(name, model, named)}")
+        found.append(Target(model, wanted, name if colon else "."))
+    return found
+
+
+def default_formats(trainer: object) -> tuple[str, ...]:
+    """Returns the formats of `self.model` that are exported by default; raises UsageError without one."""
+    formats = possible(getattr(trainer, "model", None))[:2]
+    if not formats:
+        targets(trainer, ("keras",))
+    return formats
+
+
+def _refusal(name: str, model: Any, named: Mapping[str, Any]) -> str:
+    """Returns the reason why `self.<name>` cannot be exported, and what to write instead."""
+    if model is not None and possible(model):
+        return (
+            f"self.{name}, of class {type(model).__name__}, can be written as {', '.join(possible(model))}."
         )
+    kind = "is not set" if model is None else f"is {model!r:.40}, which cannot be written"
+    if not named:
+        return f"self.{name} {kind}; expected a Keras model or a tf.Module. Set self.model in build()."
+    first = next(iter(named))
+    return (
+        f"self.{name} {kind}; expected one of {', '.join(named)}. Write the name before the format, e.g. "
+        f"--export={first}:{possible(named[first])[0]}."
+    )
 
 
 def signatures_of(trainer: object) -> dict[str, Any]:
@@ -70,21 +121,22 @@ def signatures_of(trainer: object) -> dict[str, Any]:
 
 
 def export(
-    model: Any,
+    targets: Sequence[Target],
     directory: str | os.PathLike,
-    formats: Sequence[str],
     topology: Topology,
     signatures: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Writes `model` into `directory`; returns the paths, on the chief.
+    """Writes models into `directory`, in files called model.keras, saved_model or model.weights.h5.
 
     Args:
-      directory: a path, or a URL.
-      formats: of "keras" (model.keras), "saved_model" (saved_model/), "weights" (model.weights.h5).
-        A tf.Module has only "saved_model".
-      signatures: name -> `tf.function` that the SavedModel serves, instead of the model's own.
+      targets: The models and formats, from the function `targets`.
+      directory: A path or a URL.
+      topology: All workers must call this function; only the chief's files remain.
+      signatures: Name -> `tf.function` that the SavedModel of `self.model` serves, instead of its own.
+
+    Returns:
+      The paths of the files on the chief, and an empty list on other workers.
     """
-    check_formats(model, formats)
     goal = paths.path(directory)
     renamed = paths.has_rename(goal)
     beside = Path(directory) / f"workertemp_{topology.worker_index}"
@@ -93,15 +145,18 @@ def export(
     written = []
     try:
         own.mkdir(parents=True)
-        for word in formats:
-            path = own / _FILES[word]
-            _write(model, word, path, signatures or {})
+        for target in targets:
+            path = own / target.folder / _FILES[target.format]
+            path.parent.mkdir(exist_ok=True)
+            served = signatures if target.folder == "." else None
+            _write(target.model, target.format, path, served or {})
             if not topology.is_chief:
                 continue
-            final = goal / path.name
+            final = goal / target.folder / path.name
             if not renamed:
                 paths.copy_tree(path, final, last=SAVED_MODEL_MARK)
             else:
+                Path(final).parent.mkdir(parents=True, exist_ok=True)
                 paths.replace(path, Path(final))
             written.append(str(final))
     finally:

@@ -209,11 +209,11 @@ class CallbackRunner:
         trainer = self._trainer
         if decision.directory is None and trainer.model_dir is None:
             raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
-        export_lib.check_formats(trainer.model, decision.export)
+        targets = export_lib.targets(trainer, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
         served = export_lib.signatures_of(trainer)
         with moving_averages.in_place(trainer):
-            export_lib.export(trainer.model, directory, decision.export, trainer.topology, served)
+            export_lib.export(targets, directory, trainer.topology, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
 
     def _warn(self, text: str, *values: Any) -> None:

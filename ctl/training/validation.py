@@ -197,7 +197,7 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
         if isinstance(callback, SaveBest):
             if callback.directory is None and trainer.model_dir is None:
                 raise UsageError(f"{who} needs a place: SaveBest(directory=...), or a model_dir.")
-            export_lib.check_formats(trainer.model, callback.formats)
+            export_lib.targets(trainer, callback.formats)
 
 
 def has_a_number(optimizer: Any) -> bool:
@@ -364,7 +364,7 @@ def check_export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
         raise UsageError(
             "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
         )
-    export_lib.check_formats(trainer.model, formats)
+    export_lib.targets(trainer, formats)
     if "saved_model" in formats:
         export_lib.signatures_of(trainer)
 

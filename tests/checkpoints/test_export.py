@@ -1,14 +1,20 @@
 """Exported files need no ctl: they load elsewhere and predict the same."""
 
 import shutil
+import sys
+from pathlib import Path
 
 import ctl
+import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 import tf_keras
+from conftest import PROGRAMS, environment
 from ctl.io import paths
 from small_models import PlainModel, Small, every_step, examples, weights
+from two_models import Pair
 
 QUIET = dict(strategy="default", writers=[], intervals=every_step(log=ctl.Every()))
 
@@ -203,3 +209,56 @@ def test_signatures_that_cannot_be_served_are_refused_before_any_work(tmp_path, 
     with pytest.raises(ctl.UsageError, match=r"signatures\(\) returned .*input_signature"):
         trainer.train(1, export=["saved_model"])
     assert trainer.step == 0
+
+
+def test_models_are_exported_by_name(tmp_path):
+    trainer = Pair(**QUIET)
+    formats = "generator:keras", "critic:keras", "generator:weights"
+    paths = trainer.export(*formats, directory=str(tmp_path))
+    assert [str(Path(p).relative_to(tmp_path)) for p in paths] == [
+        "generator/model.keras", "critic/model.keras", "generator/model.weights.h5"
+    ]  # fmt: skip
+    assert names(tmp_path) == ["critic", "generator"]
+    x = np.ones([3, 4], np.float32)
+    loaded = keras.models.load_model(paths[0])
+    np.testing.assert_allclose(loaded(x), trainer.generator(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("formats", "words"),
+    [
+        ((), r"export of keras: self.model is not set; expected one of generator, critic.*generator:keras"),
+        (("keras",), "self.model is not set; expected one of generator, critic"),
+        (("generater:keras",), "export of generater:keras: self.generater is not set; expected one of"),
+        (("seed:keras",), "self.seed is 0, which cannot be written; expected one of"),
+        (("generator:onnx",), "expected none, or some of keras"),
+    ],
+)
+def test_an_export_without_a_model_names_those_that_there_are(formats, words, tmp_path):
+    with pytest.raises(ctl.UsageError, match=words):
+        Pair(**QUIET).export(*formats, directory=str(tmp_path))
+
+
+def test_a_training_with_such_an_export_is_refused_before_its_first_step(tmp_path):
+    trainer = Pair(model_dir=str(tmp_path / "run"), **QUIET)
+    with pytest.raises(ctl.UsageError, match="--export=generator:keras"):
+        trainer.train(2, export=["keras"])
+    assert trainer.step == 0
+    trainer.train(2, export=["generator:keras"])
+    assert (tmp_path / "run/export/generator/model.keras").stat().st_size
+
+
+def test_the_command_line_refuses_an_export_without_a_model_and_notes_what_it_leaves_out(tmp_path):
+    program = [sys.executable, str(PROGRAMS / "two_models.py"), "--global_batch_size=8"]
+
+    def run(*arguments):
+        return processes.run([*program, f"--model_dir={tmp_path}", *arguments], env=environment())
+
+    trained = run("--train_steps=2", "--mode=train")
+    assert trained.returncode == 0, trained.stderr
+    assert "No model is exported at the end: " in trained.stderr and "generator:keras" in trained.stderr
+    refused = run("--mode=export")
+    assert refused.returncode == 2 and "expected one of " in refused.stderr, refused.stderr
+    exported = run("--mode=export", "--export=generator:keras")
+    assert exported.returncode == 0, exported.stderr
+    assert exported.stdout.strip() == f"{tmp_path}/export/generator/model.keras"
