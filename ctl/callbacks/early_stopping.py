@@ -77,5 +77,13 @@ class EarlyStopping:
                 self._waited = 0
         if not better and self._waited >= max(1, self.patience):
             self.stopped_at = step
-            return Decision(stop=True, message=f"{self.best.run} {self.best.metric} has not improved")
+            return Decision(stop=True, message=self._reason())
         return Decision(keep_weights=self.restore_best and better)
+
+    def _reason(self) -> str:
+        noun = "evaluation" if self.best.run == "eval" else "log interval"
+        count = f"{self._waited} {noun}{'' if self._waited == 1 else 's'}"
+        reason = f"{self.best.run} {self.best.metric} has not improved for {count}"
+        if self.best_step is None:
+            return reason
+        return f"{reason}; best {self.best.value:.4g} at step {self.best_step}"

@@ -79,9 +79,11 @@ def run_header(started: Started) -> Group:
 
 
 def farewell(ended: Ended) -> Group:
-    """Why it ended, then the summary."""
+    """The reason of the end, further sentences, and the summary."""
     return Group(
-        Text(f"{ended.reason} at step {ended.step}", style="bold"), _aligned(ended.summary.items())
+        Text(f"{ended.reason} at step {ended.step}", style="bold"),
+        *(Text(f"  {sentence}") for sentence in ended.sentences),
+        _aligned(ended.summary.items()),
     )
 
 

@@ -138,6 +138,7 @@ class Ended:
     step: int
     reason: str  # "done", "data ended", "stopped by signal", "failed: ..."
     summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
+    sentences: tuple[str, ...] = ()  # shown before the summary, e.g. why a callback stopped the run
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged

@@ -5,7 +5,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,22 @@ from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
+_BEST_WEIGHTS = "best_weights"  # key in the manifest, beside the names of callbacks
+
+
+@dataclass(frozen=True)
+class BestWeights:
+    """The origin of the weights that the model gets at the end of a run.
+
+    Attributes:
+      step: The step after which the weights were copied.
+      run: "eval" or "train": the kind of metrics that were the best; "" if a hook decided.
+      values: All metrics of that kind at this step.
+    """
+
+    step: int
+    run: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 class CallbackRunner:
@@ -32,6 +48,8 @@ class CallbackRunner:
 
     Attributes:
       stopped: a callback asked the run to stop, now or in the run that was resumed.
+      stop_reason: the message of the callback that stopped the run, "" if there is none.
+      best: the step and metrics of the weights that `end` restores, or None.
       failure: what a callback or a hook raised, here or on another worker; the run is to end.
       failed: the event for which it was called.
     """
@@ -43,7 +61,9 @@ class CallbackRunner:
         self._callbacks = _named(trainer.callbacks)
         self._events = {name: _told(trainer, self._callbacks.values(), name) for name in EVENTS}
         self._best_weights: list[np.ndarray] | None = None
+        self.best: BestWeights | None = None
         self.stopped = False
+        self.stop_reason = ""
         self.failure: Exception | None = None
         self.failed = ""
         self._wants_back = False
@@ -73,7 +93,11 @@ class CallbackRunner:
             if self._agreement.num_workers > 1 and isinstance(e, PEER_ERRORS):
                 raise
             error = e
-        return self._settle(event, step, made, error, heeded)
+        measured = BestWeights(step)
+        if event == "on_metrics":
+            values, run = about[1], about[2]
+            measured = BestWeights(step, run, {name: float(value) for name, value in values.items()})
+        return self._settle(event, measured, made, error, heeded)
 
     def raise_failure(self) -> None:
         """Raises what a callback or a hook has raised, once."""
@@ -83,20 +107,22 @@ class CallbackRunner:
 
     def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
         """Does what the chief decided in `after_loop`; True if the run is to stop. For all workers."""
-        return self._settle("after_loop", step, made, None, True)
+        return self._settle("after_loop", BestWeights(step), made, None, True)
 
     def _settle(
-        self, event: str, step: int, made: Sequence[Any], error: Exception | None, heeded: bool
+        self, event: str, measured: BestWeights, made: Sequence[Any], error: Exception | None, heeded: bool
     ) -> bool:
         decisions = self._chiefs(event, made, error)
         if heeded:
-            self._act(step, decisions)
+            self._act(measured, decisions)
         return self.stopped or self.failure is not None
 
-    def _act(self, step: int, decisions: Sequence[Decision]) -> None:
+    def _act(self, measured: BestWeights, decisions: Sequence[Decision]) -> None:
+        step = measured.step
         for decision in decisions:
             if decision.stop:
                 self.stopped = True
+                self.stop_reason = decision.message.rstrip(".")
                 self._warn("Stopping at step %d: %s.", step, decision.message or "a callback decided so")
             elif decision.message:
                 self._warn("Step %d: %s.", step, decision.message)
@@ -108,6 +134,7 @@ class CallbackRunner:
                     optimizer.learning_rate = decision.learning_rate
             if decision.keep_weights:
                 self._remember()
+                self.best = measured
             self._wants_back |= decision.roll_back
             if decision.export:
                 self._export(decision)
@@ -137,7 +164,8 @@ class CallbackRunner:
 
     def state(self) -> dict[str, Any]:
         """JSON-able, for the manifest."""
-        return {name: c.state for name, c in self._callbacks.items() if hasattr(c, "state")}
+        states = {name: c.state for name, c in self._callbacks.items() if hasattr(c, "state")}
+        return states if self.best is None else states | {_BEST_WEIGHTS: asdict(self.best)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Goes on where `saved = state()` was taken."""
@@ -149,6 +177,8 @@ class CallbackRunner:
         path = self._weights_path()
         if any(getattr(c, "restore_best", False) for c in given) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_beside(path))
+            if self._best_weights is not None and _BEST_WEIGHTS in saved:
+                self.best = BestWeights(**saved[_BEST_WEIGHTS])
 
     @property
     def has_best_weights(self) -> bool:

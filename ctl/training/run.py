@@ -24,6 +24,7 @@ from ctl.training import (
     run_support,
     validation,
 )
+from ctl.training.callback_runner import BestWeights
 from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
@@ -71,7 +72,7 @@ def train(
             session.signals = received
             end = run.train(received)
             if end is not End.SIGNAL:
-                session.callbacks.end()
+                run.restore_best_weights()
         if end is End.DATA_ENDED and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         reason = run_metadata.end_of(end, start, session.step, steps)
@@ -85,7 +86,7 @@ def train(
     finally:
         session.signals = None
         seen = run_metadata.summary_of(trainer, run, session.step - start, time.time() - started, paths)
-        writers.note(Ended(session.step, reason, seen))
+        writers.note(Ended(session.step, reason, seen, run.sentences))
         session.running = None
         run.graph_loop.release()
     if end is not End.SIGNAL and hasattr(session.manager, "succeeded"):
@@ -93,7 +94,7 @@ def train(
     evaluation.leave_together(session)  # when the chief has closed its writers too
     if end is End.SIGNAL and received.received is not None:
         raise run_support.stopped(trainer, session.step, received.received)
-    return {**run.means, **{f"eval_{k}": v for k, v in run.metrics.items()}}
+    return run.results()
 
 
 class Run:
@@ -102,6 +103,7 @@ class Run:
     Attributes:
       means: of the newest log; metrics: of the newest evaluation.
       rates: (steps, seconds) of each log, training alone.
+      best: origin of the weights that were restored at the end, or None; sentences: for the user.
       loop: of its steps; profiler: what `ctl profile` asks for.
     """
 
@@ -138,17 +140,38 @@ class Run:
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
         self.metrics: dict[str, float] = {}
+        self.best: BestWeights | None = None
         self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
+        self.sentences: tuple[str, ...] = ()
         self._wants_stop = False  # a callback
         self._interrupted = False  # an evaluation, by a signal
-        self._checked_update = False
-        self._iterations = run_support.optimizer_iterations(trainer)
+        self._update_check = run_support.UpdateCheck(trainer, graph_loop)
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
+
+    def restore_best_weights(self) -> None:
+        """Gives the model its best weights, if a callback kept them; their metrics are the results."""
+        (callbacks := self._session.callbacks).end()
+        if callbacks.stop_reason:
+            self.sentences = (f"Stopped at step {self._session.step}: {callbacks.stop_reason}.",)
+        if callbacks.best is not None:
+            self.best = callbacks.best
+            self.sentences += (f"Restored the weights of step {self.best.step}.",)
+            self.metrics = dict(self.best.values) if self.best.run == "eval" else self.metrics
+            self.means = dict(self.best.values) if self.best.run == "train" else self.means
+
+    def results(self) -> dict[str, float]:
+        """Returns the newest metrics, or those of the restored weights with their step, `best_step`."""
+        best_step = {} if self.best is None else {"best_step": self.best.step}
+        return {
+            **self.means,
+            **{f"eval_{name}": value for name, value in self.metrics.items()},
+            **best_step,
+        }
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._trainer)
@@ -206,7 +229,7 @@ class Run:
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
-            self._check_update_once()
+            self._update_check.after_steps()
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
             if "log" in loop.due and not nonfinite:
@@ -224,11 +247,6 @@ class Run:
             if self._over() is not None:
                 break
         return step, self._over() or End.DONE
-
-    def _check_update_once(self) -> None:
-        if not self._checked_update:
-            self._checked_update = True
-            run_support.warn_without_update(self._trainer, self.graph_loop, self._iterations)
 
     def _over(self) -> End | None:
         """Why the run ends now, before its last step; None if it does not."""

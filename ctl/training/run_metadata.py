@@ -269,6 +269,8 @@ def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, ex
     if timed:
         summary["speed"] = f"{sum(n for n, _ in run.rates) / timed:,.1f} steps/s"
     shown = run.metrics or run.means
+    if run.best is not None:
+        summary["best step"] = str(run.best.step)
     summary |= {
         f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
         for k, v in shown.items()

@@ -51,26 +51,34 @@ def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | No
     )
 
 
-def optimizer_iterations(trainer: TrainerProtocol) -> int | None:
-    """Returns how many updates `self.optimizer` has applied, or None if it does not count them."""
-    iterations = attribute(trainer.optimizer, "iterations")
-    return None if iterations is None else int(plain(iterations).numpy())
+class UpdateCheck:
+    """A warning, once, about a step that neither calls `minimize` nor applies `self.optimizer` itself."""
 
+    def __init__(self, trainer: TrainerProtocol, graph_loop: GraphLoop):
+        self._trainer, self._graph_loop = trainer, graph_loop
+        self._is_pending = trainer.optimizer is not None and trainer.topology.is_chief
+        self._iterations_before = self._iterations()
 
-def warn_without_update(
-    trainer: TrainerProtocol, graph_loop: GraphLoop, iterations_before: int | None
-) -> None:
-    """Warns if a step has run that neither called `minimize` nor applied `self.optimizer` itself."""
-    if trainer.optimizer is None or graph_loop.calls_minimize or not trainer.topology.is_chief:
-        return
-    iterations = optimizer_iterations(trainer)
-    if iterations is None or iterations == iterations_before:
-        _log.warning(
-            "train_step of %s does not call self.minimize(loss, tape): self.optimizer applies no update, "
-            "and the weights stay as they are. Call self.minimize in train_step, or do not set "
-            "self.optimizer.",
-            type(trainer).__name__,
-        )
+    def after_steps(self) -> None:
+        """Warns if steps have run and none of them has updated anything."""
+        if not self._is_pending:
+            return
+        self._is_pending = False
+        if self._graph_loop.calls_minimize:
+            return
+        iterations = self._iterations()
+        if iterations is None or iterations == self._iterations_before:
+            _log.warning(
+                "train_step of %s does not call self.minimize(loss, tape): self.optimizer applies no "
+                "update, and the weights stay as they are. Call self.minimize in train_step, or do not "
+                "set self.optimizer.",
+                type(self._trainer).__name__,
+            )
+
+    def _iterations(self) -> int | None:
+        """Returns how many updates `self.optimizer` has applied, or None if it does not count them."""
+        iterations = attribute(self._trainer.optimizer, "iterations")
+        return None if iterations is None else int(plain(iterations).numpy())
 
 
 @contextlib.contextmanager

@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+import re
 
 import ctl
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl.metrics.protocol import Ended
 from small_models import Small, every_step, weights
 
 
-def told(callback, values, name="loss", run="eval"):
-    decisions = [callback.on_metrics(step, {name: v}, run) for step, v in enumerate(values, 1)]
+def told(callback, values, name="loss", run="eval", first_step=1):
+    decisions = [callback.on_metrics(step, {name: v}, run) for step, v in enumerate(values, first_step)]
     return [decision or ctl.Decision() for decision in decisions]
 
 
@@ -89,7 +91,7 @@ def test_a_restored_callback_decides_as_one_that_was_never_interrupted():
             first, second = make(), make()
             before = told(first, values[:11])
             second.state = first.state
-            assert before + told(second, values[11:]) == whole
+            assert before + told(second, values[11:], first_step=12) == whole
 
 
 def test_nan_never_is_the_best():
@@ -136,6 +138,50 @@ def test_a_run_stops_early_stays_so_and_has_its_best_weights(tmp_path, two_repli
         again, _ = run(part, directory=directory, rate=8.0, strategy=strategy)
         assert again.step == trainer.step, "an early stop is for good"
         assert again.evaluate()["loss"] == pytest.approx(best[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+def test_a_run_with_restored_weights_reports_their_metrics(kind, tmp_path, two_replicas):
+    noun, prefix = ("evaluation", "eval_") if kind == "eval" else ("log interval", "")
+    for strategy in ("default", two_replicas):
+        writer, directory = Ends(), tmp_path / str(strategy == "default")
+
+        def trained(writer, strategy=strategy, directory=directory):
+            stop = ctl.EarlyStopping("loss", patience=2, restore_best=True, run=kind)
+            intervals = every_step(evaluate=ctl.Every(steps=2), log=ctl.Every(steps=1))
+            trainer = Watched(lambda: [stop], 8.0, strategy=strategy, writers=[writer],
+                              model_dir=str(directory), intervals=intervals)  # fmt: skip
+            return trainer, trainer.train(40)
+
+        trainer, results = trained(writer)
+        best = results["best_step"]
+        metrics = {step: values for run, step, values in writer.rows if run == kind}
+        assert metrics[best]["loss"] == min(values["loss"] for values in metrics.values())
+        assert results[f"{prefix}loss"] == metrics[best]["loss"]
+        if kind == "eval":
+            assert {f"eval_{name}" for name in metrics[best]} <= {*results}
+            assert trainer.evaluate()["loss"] == pytest.approx(results["eval_loss"], abs=1e-6)
+            assert writer.ended.summary["eval loss"] == f"{results['eval_loss']:.4f}"
+        assert writer.ended.summary["best step"] == str(best)
+        stopped, restored = writer.ended.sentences
+        assert restored == f"Restored the weights of step {best}."
+        assert re.fullmatch(
+            rf"Stopped at step {trainer.step}: {kind} loss has not improved for 2 {noun}s; best "
+            rf"[\d.e-]+ at step {best}\.", stopped,
+        )  # fmt: skip
+        again, same = trained(writer)  # the run is complete
+        assert again.step == trainer.step and same["best_step"] == best
+        assert same[f"{prefix}loss"] == results[f"{prefix}loss"]
+        assert writer.ended.sentences == (restored,)
+
+
+class Ends(ctl.MemoryWriter):
+    """Keeps the newest end of a run, and the metrics of all runs."""
+
+    def note(self, event):
+        super().note(event)
+        if isinstance(event, Ended):
+            self.ended = event
 
 
 def test_the_best_weights_of_a_resumed_run_keep_their_type(tmp_path):

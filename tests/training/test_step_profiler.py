@@ -29,7 +29,8 @@ class Noisy(Small):
     def build(self):
         super().build()
         self.seen = tf.Variable(0.0, trainable=False)
-        self._hidden = [tf.Variable(0.0, trainable=False)]
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self._hidden = [tf.Variable(0.0, trainable=False, aggregation=first)]
 
     def train_step(self, batch):
         x, y = batch
