@@ -56,8 +56,7 @@ def train(
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
     resumed_from = run_metadata.resumed_line(session.resumed, total)
     writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
-    session.resumed = None  # said once
-    reason, paths = "failed", []
+    session.resumed, reason, paths = None, "failed", []
     try:
         session.callbacks.tell("before_training", start, start)
         session.callbacks.raise_failure()
@@ -121,8 +120,7 @@ class Run:
         self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
         resume.check_rollback(trainer)
         self.graph_loop = graph_loop = train_loop(trainer, session)
-        kind = RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop
-        self.loop = kind(
+        self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
             graph_loop,
             batches,
             trainer.intervals,
@@ -139,16 +137,14 @@ class Run:
         self.loop.stragglers = run_support.stragglers_of(trainer, session)
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
-        self.metrics: dict[str, float] = {}
+        self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
-        self.means: dict[str, float] = {}
         self.rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending: frozenset[str] = frozenset()  # due, put off by a signal
         self.sentences: tuple[str, ...] = ()
-        self._wants_stop = False  # a callback
-        self._interrupted = False  # an evaluation, by a signal
+        self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._update_check = run_support.UpdateCheck(trainer, graph_loop)
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.loop_state, session.metrics)
@@ -166,12 +162,8 @@ class Run:
 
     def results(self) -> dict[str, float]:
         """Returns the newest metrics, or those of the restored weights with their step, `best_step`."""
-        best_step = {} if self.best is None else {"best_step": self.best.step}
-        return {
-            **self.means,
-            **{f"eval_{name}": value for name, value in self.metrics.items()},
-            **best_step,
-        }
+        best = {} if self.best is None else {"best_step": self.best.step}
+        return {**self.means, **{f"eval_{name}": value for name, value in self.metrics.items()}, **best}
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._trainer)
@@ -329,8 +321,7 @@ class Run:
 
     def _end_epoch(self, step: int) -> None:
         epoch = round(step / (self._batches.steps_per_epoch or step) + 1e-9)
-        about = epoch, step, dict(self.means)
-        self._wants_stop |= self._session.callbacks.tell("after_epoch", step, *about)
+        self._wants_stop |= self._session.callbacks.tell("after_epoch", step, epoch, step, dict(self.means))
 
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         interval = self._interval
