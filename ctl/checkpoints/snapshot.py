@@ -7,7 +7,6 @@ checkpoint itself, which is not public in TensorFlow: where that part is missing
 so with None, and the caller writes in the plain way.
 """
 
-import errno
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.checkpoints import commit
+from ctl.checkpoints import tensor_files
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.keras_objects import plain
 from ctl.errors import CheckpointError, ReadError
@@ -140,14 +139,16 @@ def restore_state(state: TrackedState, path: AnyPath, saved: Mapping[str, Any]) 
 
 def _restore(checkpoint: tf.train.Checkpoint, path: AnyPath) -> None:
     try:
-        status = checkpoint.read(str(path / commit.STATE))
-        status.assert_existing_objects_matched()
-        status.expect_partial()  # no words about what only other settings need
-    except tf.errors.NotFoundError as e:
-        raise FileNotFoundError(errno.ENOENT, e.message) from e
-    except (*_OF_FILES, tf.errors.OutOfRangeError) as e:
-        raise OSError(errno.EIO, e.message) from e
+        with tensor_files.state_prefix(path) as prefix:
+            status = checkpoint.read(prefix)
+            status.assert_existing_objects_matched()
+            status.expect_partial()  # no warnings about variables that only other settings need
+    except OSError:
+        raise
     except Exception as e:
+        cause = tensor_files.file_error(e) if isinstance(e, tf.errors.OpError) else None
+        if cause is not None:
+            raise cause from e
         raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
 
 

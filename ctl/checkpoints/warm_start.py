@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ctl.checkpoints import commit, name_matching, restoring
+from ctl.checkpoints import commit, name_matching, restoring, tensor_files
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -100,13 +100,15 @@ def _loaded(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequ
 def _read(path: AnyPath, keys: dict[str, str]) -> dict[str, Any]:
     """Name -> value of its tensor, all or nothing."""
     try:
-        reader = tf.train.load_checkpoint(str(path / commit.STATE))
-        return {name: reader.get_tensor(key) for name, key in keys.items()}
-    except (tf.errors.UnknownError, tf.errors.PermissionDeniedError) as e:
-        failed = ReadError(f"--init_from {path} cannot be read: {e.message}")
-        failed.errno = errno.EIO
-        raise failed from e
+        with tensor_files.state_prefix(path) as prefix:
+            reader = tf.train.load_checkpoint(prefix)
+            return {name: reader.get_tensor(key) for name, key in keys.items()}
     except Exception as e:
+        cause = tensor_files.file_error(e) if isinstance(e, tf.errors.OpError) else e
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            failed = ReadError(f"--init_from {path} cannot be read: {cause.strerror or cause}")
+            failed.errno = errno.EIO
+            raise failed from e
         raise CheckpointError(f"--init_from {path} cannot be read: {e}") from e
 
 
