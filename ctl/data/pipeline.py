@@ -100,12 +100,13 @@ def _open_dataset(
                 known=known,
             )
         source = source.repeat(number)
-    steps = count
+    steps, description = count, describe_dataset(source, count, global_batch_size)
     if epochs is not None and count is not None:
         steps = math.ceil(epochs * count)
-        source = source.repeat(math.ceil(epochs))
+        # a saved iterator knows how often its data are repeated: a longer run needs the same number
+        source = source.repeat(math.ceil(epochs) if position is None else resume_position.MOST_PASSES)
     opened = _open_part(source, strategy, topology, global_batch_size, skipped, steps, position)
-    return dataclasses.replace(opened, steps_per_epoch=count)
+    return dataclasses.replace(opened, steps_per_epoch=count, description=description)
 
 
 def _open_part(

@@ -16,6 +16,7 @@ from ctl.data import dataset_traits
 from ctl.errors import UsageError
 
 MODES = ("auto", "indexed", "skip", "iterator")
+MOST_PASSES = 2**40  # of a dataset whose iterator is saved: it never ends before the run does
 _log = logging.getLogger("ctl")
 
 
@@ -102,15 +103,22 @@ class SavedIterator:
     def opened(self, iterator: Any) -> None:
         """Puts a new iterator where the restored one was; from now on `take` is about it.
 
-        Raises UsageError for one that cannot be saved.
+        Raises UsageError for one that cannot be saved, or a restored position in another pipeline.
         """
         packed = self.variable.numpy()
         if packed:
             with tempfile.TemporaryDirectory(prefix="ctl-iterator-") as directory:
                 for name, content in _unpacked(packed):
                     (Path(directory) / name).write_bytes(content)
-                status = tf.train.Checkpoint(iterator=iterator).read(f"{directory}/iterator")
-                status.assert_existing_objects_matched()
+                try:
+                    status = tf.train.Checkpoint(iterator=iterator).read(f"{directory}/iterator")
+                    status.assert_existing_objects_matched()
+                except tf.errors.NotFoundError as e:
+                    raise UsageError(
+                        "data_position is 'iterator', and the checkpoint has the iterator of another "
+                        f"pipeline ({_first_line(e)}). Return the same train_data, and give epochs if that "
+                        "run had epochs, steps if it had steps; or set data_position='skip'."
+                    ) from e
         self._iterator = iterator
         self.take()
 
@@ -122,12 +130,15 @@ class SavedIterator:
             try:
                 tf.train.Checkpoint(iterator=self._iterator).write(f"{directory}/iterator")
             except tf.errors.OpError as e:
-                reason = (str(e).strip().splitlines() or [""])[0][:300]
                 raise UsageError(
-                    f"train_data cannot save its iterator: {reason} Write data_position = 'skip'."
+                    f"train_data cannot save its iterator: {_first_line(e)} Write data_position = 'skip'."
                 ) from None
             files = sorted(Path(directory).glob("iterator.*"))
             self.variable.assign(_packed([(p.name, p.read_bytes()) for p in files]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
 
 
 def _packed(files: list[tuple[str, bytes]]) -> bytes:

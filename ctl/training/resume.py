@@ -1,6 +1,7 @@
 """What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,7 @@ def claim(trainer: TrainerProtocol) -> None:
         lease.claim_lease(trainer.model_dir)
 
 
+_COUNTED_BATCHES = re.compile(r"([\d,]+) batches of (\d+)")
 _MAY_DIFFER = (  # the numbers stay equal
     *("workers", "replicas", "strategy", "tensorflow", "ctl"),
     *("steps_per_loop", "log_every", "evaluate_every", "save_every"),
@@ -50,7 +52,7 @@ def check_configuration(
     before = {
         "seed": resumed.data.get("seed"),
         "global_batch_size": resumed.world.get("global_batch_size"),
-        "train_data": resumed.data.get("source") if batches.certain else None,
+        "train_data": _source_before(resumed, batches) if batches.certain else None,
     }
     now = {
         "seed": trainer.seed,
@@ -74,6 +76,20 @@ def check_configuration(
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {config[k]} now" for k in others]
     if lines and trainer.topology.is_chief:
         _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
+
+
+def _source_before(resumed: Manifest, batches: Batches) -> str | None:
+    """Returns the description of the data at a checkpoint, in the form of `batches.description`.
+
+    Manifests without the key `one_pass` count the batches of all epochs of that run.
+    """
+    before, now = resumed.data.get("source"), batches.description
+    counts = [_COUNTED_BATCHES.fullmatch(text or "") for text in (before, now)]
+    if resumed.data.get("one_pass") or None in counts:
+        return before
+    (all_epochs, size), (one_epoch, size_now) = (match.groups() for match in counts if match)
+    is_multiple = int(all_epochs.replace(",", "")) % max(1, int(one_epoch.replace(",", ""))) == 0
+    return now if size == size_now and is_multiple else before
 
 
 def restore(
@@ -294,6 +310,7 @@ def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manife
             "examples": session.examples,
             "seed": trainer.seed,
             "source": session.source,
+            "one_pass": True,  # `source` describes the data before they are repeated for epochs
             **({"pass_batches": session.pass_batches} if session.pass_batches else {}),
         },
         metrics=session.metrics,

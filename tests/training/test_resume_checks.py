@@ -1,12 +1,16 @@
 """What may differ when a run goes on, and what may not."""
 
+import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.errors import UsageError
 from ctl.training.resume import check_configuration
+from small_models import Small, examples, weights
 
 BEFORE = Manifest(
     step=5, created=0.0, data={"seed": 0, "source": "10 examples"}, world={"global_batch_size": 8},
@@ -14,7 +18,7 @@ BEFORE = Manifest(
 )  # fmt: skip
 
 
-def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, **config):
+def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, before=BEFORE, **config):
     trainer = SimpleNamespace(
         seed=seed, global_batch_size=batch, allow_config_change=allow,
         topology=SimpleNamespace(is_chief=True),
@@ -23,7 +27,7 @@ def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, *
         iterator=None, steps=None, ends_unknown=False, steps_per_epoch=None, mode="indexed",
         description=source, certain=certain,
     )  # fmt: skip
-    check_configuration(trainer, BEFORE, batches, {"learning_rate": 0.1, "workers": 2, **config})
+    check_configuration(trainer, before, batches, {"learning_rate": 0.1, "workers": 2, **config})
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,45 @@ def test_workers_may_differ_in_number_and_other_settings_are_shown(caplog):
 
 def test_workers_at_their_own_speed_have_no_order_to_keep():
     check(source="10 examples, every batch to one of 3 workers", certain=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "one_pass", "is_refused"),
+    [("4 batches of 8", False, False), ("4 batches of 8", True, True), ("5 batches of 8", False, True),
+     ("4 batches of 9", False, True), ("1,000 batches of 8", False, False),
+     ("2 batches of 8", True, False)],
+)  # fmt: skip
+def test_a_manifest_that_counts_the_batches_of_all_epochs_is_understood(before, one_pass, is_refused):
+    data = {"seed": 0, "source": before, **({"one_pass": True} if one_pass else {})}
+    manifest = dataclasses.replace(BEFORE, data=data)
+    if is_refused:
+        with pytest.raises(UsageError, match=f"{before} before, 2 batches of 8 now"):
+            check(source="2 batches of 8", before=manifest)
+    else:
+        check(source="2 batches of 8", before=manifest)
+
+
+@pytest.mark.parametrize("position", ["skip", "iterator"])
+@pytest.mark.parametrize("first", [{"epochs": 1}, {"steps": 3}, {"epochs": 2}])
+def test_a_finite_dataset_is_trained_for_more_epochs_than_before(position, first, tmp_path):
+    class Finite(Small):
+        def train_data(self, batch_size):
+            x, y = examples()
+            data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96, seed=1).batch(batch_size)
+            return data.take(2)
+
+    def trained(directory, **length):
+        trainer = Finite("module", strategy="default", data_position=position, model_dir=directory)
+        trainer.train(**length)
+        return trainer
+
+    whole = trained(None, epochs=3)
+    trained(str(tmp_path), **first)
+    if position == "iterator" and "steps" in first:
+        with pytest.raises(UsageError, match="iterator of another pipeline.*give epochs if that run had"):
+            trained(str(tmp_path), epochs=3)
+        return
+    resumed = trained(str(tmp_path), epochs=3)
+    assert resumed.step == whole.step == 6
+    for a, b in zip(weights(resumed), weights(whole), strict=True):
+        np.testing.assert_array_equal(a, b)
