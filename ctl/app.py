@@ -25,8 +25,8 @@ from ctl.config import Config
 from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
-from ctl.errors import EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
-from ctl.io import directories, exit_hook, log_filter, notebook, paths
+from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
+from ctl.io import directories, error_report, exit_hook, log_filter, notebook, paths
 from ctl.supervision import heartbeat, signals
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
         _work(trainer, settings)
     except CtlError as e:
         _fail(e)
+    except Exception as e:
+        if not error_report.can_shorten(e):
+            raise
+        print(error_report.report(e), file=sys.stderr, flush=True)
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before training.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
@@ -125,6 +130,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     from ctl.training import platform_hooks
 
     config = config_lib.settled(make_trainer, given)
+    if config.full_traceback:
+        error_report.show_full_tracebacks()
     me, places = detection.read_topology(), directories.read_directories(config.model_dir)
     if places.model_dir != config.model_dir:
         given, config = (

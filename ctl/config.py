@@ -36,7 +36,8 @@ def _of(kind: str, default: Any, text: str) -> Any:
 class Config:
     """Every setting of a run, checked; docs/flags.md has the meaning of each, and its unit.
 
-    mode, train_steps, epochs, export and report_hypertune are for `ctl.run`; the Trainer uses the others.
+    mode, train_steps, epochs, export, report_hypertune and full_traceback are for `ctl.run`; the Trainer
+    uses the others.
     Raises UsageError for a value that cannot be, and for a name that is none of these.
     """
 
@@ -129,6 +130,8 @@ class Config:
         "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
     allow_config_change: bool = _of("bool", False,
         "Resume although seed, batch size or data differ; the order of examples then changes.")
+    full_traceback: bool = _of("bool", False,
+        "Print all frames of an uncaught error; by default only those in your own files.")
     # fmt: on
 
     def __new__(cls, **given: Any) -> "Config":
@@ -167,7 +170,14 @@ GROUPS: dict[str, list[str]] = {}  # title -> names
 for _name in NAMES:
     GROUPS.setdefault(_FIRST.get(_name) or list(GROUPS)[-1], []).append(_name)
 OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # often named in one's own
-OF_RUN = ("mode", "train_steps", "epochs", "export", "report_hypertune")  # no keywords of ctl.Trainer
+OF_RUN = (
+    "mode",
+    "train_steps",
+    "epochs",
+    "export",
+    "report_hypertune",
+    "full_traceback",
+)  # no keywords of ctl.Trainer
 
 
 def check_name(name: str, where: str) -> None:

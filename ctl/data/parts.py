@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data import passes, sharding
+from ctl.data import input_errors, passes, sharding
 from ctl.data.batches import Batches, on_cpu, prefetched
 from ctl.data.pipeline import check_batch_size
 from ctl.distribute.row_partition import num_rows
@@ -33,7 +33,8 @@ def open_parts(
 
     def for_worker(context: Any) -> Any:
         tf.random.set_seed(seed)
-        source = make(context)
+        with input_errors.of_method("train_data_fn"):
+            source = make(context)
         if not isinstance(source, tf.data.Dataset):
             raise UsageError(
                 f"train_data_fn returned a {type(source).__name__}; expected a tf.data.Dataset of "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data import dataset_traits, passes, pipeline
+from ctl.data import dataset_checks, dataset_traits, input_errors, passes, pipeline
 from ctl.data.arrays import ArrayData, ExampleNumbers
 from ctl.data.batches import Batches, prefetched
 from ctl.distribute import parameter_servers
@@ -36,7 +36,8 @@ def open_train_per_worker(
     one is needed, or cannot be sent to workers.
     """
     tf.random.set_seed(seed)
-    source = pipeline.as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    with input_errors.of_method("train_data"):
+        source = pipeline.as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     workers = parameter_servers.num_workers(strategy)
     skipped = start_examples // global_batch_size
     per_epoch: float | None
@@ -48,7 +49,7 @@ def open_train_per_worker(
         per_epoch, mode = None, "indexed"
         share, description = _of_numbers(source, workers, start_examples), "no data: example numbers"
     else:
-        pipeline.check_dataset(source, "train_data", global_batch_size)
+        dataset_checks.check_dataset(source, "train_data", global_batch_size)
         per_epoch = count = pipeline.cardinality(source)
         share, mode = _of_dataset(source, workers, skipped, global_batch_size), "skip"
         description = pipeline.describe_dataset(source, count, global_batch_size)

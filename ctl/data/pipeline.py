@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import passes, resume_position, row_windows, sharding
+from ctl.data import input_errors, passes, resume_position, row_windows, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
 from ctl.data.batches import Batches, Cut, counted, device_of, from_replica_batches, prefetched
-from ctl.data.dataset_traits import made_of
+from ctl.data.dataset_checks import check_dataset
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
@@ -54,7 +54,8 @@ def open_train_data(
     # a job that goes on may have any number of workers
     check_batch_size(global_batch_size, topology, whole=not start_examples)
     tf.random.set_seed(seed)
-    source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    with input_errors.of_method("train_data"):
+        source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
     _check_sharing(source, global_batch_size, topology, mode)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, topology, seed, start_examples, epochs, indexed)
@@ -158,7 +159,8 @@ def open_eval_data(
 
     Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
     """
-    source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    with input_errors.of_method("eval_data"):
+        source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
     check_dataset(source, "eval_data", None, None if is_known else topology)
@@ -323,56 +325,6 @@ def check_batch_size(global_batch_size: int, topology: Topology, whole: bool = T
             f"global_batch_size is {global_batch_size}, which {r} replicas cannot split evenly. "
             f"Write a multiple of {r}, e.g. {low} or {low + r}."
         )
-
-
-def check_dataset(
-    dataset: tf.data.Dataset, name: str, global_batch_size: int | None, topology: Topology | None = None
-) -> None:
-    """Raises UsageError for what is no dataset of batches, or what the workers cannot share."""
-    if topology is not None:
-        sharding.check_can_be_shared(dataset, name, topology)
-    if dataset.cardinality() == 0:
-        raise UsageError(
-            f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
-            "drop_remainder=True also give none."
-        )
-    for spec in tf.nest.flatten(dataset.element_spec):
-        shape = getattr(spec, "shape", None)
-        if shape is None or shape.rank is None:
-            continue
-        if shape.rank == 0:
-            raise UsageError(
-                f"{name} is not batched: one of its components is a scalar "
-                f"({tuple_of(dataset.element_spec)}). Write dataset.batch(batch_size)."
-            )
-        if global_batch_size and shape[0] not in (None, global_batch_size):
-            found = tuple_of(dataset.element_spec)
-            if not _is_batched(dataset):
-                raise UsageError(
-                    f"{name} is not batched: its elements are {found}; expected global batches of "
-                    f"{global_batch_size} rows. Write dataset.batch(batch_size)."
-                )
-            raise UsageError(
-                f"{name} yields {shape[0]} rows at a time; expected global batches of "
-                f"{global_batch_size}. Write dataset.batch(batch_size) with the batch_size that "
-                f"{name} is given, or set --global_batch_size={shape[0]}."
-            )
-
-
-def _is_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether a part of the pipeline makes batches, or, as far as can be seen, its source does."""
-    if any("Batch" in type(part).__name__ for part in made_of(dataset)):
-        return True
-    shapes = [getattr(s, "shape", None) for s in tf.nest.flatten(dataset.element_spec)]
-    rows = {s[0] if s.rank else "a scalar" for s in shapes if s is not None and s.rank is not None}
-    in_memory = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
-    return len(rows) == 1 and not in_memory
-
-
-def tuple_of(spec: Any) -> str:
-    """Shapes and types of an element for a message, e.g. "float32 (28, 28), int64 ()"."""
-    parts = [getattr(s, "_value_specs", (s,))[0] for s in tf.nest.flatten(spec)]  # of one replica
-    return ", ".join(f"{s.dtype.name} {s.shape}" if hasattr(s, "dtype") else str(s) for s in parts)
 
 
 def cardinality(dataset: tf.data.Dataset) -> int | None:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError
+from ctl.io import error_report
 
 _WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may hold unwritten data
 _FLUSH_SECS = 10.0  # for what is open at the end
@@ -53,8 +54,9 @@ class Exit(SystemExit):
 def install_exit_hook() -> None:
     """From now on an uncaught error ends this process with its exit code, at once; called again, nothing.
 
-    The traceback is printed as before. A script that ends in any other way keeps its exit code, and
-    skips TensorFlow's teardown. Under pytest, in a notebook and under `python -i` errors are left alone.
+    An error that came through ctl is printed as a short report (io/error_report.py). A script that ends
+    in any other way keeps its exit code, and skips TensorFlow's teardown. Under pytest, in a notebook and
+    under `python -i` errors are left alone.
     """
     global _installed  # noqa: PLW0603
     if _installed:
@@ -64,7 +66,7 @@ def install_exit_hook() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+        _print_uncaught(before, kind, error, trace)
         code = error.exit_code if isinstance(error, CtlError) else EXIT_FAILED
         if isinstance(error, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
@@ -75,6 +77,20 @@ def install_exit_hook() -> None:
         atexit.register(_leave, code)  # once threads have ended, as Python does
 
     sys.excepthook = hook
+
+
+def _print_uncaught(
+    before: Callable, kind: type, error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints the short report of an error that came through ctl, and of others what was printed before."""
+    text = ""
+    with contextlib.suppress(Exception):  # a report that fails must not hide the error
+        if isinstance(error, Exception) and error_report.can_shorten(error):
+            text = error_report.report(error, trace)
+    if text:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        before(kind, error, trace)
 
 
 def end(code: int) -> None:

@@ -44,7 +44,8 @@ def average(
     values = tf.convert_to_tensor(per_example)
     if values.shape.rank == 0:
         raise UsageError(
-            "average() got a scalar; expected one number per example, shape [b]. A Keras loss "
+            "average() got a scalar; expected one number per example, shape [b]. Leave out "
+            "tf.reduce_mean: average() takes the mean over the global batch. A Keras loss "
             "object averages by itself: make it with reduction=None (tf_keras: "
             "tf_keras.losses.Reduction.NONE), or call the loss function instead."
         )

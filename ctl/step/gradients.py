@@ -116,6 +116,11 @@ def compute(
     seed = None if scale is None else tf.cast(scale, loss.dtype)
     gradients = tape.gradient(loss, variables, output_gradients=seed)
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not variables:
+        raise UsageError(
+            "minimize() has no variable to train: the model has no trainable variables. Are all of its "
+            "layers frozen (layer.trainable = False)? Leave one trainable, or do not call minimize()."
+        )
     if not pairs:
         raise UsageError(
             f"minimize() found no gradient for any of {len(variables)} variables; expected the "

@@ -33,6 +33,7 @@ class Recorder(threading.local):
         self.norms: dict[str, Any] = {}  # of the updates that were applied
         self.logged: dict[str, Logged] = {}  # by the step, so far
         self.tracing = False  # a step is being traced
+        self.graph: Any = None  # in which the step is traced
         self.averaged = False  # `average` was called in this step
         self.parts = 1  # parts a replica's batch is split into
         self.waits = False  # updates are kept until the step is over
@@ -59,9 +60,22 @@ class Recorder(threading.local):
         self.updates, self.norms, self.parts, self.averaged = [], {}, parts, False
         self.goods, self.stops, self.logged, self.tracing = [], [], {}, True
         self.waits, self.compiled, self.empty, self.counts = waits, compiled, empty, None
+        self.graph = tf.compat.v1.get_default_graph()
+
+    def check_graph(self, method: str, fix: str) -> None:
+        """Raises UsageError for a call within a condition, a loop or a function that the step traces."""
+        if self.tracing and tf.compat.v1.get_default_graph() is not self.graph:
+            raise UsageError(
+                f"{method}() is called within an `if`, a `while` or a `for` on tensors, or in a "
+                f"tf.function of the step's own; expected a call in every step. {fix}"
+            )
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
+        self.check_graph(
+            "minimize",
+            "Write self.minimize(loss, tape, when=step % 2 == 0) in place of `if step % 2 == 0: ...`.",
+        )
         update.even, update.in_program = self.even, self.in_program
         if self.local is not None:
             self.local.check(update)
@@ -80,6 +94,7 @@ class Recorder(threading.local):
         """Keeps a number until the step returns. Raises UsageError for what it cannot keep."""
         if not self.tracing:
             raise UsageError(f"log({name!r}) within a tf.function that is no step; call it outside.")
+        self.check_graph("log", "Log the value in every step, e.g. tf.where(condition, value, 0.0).")
         if not isinstance(name, str) or not name or name in self.logged:
             raise UsageError(
                 f"log() got the name {name!r}; expected a text that the step has not logged yet."

@@ -1,15 +1,15 @@
 """TensorFlow's errors as ours, where we know better what they mean."""
 
-import os
 from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.failures import FAILURE_MARK
-from ctl.data import pipeline
+from ctl.data import input_errors, pipeline
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
+from ctl.training import step_mistakes
 
 _OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
@@ -54,71 +54,12 @@ def explained(
             f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
             "--jit_compile out, or write the step without that operation."
         )
-    return _of_a_peer(error, text, step) if several else error
-
-
-def of_a_trace(error: Exception, batch: str) -> UsageError | None:
-    """What is wrong in a user's step, and TensorFlow's text with their line; None if nobody knows.
-
-    `batch`: what the step was given, for people.
-    """
-    text = str(error)
-    known = (cure for words, cure in _CURES if all(word in text for word in words))
-    cure = next(known, None)
-    return None if cure is None else UsageError(f"{cure.format(batch=batch)}\n{_of_the_user(text)}")
-
-
-def _of_the_user(text: str) -> str:
-    """AutoGraph's text without the frames of libraries: `  File "...", line n, in f`, and its line."""
-    lines, kept, skips = [line for line in text.splitlines() if line.strip()], [], False
-    for line in lines:
-        if line.lstrip().startswith("File "):
-            skips = any(place in line for place in _LIBRARIES)
-        elif skips:  # the line that a frame shows
-            skips = False
-            continue
-        if not skips:
-            kept.append(line[:_LONGEST])
-    return "\n".join(kept)
-
-
-_LIBRARIES = ("site-packages", os.path.dirname(os.path.dirname(__file__)))
-_LONGEST = 300  # letters of a line
-_NO_VALUES = (
-    "A step is traced once into a graph, in which tensors have no values yet, so .numpy() and NumPy cannot "
-    "read them. Use TensorFlow's functions, tf.print(...) to look at a value, self.log(name, value) to "
-    "report one; or read it in a hook such as after_loop."
-)
-_VARIABLES = (
-    "The step makes variables: a tf.Variable, a layer, an optimizer or a metric. Make them in build(), as "
-    "attributes of self, and use them in the step."
-)
-_NEW_TO_OPTIMIZER = (
-    "The optimizer was built without a variable that is trained now, such as one of a frozen layer. "
-    "Build it for all of them in build(), before you freeze any: "
-    "self.optimizer.build(self.model.trainable_variables)."
-)
-_CURES = (
-    (("has no attribute 'numpy'",), _NO_VALUES),
-    (("Cannot convert a symbolic",), _NO_VALUES),
-    (("NumPy", "symbolic"), _NO_VALUES),
-    (("only supports singleton tf.Variables",), _VARIABLES),
-    (("transitively on placeholder",), _VARIABLES),
-    (("tried to create variables on non-first call",), _VARIABLES),
-    (
-        ("float64", "float32"),
-        "Numbers of 64 and of 32 bits meet in the step, which TensorFlow does not mix. NumPy makes "
-        "float64: write array.astype('float32') in train_data or eval_data, or tf.cast(value, "
-        "tf.float32) in the step. The batch is {batch}.",
-    ),
-    (("Unknown variable", "built with"), _NEW_TO_OPTIMIZER),
-    (("cannot recognize variable",), _NEW_TO_OPTIMIZER),
-    (
-        ("Iterating over a symbolic",),
-        "The step takes a tensor apart as if it were several. The batch is {batch}: does it have the parts "
-        "that the step expects, and is the dataset batched?",
-    ),
-)
+    translated = _of_a_peer(error, text, step) if several else error
+    if translated is error and isinstance(error, tf.errors.OpError):
+        known = input_errors.explain(error, "train_data")
+        known = known or step_mistakes.explain(error, "one of train_data")
+        return error if known is None else UsageError(f"After step {step}: {known}")
+    return translated
 
 
 def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:

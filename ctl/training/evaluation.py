@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctl.callbacks.schedule import Every
+from ctl.data import input_errors
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
@@ -115,7 +116,10 @@ def _run(
                 packed, ran = loop.run(batches, asked, packed)
             except PEER_ERRORS:
                 raise
-            except Exception as e:
+            except Exception as original:
+                e = input_errors.explain(original, "eval_data") or original
+                if agreement.num_workers == 1 and e is not original:
+                    raise e from original
                 if agreement.num_workers == 1 or loop.communicates(batches):
                     raise  # the others wait within their graph call
                 error = e

@@ -14,13 +14,15 @@ import tensorflow as tf
 from ctl.collectives.tensor_ops import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
-from ctl.data.pipeline import tuple_of
+from ctl.data.dataset_checks import tuple_of
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
+from ctl.io import error_report
 from ctl.step import keras_metrics
 from ctl.step.averaging import ROWS
 from ctl.step.replica_step import ReplicaStep
-from ctl.training.error_translation import of_a_trace, ours
+from ctl.training import step_mistakes
+from ctl.training.error_translation import ours
 
 _log = logging.getLogger("ctl")
 _SHAPES = tf.TensorShape([]), tf.TensorShape([None, 2]), tf.TensorShape([])
@@ -38,10 +40,18 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
             raise
         if known is not None:
             raise known from None  # AutoGraph wraps errors of classes it does not know
-        known = of_a_trace(e, tuple_of(spec))
-        if known is None:
+        explained = step_mistakes.explain(e, tuple_of(spec), _keys(spec))
+        if explained is None:
+            error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
             raise
-        raise known from e
+        raise explained from e
+
+
+def _keys(spec: Any) -> tuple[str, ...]:
+    """Returns the keys of a batch that is a dictionary."""
+    if isinstance(spec, tuple) and spec and isinstance(spec[0], dict):  # with the number of real rows
+        spec = spec[0]
+    return tuple(map(str, spec)) if isinstance(spec, dict) else ()
 
 
 class StepLoop:

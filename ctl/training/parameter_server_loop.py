@@ -24,7 +24,8 @@ from ctl.step import update_lock
 from ctl.step.replica_step import ReplicaStep
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.error_translation import of_a_trace, ours
+from ctl.training import step_mistakes
+from ctl.training.error_translation import ours
 from ctl.training.graph_loop import TRACED_AGAIN
 from ctl.training.loop import End, Loop, TrainLoop
 
@@ -202,7 +203,7 @@ class ScheduledLoop:
         try:
             return self._coordinator.schedule(self._function, arguments)
         except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
-            raise ours(e) or of_a_trace(e, "one of train_data, for one worker") or e from None
+            raise ours(e) or step_mistakes.explain(e, "one of train_data, for one worker") or e from None
 
     def _draw(self, iterator: Any, most: Any, until: Any) -> Any:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import pipeline
+from ctl.data import dataset_checks, pipeline
 from ctl.data.arrays import ArrayData
 from ctl.distribute import strategies
 from ctl.distribute.row_partition import share
@@ -25,7 +25,7 @@ def predict(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
         once, total = source.in_order(), source.num_examples
         source = once.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
     elif isinstance(source, tf.data.Dataset):
-        pipeline.check_dataset(source, "predict's data", None)
+        dataset_checks.check_dataset(source, "predict's data", None)
         if source.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
     else:

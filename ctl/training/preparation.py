@@ -28,6 +28,7 @@ from ctl.training import (
     checkpoint_follower,
     eight_bit_sums,
     local_training,
+    model_checks,
     profile_report,
     resume,
     step_trace,
@@ -72,6 +73,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
         trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
         validation.model(trainer)
+        model_checks.check_built(trainer)
         validation.optimizers(trainer)
         local_training.check_trainer(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":

@@ -1,0 +1,113 @@
+"""Short reports of uncaught errors: the user's own lines, the error, and notes about it.
+
+The frames of TensorFlow, Keras and ctl, the code that AutoGraph generates, and the stack traces of C++ are
+left out. `--full_traceback` or TF_CPP_MIN_LOG_LEVEL=0 shows them.
+"""
+
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+from types import TracebackType
+
+from ctl.errors import CtlError
+
+LIBRARIES = ("site-packages", "dist-packages", "__autograph_generated_file", "<frozen ", "<string>")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_NODE_LINE = re.compile(  # lines of TensorFlow that name nodes of the graph, or count errors
+    r"\[\[|Detected at node|Graph execution error|<stack traces unavailable>|in user code:$"
+    r"|\d+ root error|\([1-9]\d*\) [A-Z_]+: |\d+ (successful operations|derived errors)"
+)
+_OPERATION = re.compile(r"\s*\[Op:\w+\]( name:)?\s*$")
+_FIRST_ROOT = re.compile(r"^\s*\(0\) [A-Z_]+:\s+")
+_LONGEST_LINE = 300  # characters
+_MOST_LINES = 40
+_HINT = "(--full_traceback or TF_CPP_MIN_LOG_LEVEL=0 shows all frames)"
+_is_full = False
+
+
+def show_full_tracebacks() -> None:
+    """From now on, uncaught errors are reported with all frames."""
+    global _is_full  # noqa: PLW0603  a setting of the process
+    _is_full = True
+
+
+def can_shorten(error: BaseException) -> bool:
+    """Returns True if `error` passed through ctl and the user has not asked for full tracebacks."""
+    if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+        return False
+    return any(_is_of_ctl(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def report(error: BaseException, trace: TracebackType | None = None) -> str:
+    """Returns the user's frames, the class and message of `error`, and its notes, as lines."""
+    is_own = isinstance(error, CtlError)  # whose message is short
+    text = str(error) if is_own else shortened(str(error), (*LIBRARIES, _PACKAGE))
+    name = type(error).__name__
+    lines = [f"Traceback of your code {_HINT}:"]
+    if _FRAME.search(text) and not is_own:  # the message has the frames in the step
+        body, _, last = text.rpartition("\n")
+        lines += [*_frames(trace or error.__traceback__), *([body.strip("\n")] if body else [])]
+        last = last.strip()
+        lines.append(last if last.startswith(name) else f"{name}: {last}")
+    else:
+        lines += [*_frames(trace or error.__traceback__), f"{name}: {text}".rstrip(": ")]
+    return "\n".join([*lines, *getattr(error, "__notes__", ())])
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line that reports and Python's own tracebacks show after the message."""
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+
+
+def shortened(text: str, libraries: tuple[str, ...]) -> str:
+    """Returns an error message without colors, frames in `libraries`, and TensorFlow's node names."""
+    kept: list[str] = []
+    frames, skips, skipped_indent = set[str](), False, 0
+    for line in _COLORS.sub("", text).splitlines():
+        content, indent = line.strip(), len(line) - len(line.lstrip())
+        frame = _FRAME.match(content)
+        if frame:
+            skips, skipped_indent = True, indent  # of the code that follows, which is read below
+            is_library = any(place in frame[1] for place in libraries)
+            if not (is_library or frame[1].startswith(_STANDARD_LIBRARY) or frame[0] in frames):
+                frames.add(frame[0])
+                source = linecache.getline(frame[1], int(frame[2])).strip()
+                kept += [f"  {content.rstrip(' *')}", *([f"    {source}"] if source else [])]
+        elif content.startswith("Arguments received by"):
+            break  # Keras repeats the arguments of the layer, whose shapes are in the message
+        elif content and not (skips and indent > skipped_indent) and not _NODE_LINE.match(content):
+            skips = False
+            kept.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_LONGEST_LINE])
+    if len(kept) > _MOST_LINES:
+        kept = [*kept[: _MOST_LINES // 2], "  ...", *kept[-_MOST_LINES // 2 :]]
+    return "\n".join(kept)
+
+
+def core(text: str) -> str:
+    """Returns the sentence of a TensorFlow error, without the place where the node was defined."""
+    lines = [line.strip() for line in shortened(text, ("",)).splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _frames(trace: TracebackType | None) -> list[str]:
+    """Returns the lines of the frames that are in the user's own files."""
+    lines = []
+    for frame in traceback.extract_tb(trace):
+        name = frame.filename
+        is_library = any(place in name for place in LIBRARIES) or name.startswith(_STANDARD_LIBRARY)
+        if not is_library and not _is_of_ctl(name):
+            lines.append(f'  File "{name}", line {frame.lineno}, in {frame.name}')
+            lines += [f"    {frame.line}"] if frame.line else []
+    return lines
+
+
+def _is_of_ctl(filename: str) -> bool:
+    return os.path.abspath(filename).startswith(_PACKAGE + os.sep)

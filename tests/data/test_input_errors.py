@@ -1,0 +1,84 @@
+"""Data that cannot be read: one sentence with the method and the file, and exit code 2."""
+
+import ctl
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import BATCH, Small
+
+CASES = {
+    "missing": r"cannot be read: .*nope\.tfrecord; No such file",
+    "directory": "cannot be read: .*Is a directory",
+    "pattern": r"\(\) found no file: no name matches the pattern '.*none\*'",
+    "first": "damaged file: corrupted record at byte 12 of a TFRecord",
+    "late": r"damaged file: corrupted record at byte \d{4,}",
+    "numpy": r"\(\) cannot read its data: .*No such file or directory: '.*nope\.npy'",
+    "image": r"a function of its pipeline \(map\) failed: .*nope\.png; No such file",
+    "parse": r"a function of its pipeline \(map\) failed: .*Feature: x .*required",
+}
+
+
+def records(path):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for i in range(300):
+            writer.write(tf.io.serialize_tensor(tf.fill([8], float(i % 3))).numpy())
+    return path.read_bytes()
+
+
+def source(kind, directory):
+    content = bytearray(records(directory / "a.tfrecord"))
+    names = {"missing": "nope.tfrecord", "directory": ""}
+    path = directory / names.get(kind, "a.tfrecord")
+    if kind == "pattern":
+        return tf.data.Dataset.list_files(f"{directory}/none*")
+    if kind == "numpy":
+        np.load(directory / "nope.npy")
+    if kind in ("first", "late"):
+        content[20 if kind == "first" else len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+    data = tf.data.TFRecordDataset(str(path))
+    if kind == "image":
+        return data.map(lambda _: tf.strings.length(tf.io.read_file(f"{directory}/nope.png")))
+    if kind == "parse":
+        features = {"x": tf.io.FixedLenFeature([8], tf.float32)}
+        return data.map(lambda row: tf.io.parse_single_example(row, features)["x"])
+    return data.map(lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [8]))
+
+
+def batches(data, batch_size):
+    return data.repeat().map(lambda x: (tf.zeros([8]) + tf.cast(x, tf.float32), 0)).batch(batch_size)
+
+
+@pytest.mark.parametrize("method", ["train_data", "eval_data"])
+@pytest.mark.parametrize("kind", list(CASES))
+def test_data_that_cannot_be_read_are_one_sentence(kind, method, tmp_path):
+    class Reading(Small):
+        def train_data(self, batch_size):
+            if method != "train_data":
+                return super().train_data(batch_size)
+            return batches(source(kind, tmp_path), batch_size)
+
+        def eval_data(self, batch_size):
+            return batches(source(kind, tmp_path), batch_size).take(300 // BATCH)
+
+    trainer = Reading("module", strategy="default", writers=[])
+    with pytest.raises(ctl.UsageError, match=f"{method}.*{CASES[kind]}") as raised:
+        trainer.train(300 // BATCH) if method == "train_data" else trainer.evaluate()
+    assert "\n" not in str(raised.value) and raised.value.exit_code == 2
+
+
+def test_the_user_s_own_errors_are_left_as_they_are():
+    class Failing(Small):
+        def train_data(self, batch_size):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Failing(strategy="default", writers=[]).train(1)
+
+
+def test_an_error_that_may_pass_is_not_explained():
+    from ctl.data import input_errors
+
+    message = "x; Input/output error [[{{node IteratorGetNext}}]]"
+    assert input_errors.explain(tf.errors.UnknownError(None, None, message), "train_data") is None
+    assert input_errors.explain(tf.errors.NotFoundError(None, None, "in a step"), "train_data") is None

@@ -1,0 +1,87 @@
+"""Mistakes of shape, type and structure: one explanation, the user's lines, the error, and no more."""
+
+import sys
+
+import ctl
+import processes
+import pytest
+from conftest import PROGRAMS, environment
+from step_mistakes import MISTAKES, trainer_class
+
+LABELS = r"one integer per example, shape \[b\]\. The batch is .*labels\[:, 0\]"
+WORDS = {
+    "width": r"another shape than it was built for\. The batch is float32 \(\d+, 5\), int64 \(\d+,\)",
+    "one-hot": LABELS,
+    "one-hot in Keras": LABELS,
+    "labels [b, 1]": LABELS,
+    "texts": "labels are strings.*StringLookup",
+    "texts in Keras": "labels are strings.*StringLookup",
+    "range": r"not a class number.*valid range of \[0, 2\)",
+    "range in Keras": r"not a class number.*valid range of \[0, 2\)",
+    "dictionary": r"reads batch\[\d\], and the batch is a dictionary with the keys 'image', 'label'",
+    "no model": r"calls an object that is None\. Set self\.model",
+    "condition": r"minimize\(\) is called within an `if`.*when=step % 2 == 0",
+    "log in a condition": r"log\(\) is called within an `if`.*tf\.where",
+    "mean": r"Leave out tf\.reduce_mean",
+    "frozen": r"no trainable variables.*layer\.trainable",
+    "no input shape": r"self\.model: the Dense layer 'late' has no variables yet.*keras\.Input\(shape\)",
+    "new head": r"self\.model: the Dense layer 'late' has no variables yet.*self\.model\.build",
+    "None": r"train_data yields float32 .*, int64 .*, None: one of its components is None",
+    "unknown rank": r"unknown shape\. The batch is float32 <unknown>.*tf\.ensure_shape\(x, \[None, 4\]\)",
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", list(WORDS))
+def test_a_mistake_is_explained_with_the_line_of_the_user(name, replicas, two_replicas):
+    if (name, replicas) == ("unknown rank", 2):
+        pytest.skip("rows of an unknown shape are refused earlier")
+    strategy = two_replicas if replicas == 2 else "default"
+    trainer = trainer_class(name)(strategy=strategy, global_batch_size=16, writers=[])
+    with pytest.raises(ctl.UsageError, match=f"(?s){WORDS[name]}") as raised:
+        trainer.train(2)
+    text = str(raised.value)
+    assert len(text.splitlines()) <= 12 and "\x1b" not in text and "site-packages" not in text, text
+    assert trainer.step == 0
+
+
+def output_of(name, *flags):
+    words = [sys.executable, str(PROGRAMS / "step_mistakes.py"), name, *flags]
+    return processes.run(words, env=environment())
+
+
+def test_an_error_of_the_user_is_shown_with_their_own_lines_only():
+    program = output_of("raises", "--train_steps=2", "--global_batch_size=16")
+    assert program.returncode == 1
+    lines = program.stderr.splitlines()
+    assert lines[0].startswith("Traceback of your code (--full_traceback or")
+    assert 'raise RuntimeError("an error of the user")' in program.stderr
+    assert lines[-2:] == [
+        "RuntimeError: an error of the user",
+        "The batch is float32 (16, 4), int64 (16,).",
+    ]
+    assert len(lines) <= 6, program.stderr
+    script = output_of("raises")
+    assert script.returncode == 1 and script.stderr.splitlines()[-2:] == lines[-2:]
+    assert "site-packages" not in script.stderr and len(script.stderr.splitlines()) <= 10, script.stderr
+
+
+def test_an_explained_error_ends_a_script_with_2_and_a_few_lines():
+    script = output_of("width")
+    assert script.returncode == 2 and "UsageError: A layer got an input" in script.stderr
+    assert len(script.stderr.splitlines()) <= 14 and "\x1b" not in script.stderr, script.stderr
+
+
+@pytest.mark.parametrize("way", ["flag", "variable"])
+def test_all_frames_are_shown_when_asked_for(way):
+    flags = ["--train_steps=2", "--global_batch_size=16"] if way == "flag" else []
+    words = [sys.executable, str(PROGRAMS / "step_mistakes.py"), "raises", *flags]
+    more = {} if way == "flag" else {"TF_CPP_MIN_LOG_LEVEL": "0"}
+    words += ["--full_traceback"] if way == "flag" else []
+    program = processes.run(words, env=environment(**more))
+    assert program.returncode == 1
+    assert "Traceback (most recent call last)" in program.stderr and "site-packages" in program.stderr
+
+
+def test_every_mistake_of_the_program_is_tested():
+    assert {*WORDS, "raises"} == {*MISTAKES}
