@@ -10,6 +10,7 @@ half a million objects are made, which all stay, and are looked through again an
 
 import contextlib
 import gc
+import glob
 import importlib.util
 import logging
 import os
@@ -94,6 +95,8 @@ class _ImportHook:
             held = quiet() if fullname == "tensorflow" else contextlib.nullcontext()
             with garbage_collection_paused(), held:
                 execute(module)
+                if fullname == "tensorflow" and not glob.glob("/dev/nvidia[0-9]*"):
+                    module.config.list_physical_devices()  # without a GPU this logs an error, once
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

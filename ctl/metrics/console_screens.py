@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import io
+import logging
 import sys
 from collections.abc import Callable
 from typing import IO, Any, Protocol
@@ -48,6 +49,7 @@ class TerminalScreen:
             file=file, force_terminal=True, force_jupyter=False, markup=False, emoji=False, highlight=False
         )
         self._live: Live | None = None
+        self._handlers: list[tuple[logging.StreamHandler, Any]] = []  # redirected, with their own stream
 
     @property
     def width(self) -> int:
@@ -66,7 +68,9 @@ class TerminalScreen:
             redirect_stderr=ours and sys.stderr.isatty(),
         )
         atexit.register(self._restore)
+        streams = sys.stdout, sys.stderr
         live.start(refresh=True)
+        self._redirect_handlers(dict(zip(map(id, streams), (sys.stdout, sys.stderr), strict=True)))
 
     def refresh(self) -> None:
         if self._live is not None:
@@ -76,12 +80,36 @@ class TerminalScreen:
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self._restore)
+            for handler, stream in self._handlers:
+                handler.setStream(stream)
+            self._handlers = []
             live.stop()  # draws the newest state once more
+
+    def _redirect_handlers(self, redirected: dict[int, Any]) -> None:
+        """Sends log records above the bar: handlers keep the stream that they were made with.
+
+        Args:
+          redirected: The id of a stream before the bar was opened -> the stream that replaces it.
+        """
+        absl = absl_handlers()
+        for handler in [*logging.getLogger().handlers, *logging.getLogger("ctl").handlers, *absl]:
+            stream = getattr(handler, "stream", None)
+            new = redirected.get(id(stream))
+            if isinstance(handler, logging.StreamHandler) and new is not None and new is not stream:
+                handler.setStream(new)
+                self._handlers.append((handler, stream))
 
     def _restore(self) -> None:
         """At exit without `Ended`: the cursor comes back."""
         with contextlib.suppress(Exception):
             self.close()
+
+
+def absl_handlers() -> list[logging.Handler]:
+    """Returns the handler that writes the records of absl's handler, if absl's logging is in use."""
+    module = sys.modules.get("absl.logging")
+    handler = None if module is None else module.get_absl_handler()
+    return [] if handler is None else [handler.python_handler]
 
 
 class NotebookScreen:

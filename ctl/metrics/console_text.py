@@ -80,9 +80,12 @@ def run_header(started: Started) -> Group:
 
 def farewell(ended: Ended) -> Group:
     """The reason of the end, further sentences, and the summary."""
+    sentences = list(ended.sentences)
+    if not sentences or not sentences[0].startswith("Stopped"):
+        sentences.insert(0, f"{ended.reason} at step {ended.step}")
     return Group(
-        Text(f"{ended.reason} at step {ended.step}", style="bold"),
-        *(Text(f"  {sentence}") for sentence in ended.sentences),
+        Text(sentences[0], style="bold"),
+        *(Text(f"  {sentence}") for sentence in sentences[1:]),
         _aligned(ended.summary.items()),
     )
 

@@ -1,0 +1,62 @@
+"""The live console in a terminal emulator: log records stay whole, above the bar."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pyte
+import pytest
+from conftest import PROGRAMS, TIMEOUT_SECS, environment
+
+LINES = 200
+
+
+def screen_after(words, columns):
+    """The lines of a terminal of that width after a program has ended, and its exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+    variables = environment(TERM="xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        variables.pop(name, None)
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    screen = pyte.Screen(columns, LINES)
+    stream = pyte.ByteStream(screen)
+    while True:
+        try:
+            data = os.read(ours, 1 << 16)
+        except OSError:  # Linux: the last process has closed the terminal
+            break
+        if not data:
+            break
+        stream.feed(data)
+    os.close(ours)
+    return [line.rstrip() for line in screen.display if line.strip()], process.wait(TIMEOUT_SECS)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_log_records_stay_whole_above_the_bar(columns, tmp_path):
+    words = [sys.executable, str(PROGRAMS / "logging_trainer.py"), f"--model_dir={tmp_path}",
+             "--export=none", "--train_steps=60", "--eval_every_steps=10", "--global_batch_size=8",
+             "--steps_per_loop=5"]  # fmt: skip
+    lines, code = screen_after(words, columns)
+    text = "\n".join(lines)
+    assert code == 0, text
+    joined = re.sub(r"\s+", " ", text)
+    for step in (10, 20, 30, 40):
+        assert len(re.findall(rf"\] a warning of ctl at step {step}(?!\d)", joined)) == 1, text
+    for step in (5, 15, 25, 35):
+        assert len(re.findall(rf"\] a warning of absl at step {step}(?!\d)", joined)) == 1, text
+        assert f"printed at step {step}" in lines, text
+    assert len(re.findall("Stopping at step 40: eval loss has not improved for 3 evaluations", joined)) == 1
+    bars = [line for line in lines if line.startswith("train ━")]
+    assert len(bars) == 1 and "40/60" in bars[0], text
+    assert not [line for line in lines if "━" in line and "warning" in line], text
+    end = re.sub(r"\s+", " ", " ".join(lines[lines.index(bars[0]) + 2 :]))
+    assert end.startswith("Stopped at step 40: eval loss has not improved for 3 evaluations; best"), text
+    assert " at step 10. Restored the weights of step 10. steps 40" in end, text
