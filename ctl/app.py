@@ -106,7 +106,7 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
     except Exception as e:
         if not error_report.can_shorten(e):
             raise
-        print(error_report.report(e), file=sys.stderr, flush=True)
+        print(error_report.short_report(e), file=sys.stderr, flush=True)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before training.", file=sys.stderr)

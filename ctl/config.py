@@ -36,9 +36,8 @@ def _of(kind: str, default: Any, text: str) -> Any:
 class Config:
     """Every setting of a run, checked; docs/flags.md has the meaning of each, and its unit.
 
-    mode, train_steps, epochs, export, report_hypertune and full_traceback are for `ctl.run`; the Trainer
-    uses the others.
-    Raises UsageError for a value that cannot be, and for a name that is none of these.
+    Those in OF_RUN are for `ctl.run`; the Trainer uses the others. Raises UsageError for a value
+    that cannot be, and for a name that is none of these.
     """
 
     # fmt: off

@@ -152,7 +152,8 @@ def export(
             _write(target.model, target.format, path, served or {})
             if not topology.is_chief:
                 continue
-            final = goal / target.folder / path.name
+            folder = goal if target.folder == "." else goal / target.folder
+            final = folder / path.name
             if not renamed:
                 paths.copy_tree(path, final, last=SAVED_MODEL_MARK)
             else:

@@ -1,34 +1,19 @@
 """An open source of replica batches, and the cheapest iterator that feeds `strategy.run`.
 
-An iterator is not simply dropped: its destructor can wait for as long as the pipeline has run, up to a
-minute, for tf.data's autotuning thread (see `ctl.io.exit_hook`). A thread drops it, and what is still
-open when the process ends is never destroyed.
+Iterators are destroyed in the background, see iterator_release.py.
 """
 
-import itertools
-import queue
-import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.data import iterator_release
 from ctl.data.row_windows import RowWindows
 from ctl.distribute.row_partition import Share, share
 from ctl.distribute.strategies import word_of
 from ctl.distribute.topology import Topology
-from ctl.io import exit_hook
-
-_DROP_SECS = 1.0  # between two looks: a script that ends after its training destroys nothing
-_LAST_SECS = 75.0  # for a destructor that is at work when the process ends; a minute is tf.data's longest
-_destroying = threading.Lock()
-_open: dict[int, Any] = {}  # iterators that nobody has dropped yet
-_keys = itertools.count()
-_dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
-_dropper: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +69,8 @@ class Batches:
     windows: RowWindows | None = None
 
     def __post_init__(self) -> None:
-        key = next(_keys)
-        _open[key] = self.iterator
-        weakref.finalize(self, _dropped.put, key).atexit = False
-        _start_dropping()
+        release = iterator_release.iterators  # of this process, in which the owner is collected
+        weakref.finalize(self, release.release, release.register(self.iterator)).atexit = False
 
 
 def counted(element: tuple[Any, Any]) -> Share:
@@ -115,30 +98,6 @@ class Cut:
             context = tf.distribute.get_replica_context()
             replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.num_local
         return share(batch, self.first + replica, self.num_replicas, counted=self.counted)
-
-
-def _start_dropping() -> None:
-    global _dropper  # noqa: PLW0603
-    if _dropper is None:
-        exit_hook.keep(lambda: list(_open.values()), pause=lambda: _destroying.acquire(timeout=_LAST_SECS))
-        _dropper = threading.Thread(target=_drop, name="ctl-drop-iterators", daemon=True)
-        _dropper.start()
-
-
-def _drop() -> None:
-    """Waits for iterators that nobody uses any more; a destructor does not hold the interpreter's lock."""
-    waiting: list[int] = []  # that somebody still holds
-    while True:
-        if not waiting:
-            waiting.append(_dropped.get())
-        time.sleep(_DROP_SECS)
-        while not _dropped.empty():
-            waiting.append(_dropped.get())
-        for key in waiting[:]:
-            if sys.getrefcount(_open[key]) <= 2:  # the table's, and that of the call
-                with _destroying:
-                    del _open[key]
-                waiting.remove(key)
 
 
 def from_replica_batches(replica_batches: Any, strategy: Any, topology: Topology) -> Any:

@@ -38,7 +38,7 @@ def of_method(method: str) -> Iterator[None]:
         raise
 
 
-def explain(error: BaseException, method: str) -> UsageError | None:
+def explain_input_error(error: BaseException, method: str) -> UsageError | None:
     """Returns the explanation of an error that came from the data of `method`; None for other errors.
 
     Errors that may pass, such as an unreachable file system, are not explained: they are worth a retry.

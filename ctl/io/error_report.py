@@ -37,13 +37,19 @@ def show_full_tracebacks() -> None:
 
 
 def can_shorten(error: BaseException) -> bool:
-    """Returns True if `error` passed through ctl and the user has not asked for full tracebacks."""
-    if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+    """Returns True if the user's own frames say enough about an error that passed through ctl.
+
+    They do not if the error comes from ctl itself, or if the user asked for full tracebacks.
+    """
+    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or not any(map(_is_of_ctl, names)):
         return False
-    return any(_is_of_ctl(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    if isinstance(error, CtlError) or _FRAME.search(shortened(str(error), (*LIBRARIES, _PACKAGE))):
+        return True
+    return not _is_of_ctl([name for name in names if not _is_of_a_library(name)][-1])
 
 
-def report(error: BaseException, trace: TracebackType | None = None) -> str:
+def short_report(error: BaseException, trace: TracebackType | None = None) -> str:
     """Returns the user's frames, the class and message of `error`, and its notes, as lines."""
     is_own = isinstance(error, CtlError)  # whose message is short
     text = str(error) if is_own else shortened(str(error), (*LIBRARIES, _PACKAGE))
@@ -102,11 +108,14 @@ def _frames(trace: TracebackType | None) -> list[str]:
     lines = []
     for frame in traceback.extract_tb(trace):
         name = frame.filename
-        is_library = any(place in name for place in LIBRARIES) or name.startswith(_STANDARD_LIBRARY)
-        if not is_library and not _is_of_ctl(name):
+        if not _is_of_a_library(name) and not _is_of_ctl(name):
             lines.append(f'  File "{name}", line {frame.lineno}, in {frame.name}')
             lines += [f"    {frame.line}"] if frame.line else []
     return lines
+
+
+def _is_of_a_library(filename: str) -> bool:
+    return any(place in filename for place in LIBRARIES) or filename.startswith(_STANDARD_LIBRARY)
 
 
 def _is_of_ctl(filename: str) -> bool:

@@ -86,7 +86,7 @@ def _print_uncaught(
     text = ""
     with contextlib.suppress(Exception):  # a report that fails must not hide the error
         if isinstance(error, Exception) and error_report.can_shorten(error):
-            text = error_report.report(error, trace)
+            text = error_report.short_report(error, trace)
     if text:
         print(text, file=sys.stderr, flush=True)
     else:

@@ -9,6 +9,7 @@ half a million objects are made, which all stay, and are looked through again an
 """
 
 import contextlib
+import functools
 import gc
 import glob
 import importlib.util
@@ -95,11 +96,32 @@ class _ImportHook:
             held = quiet() if fullname == "tensorflow" else contextlib.nullcontext()
             with garbage_collection_paused(), held:
                 execute(module)
-                if fullname == "tensorflow" and not glob.glob("/dev/nvidia[0-9]*"):
-                    module.config.list_physical_devices()  # without a GPU this logs an error, once
+            if fullname == "tensorflow" and not glob.glob("/dev/nvidia[0-9]*"):
+                _quiet_first_call("ensure_initialized")
+                _quiet_first_call("_initialize_physical_devices")
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _quiet_first_call(method: str) -> None:
+    """Wraps a method of TensorFlow's context: its first call looks for a GPU, and logs that there is none.
+
+    Replaces a private method of `tensorflow.python.eager.context.Context` until that first call. Without
+    the method, or with a GPU, nothing is replaced.
+    """
+    kind = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
+    original = getattr(kind, method, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def first_call(self: Any, *arguments: Any, **options: Any) -> Any:
+        setattr(kind, method, original)
+        with quiet():
+            return original(self, *arguments, **options)
+
+    setattr(kind, method, first_call)
 
 
 _finder = _ImportHook()

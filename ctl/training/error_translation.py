@@ -56,8 +56,8 @@ def explained(
         )
     translated = _of_a_peer(error, text, step) if several else error
     if translated is error and isinstance(error, tf.errors.OpError):
-        known = input_errors.explain(error, "train_data")
-        known = known or step_mistakes.explain(error, "one of train_data")
+        known = input_errors.explain_input_error(error, "train_data")
+        known = known or step_mistakes.explain_step_error(error, "one of train_data")
         return error if known is None else UsageError(f"After step {step}: {known}")
     return translated
 

@@ -117,7 +117,7 @@ def _run(
             except PEER_ERRORS:
                 raise
             except Exception as original:
-                e = input_errors.explain(original, "eval_data") or original
+                e = input_errors.explain_input_error(original, "eval_data") or original
                 if agreement.num_workers == 1 and e is not original:
                     raise e from original
                 if agreement.num_workers == 1 or loop.communicates(batches):

@@ -40,7 +40,7 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
             raise
         if known is not None:
             raise known from None  # AutoGraph wraps errors of classes it does not know
-        explained = step_mistakes.explain(e, tuple_of(spec), _keys(spec))
+        explained = step_mistakes.explain_step_error(e, tuple_of(spec), _keys(spec))
         if explained is None:
             error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
             raise

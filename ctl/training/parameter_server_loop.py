@@ -203,7 +203,9 @@ class ScheduledLoop:
         try:
             return self._coordinator.schedule(self._function, arguments)
         except Exception as e:  # the first call traces, and AutoGraph wraps what it does not know
-            raise ours(e) or step_mistakes.explain(e, "one of train_data, for one worker") or e from None
+            raise (
+                ours(e) or step_mistakes.explain_step_error(e, "one of train_data, for one worker") or e
+            ) from None
 
     def _draw(self, iterator: Any, most: Any, until: Any) -> Any:
         """Up to `most` steps with numbers below `until`; their totals `[m, 2]`."""

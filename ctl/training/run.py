@@ -1,5 +1,6 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -133,10 +134,10 @@ class Run:
         self.loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
         self.loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self.loop.interval
-        self.loop.asked = self._asked
         self.loop.stragglers = run_support.stragglers_of(trainer, session)
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
+        self.loop.asked = functools.partial(_requested_actions, session, self.profiler)
         self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
         self.rates: list[tuple[int, float]] = []
@@ -172,12 +173,6 @@ class Run:
     @property
     def _failure(self) -> Exception | None:
         return self.loop.failure or self._session.callbacks.failure
-
-    def _asked(self) -> frozenset[str]:
-        """What `Trainer.save` has asked for since the last look, and `ctl profile`."""
-        asked, self._session.save_asked = self._session.save_asked, False
-        due = {"save": asked, "profile": self.profiler.is_due()}
-        return frozenset(name for name, now in due.items() if now)
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
@@ -217,7 +212,7 @@ class Run:
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
-            self._begin(step)
+            _notify_begin(self._session, step, self._total)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
@@ -235,7 +230,7 @@ class Run:
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                self._begin(step)
+                _notify_begin(self._session, step, self._total)
             if self._over() is not None:
                 break
         return step, self._over() or End.DONE
@@ -270,11 +265,6 @@ class Run:
             self._end_epoch(step)
         self._save_and_evaluate(step, due)
         return self._over()
-
-    def _begin(self, step: int) -> None:
-        """Tells the callbacks that steps follow, if they do."""
-        if step != self._total:
-            self._session.callbacks.tell("on_begin", step, step, "train")
 
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
@@ -394,3 +384,16 @@ class Run:
             "pending": sorted(owed),
             "watchers": self._session.callbacks.state(),
         }
+
+
+def _requested_actions(session: Session, profiler: StepProfiler) -> frozenset[str]:
+    """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
+    requested, session.save_asked = session.save_asked, False
+    due = {"save": requested, "profile": profiler.is_due()}
+    return frozenset(name for name, is_due in due.items() if is_due)
+
+
+def _notify_begin(session: Session, step: int, total: int | None) -> None:
+    """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
+    if step != total:
+        session.callbacks.tell("on_begin", step, step, "train")

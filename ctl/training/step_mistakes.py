@@ -87,7 +87,7 @@ _LIBRARIES = (*error_report.LIBRARIES, os.path.dirname(os.path.dirname(__file__)
 _LONGEST_LINE = 300  # characters
 
 
-def explain(error: Exception, batch: str, keys: tuple[str, ...] = ()) -> UsageError | None:
+def explain_step_error(error: Exception, batch: str, keys: tuple[str, ...] = ()) -> UsageError | None:
     """Returns an explanation of `error`, followed by the user's lines and the error; or None.
 
     Args:

@@ -80,5 +80,6 @@ def test_an_error_that_may_pass_is_not_explained():
     from ctl.data import input_errors
 
     message = "x; Input/output error [[{{node IteratorGetNext}}]]"
-    assert input_errors.explain(tf.errors.UnknownError(None, None, message), "train_data") is None
-    assert input_errors.explain(tf.errors.NotFoundError(None, None, "in a step"), "train_data") is None
+    explain = input_errors.explain_input_error
+    assert explain(tf.errors.UnknownError(None, None, message), "train_data") is None
+    assert explain(tf.errors.NotFoundError(None, None, "in a step"), "train_data") is None

@@ -279,7 +279,7 @@ destroyed.wait(60)
 
 def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
     """tf.data's destructor may wait for as long as the pipeline has run."""
-    assert run_script(DESTROYED, start=processes.run).stdout == "destroyed by ctl-drop-iterators"
+    assert run_script(DESTROYED, start=processes.run).stdout == "destroyed by ctl-destroy"
 
 
 HALF_DESTROYED = """
