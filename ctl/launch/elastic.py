@@ -185,6 +185,7 @@ class ElasticJob:
 
     def _handle_exit(self, end: ProcessExit) -> None:
         number, membership = end.task.task_index, self._membership
+        self._heartbeats.release(end.task)
         worker = membership.ended(number, is_success=end.returncode == 0)
         self._leave_secs.pop(number, None)
         if end.returncode == 0 and not worker.is_dismissed:

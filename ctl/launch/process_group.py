@@ -20,7 +20,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import Output
 from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
-from ctl.launch.process_tree import Guard, group_cpu_ticks
+from ctl.launch.process_tree import Guard, tree_cpu_ticks
 from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
 
@@ -160,9 +160,10 @@ class ProcessGroup:
         return [end for end in self.exits if end.returncode != 0]
 
     def cpu_ticks(self) -> Mapping[str, int]:
-        """Name of the log -> processor time of a process of this machine, with what it has started."""
-        ticks = group_cpu_ticks()
-        return {log_name(p.task): ticks.get(p.pid, 0) for p in self._processes if not p.host}
+        """Returns the processor time of each process tree of this machine by the name of the log."""
+        pids = {log_name(p.task): p.pid for p in self._processes if not p.host}
+        ticks = tree_cpu_ticks(pids.values())
+        return {name: ticks[pid] for name, pid in pids.items() if pid in ticks}
 
     def _wait(
         self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -53,13 +53,26 @@ def process_state(pid: int) -> str:
         return ""
 
 
-def group_cpu_ticks() -> dict[int, int]:
-    """Process group -> processor time that its processes have used, in clock ticks."""
-    total: dict[int, int] = {}
+def tree_cpu_ticks(leaders: Iterable[int]) -> dict[int, int]:
+    """Returns the processor time (clock ticks) of each leader with its group and its descendants.
+
+    Children that have ended and were waited for count, so the time of a tree never decreases.
+    """
+    parents, groups, ticks = {}, {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = _stat_fields(path)
-            total[int(fields[2])] = total.get(int(fields[2]), 0) + int(fields[11]) + int(fields[12])
+            pid = int(path.parent.name)
+            parents[pid], groups[pid] = int(fields[1]), int(fields[2])
+            ticks[pid] = sum(map(int, fields[11:15]))
+    total = {leader: 0 for leader in leaders if leader in ticks}
+    for pid, used in ticks.items():
+        leader = groups[pid]
+        ancestor = pid
+        while leader not in total and ancestor in parents:
+            ancestor = leader = parents[ancestor]
+        if leader in total:
+            total[leader] += used
     return total
 
 

@@ -155,12 +155,9 @@ class _Supervisor:
         self._heartbeats.reset(places.tasks)
         try:
             for task in places.tasks:
-                group.start(
-                    task,
-                    {**environ, **self._heartbeats.environ(task)},
-                    private=self._private,
-                    host=places.remote_host(task),
-                )
+                host = places.remote_host(task)
+                beats = self._heartbeats.environ(task, is_remote=host is not None)
+                group.start(task, {**environ, **beats}, private=self._private, host=host)
         finally:
             output.start()
 
