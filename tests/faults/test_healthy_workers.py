@@ -20,6 +20,7 @@ SECS = 7  # longer than the heartbeat timeout of 3 s
 TRAIN = f"""
 from ctl.supervision import heartbeat
 heartbeat.here.start()
+time.sleep(1.5)  # three polls of the launcher
 print("trains", flush=True)
 time.sleep({SECS})
 """
@@ -48,17 +49,25 @@ def test_a_deleted_directory_of_the_logs_is_no_hang(job):
 def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
     made = Ctlrun(tmp_path, warm=True)
     try:
-        with mounted(tmp_path / "temporary", "1m") as disk:
-            fill(disk / "filler")
-            temporary = disk if fault == "full" else disk / "deleted"
-            code, _, err = made.run(
+        with mounted(tmp_path / "small", "1m") as disk:
+            (disk / "temporary").mkdir()
+            made.start(
                 f"""
                 from ctl.supervision import heartbeat
                 heartbeat.here.start()
+                time.sleep(1.5)  # three polls of the launcher
+                leave(f"trains-{{rank}}")
                 time.sleep({SECS})
                 """,
-                "-np", "2", "--heartbeat-timeout", "3", TMPDIR=str(temporary),
+                "-np", "2", "--heartbeat-timeout", "3", TMPDIR=str(disk / "temporary"),
             )  # fmt: skip
+            for rank in range(2):
+                made.read(f"trains-{rank}")
+            if fault == "full":
+                fill(disk / "filler")
+            else:
+                shutil.rmtree(disk / "temporary")
+            code, _, err = made.end()
     finally:
         made.close()
     assert code == 0, err
