@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from ctl.errors import EXIT_DONE, UsageError
+from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io.console import quoted, say
 from ctl.launch.discovery import find_script
 from ctl.launch.heartbeat_monitor import Timeouts
@@ -138,6 +138,9 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as e:
         say(str(e))
         return e.exit_code
+    except KeyboardInterrupt:
+        say("stopped by Ctrl-C before any process was started")
+        return EXIT_INTERRUPTED
 
 
 def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:

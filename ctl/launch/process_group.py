@@ -20,7 +20,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import Output
 from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
-from ctl.launch.process_tree import Guard, tree_cpu_ticks
+from ctl.launch.process_tree import Guard, OrphanReaper, tree_cpu_ticks
 from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
 
@@ -46,6 +46,7 @@ class ProcessGroup:
         self._processes: list[Process] = []
         self._starts: dict[str, Callable[[], None]] = {}  # by the name of the log
         self._guard = Guard()
+        self._orphans = OrphanReaper()
 
     def start(
         self,
@@ -102,6 +103,7 @@ class ProcessGroup:
         self._processes = [process for process in self._processes if not process.has_ended]
         self._output.limit_logs(self.running)
         self.exits += ends
+        self._orphans.poll({process.pid for process in self._processes} | self._guard.pids)
         return ends
 
     def send(self, task: Topology, signum: int) -> None:
