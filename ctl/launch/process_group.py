@@ -101,6 +101,8 @@ class ProcessGroup:
             if process.has_ended:
                 self._guard.remove(process.pid)
         self._processes = [process for process in self._processes if not process.has_ended]
+        for end in ends:
+            self._output.drain(end.task)
         self._output.limit_logs(self.running)
         self.exits += ends
         self._orphans.poll({process.pid for process in self._processes} | self._guard.pids)

@@ -185,7 +185,7 @@ class Soak:
 
     def noticed(self):
         """How often the launcher has said that something ended."""
-        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M))
+        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|received)", self.text(), re.M))
 
     def resumed(self):
         """(how often training was resumed, at which step the last time)."""
