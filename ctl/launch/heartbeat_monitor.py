@@ -22,7 +22,7 @@ from pathlib import Path
 from ctl.distribute.topology import Topology
 from ctl.io import paths
 from ctl.launch.beat_store import BeatStore
-from ctl.launch.process_activity import ProcessActivity
+from ctl.launch.process_activity import ActivityTable
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
 from ctl.supervision.beat_file import BeatReader, PollClock
@@ -111,7 +111,8 @@ class HeartbeatMonitor:
         self._ranks_only = ranks_only
         self._clock = clock = clock or PollClock()
         self._seen: dict[str, _LastBeat] = {}  # by the name of the log
-        self._activity: dict[str, ProcessActivity] = {}  # by the name of the log
+        self._suspect_secs = min(_SUSPECT_SECS, timeouts.heartbeat / 2)
+        self._activity = ActivityTable()
         self._started_secs = self._checked_secs = clock()
 
     def environ(self, task: Topology, *, is_remote: bool = False) -> dict[str, str]:
@@ -138,7 +139,7 @@ class HeartbeatMonitor:
     def forget(self, task: Topology) -> None:
         """Clears the heartbeat of a process that is started again."""
         self._seen.pop(log_name(task), None)
-        self._activity.pop(log_name(task), None)
+        self._activity.forget(log_name(task))
         self._store.clear(log_name(task))
 
     def release(self, task: Topology) -> None:
@@ -170,9 +171,8 @@ class HeartbeatMonitor:
         running, stopped, remote = list(running), list(stopped), list(remote)
         for task in running:
             self.read(task)
-        self._measure(
-            [t for t in running if self._is_suspect(t, t in stopped)], now_secs, stopped, cpu_ticks
-        )
+        suspects = {log_name(t): t in stopped for t in running if self._is_suspect(t, t in stopped)}
+        self._activity.measure(suspects, now_secs, cpu_ticks)
         for task in running:
             if log_name(task) in self._seen:
                 hang = self._silence(task, now_secs, task in stopped)
@@ -187,30 +187,6 @@ class HeartbeatMonitor:
         if seen is None:
             return is_stopped or (self.any and trains(task) and not self._ranks_only)
         return bool(limit) and seen.reader.silent_secs >= self._suspect_secs
-
-    @property
-    def _suspect_secs(self) -> float:
-        return min(_SUSPECT_SECS, self._timeouts.heartbeat / 2)
-
-    def _measure(
-        self,
-        suspects: list[Topology],
-        now_secs: float,
-        stopped: list[Topology],
-        cpu_ticks: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """Samples the processor time of the suspects; forgets that of the other processes."""
-        ticks = cpu_ticks() if suspects else {}
-        before, self._activity = self._activity, {}
-        for task in suspects:
-            activity = before.get(log_name(task)) or ProcessActivity()
-            activity.sample(now_secs, ticks.get(log_name(task)), is_stopped=task in stopped)
-            self._activity[log_name(task)] = activity
-
-    def _idle_secs(self, task: Topology, now_secs: float) -> float:
-        """Seconds without processor time; infinite where it cannot be measured (another machine)."""
-        activity = self._activity.get(log_name(task))
-        return activity.idle_secs(now_secs) if activity else 0.0
 
     def read(self, task: Topology) -> None:
         """Reads one heartbeat now. A file that cannot be read is no evidence of silence."""
@@ -266,7 +242,7 @@ class HeartbeatMonitor:
         last = f" (last at step {seen.step})" if known else ""
         patience = self._patience(seen, now_secs, is_stopped)
         idle_limit_secs = max(limits.heartbeat - self._suspect_secs, _LEAST_IDLE_SECS)
-        is_idle = self._idle_secs(task, now_secs) >= idle_limit_secs
+        is_idle = self._activity.idle_secs(log_name(task), now_secs) >= idle_limit_secs
         if limits.heartbeat and silent >= patience and is_idle:
             return Hang(task, f"gave no sign of life for {silent:.0f} s{last}", silent)
         still = now_secs - seen.progressed_secs
@@ -302,7 +278,7 @@ class HeartbeatMonitor:
         absent = [t for t in running if log_name(t) not in self._seen]
         if not (limit and self.any and absent and waited >= limit):
             return None
-        absent = [t for t in absent if self._idle_secs(t, now_secs) >= _LEAST_IDLE_SECS]
+        absent = [t for t in absent if self._activity.idle_secs(log_name(t), now_secs) >= _LEAST_IDLE_SECS]
         if not absent:
             return None
         others = ", ".join(map(task_name, absent[1:]))

@@ -1,12 +1,13 @@
 """Processor time of a process tree, as the second sign of a hang.
 
-activity = ProcessActivity()
-activity.sample(now_secs=10.0, ticks=350, is_stopped=False)
-activity.idle_secs(now_secs=12.0)
+table = ActivityTable()
+table.measure({"job_0.log": False}, now_secs, group.cpu_ticks)
+table.idle_secs("job_0.log", now_secs)
 """
 
 import math
 import os
+from collections.abc import Callable, Mapping
 
 _IDLE_SHARE = 0.03  # of one processor: threads of TensorFlow that wait use less
 _WINDOW_SECS = 1.0
@@ -58,3 +59,41 @@ class ProcessActivity:
     def unchanged_secs(self, now_secs: float) -> float:
         """Returns the seconds without a single clock tick."""
         return now_secs - self._changed_secs
+
+
+class ActivityTable:
+    """Activity of the processes that are suspected to hang, by the name of the log."""
+
+    def __init__(self) -> None:
+        self._activity: dict[str, ProcessActivity] = {}
+
+    def measure(
+        self, suspects: Mapping[str, bool], now_secs: float, cpu_ticks: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Samples the processor time of the suspects; forgets that of the other processes.
+
+        Args:
+          suspects: True for a process that the kernel has stopped.
+          cpu_ticks: Returns the processor time of each process tree of this machine.
+        """
+        ticks = cpu_ticks() if suspects else {}
+        self._activity = {name: self._activity.get(name) or ProcessActivity() for name in suspects}
+        for name, is_stopped in suspects.items():
+            self._activity[name].sample(now_secs, ticks.get(name), is_stopped=is_stopped)
+
+    def get(self, name: str) -> ProcessActivity | None:
+        """Returns the activity of a suspect."""
+        return self._activity.get(name)
+
+    def idle_secs(self, name: str, now_secs: float) -> float:
+        """Returns the seconds without processor time; infinite where it cannot be measured."""
+        activity = self._activity.get(name)
+        return activity.idle_secs(now_secs) if activity else 0.0
+
+    def forget(self, name: str) -> None:
+        """Forgets a process that is started again."""
+        self._activity.pop(name, None)
+
+    def clear(self) -> None:
+        """Forgets all processes."""
+        self._activity.clear()
