@@ -6,6 +6,7 @@ Names are loaded when first used: `import ctl` alone imports neither TensorFlow 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ctl.io import early_signals as _early_signals
 from ctl.io import log_filter as _quiet
 from ctl.version import __version__
 
@@ -61,6 +62,7 @@ _NAMES = {
 
 __all__ = ["__version__", *sorted(_NAMES)]
 
+_early_signals.install_early_handlers()
 _quiet.install_log_filter()
 
 

@@ -25,8 +25,8 @@ from ctl.config import Config
 from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
-from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError, UsageError
-from ctl.io import directories, error_report, exit_hook, log_filter, notebook, paths
+from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError, StorageError, UsageError
+from ctl.io import directories, disk_errors, error_report, exit_hook, log_filter, notebook, paths
 from ctl.supervision import heartbeat, signals
 
 if TYPE_CHECKING:
@@ -222,7 +222,8 @@ def _has_checkpoints(model_dir: str) -> bool:
     try:
         return paths.persistently(paths.path(f"{model_dir}/checkpoints").is_dir)
     except OSError as e:
-        raise UsageError(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
+        kind = StorageError if disk_errors.is_transient(e) else UsageError
+        raise kind(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
 def _prepare(trainer: "Trainer", mode: str) -> None:

@@ -37,6 +37,12 @@ class ReadError(CheckpointError, OSError):
     exit_code = EXIT_RETRY
 
 
+class StorageError(CtlError):
+    """A directory cannot be written because of an error that may pass, such as a full disk."""
+
+    exit_code = EXIT_RETRY
+
+
 class SaveError(CheckpointError):
     """A checkpoint could not be written; what was saved before is as it was."""
 

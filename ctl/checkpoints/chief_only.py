@@ -20,8 +20,8 @@ from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.saving import Saving, failed
 from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
 from ctl.checkpoints.tracked_state import TrackedState
-from ctl.errors import CheckpointError, UsageError
-from ctl.io import paths
+from ctl.errors import CheckpointError, StorageError, UsageError
+from ctl.io import disk_errors, paths
 from ctl.io.paths import AnyPath
 
 _MOST_PROBED = 1 << 26  # bytes that are written to see whether there is room
@@ -154,13 +154,21 @@ class ChiefOnlyCheckpoints:
         self._check_room(state)
 
     def _check_room(self, state: TrackedState) -> None:
-        """Raises UsageError, before the first step, where a checkpoint would not fit on the disk."""
+        """Checks before the first step whether a checkpoint fits on the disk.
+
+        Raises:
+          UsageError: If the disk is too small, or a later attempt would fail as well.
+          StorageError: If there may be space later.
+        """
         num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
         free = paths.bytes_free(self.directory)
         try:
             if free is not None and free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            paths.probe(self.directory, min(num_bytes, _MOST_PROBED))
+            paths.persistently(
+                lambda: paths.probe(self.directory, min(num_bytes, _MOST_PROBED)),
+                is_lasting=lambda error: disk_errors.is_full(error) or not disk_errors.is_transient(error),
+            )
         except OSError as e:
             left = "" if free is None else f" and {free:,} are free"
             said = (
@@ -170,7 +178,9 @@ class ChiefOnlyCheckpoints:
             if int(state.step.numpy()):  # a run that goes on: its disk may have room again by the next save
                 _log.warning("%s", said)
                 return
-            raise UsageError(said) from e
+            is_too_small = num_bytes > paths.bytes_in_total(self.directory)
+            may_pass = disk_errors.is_transient(e) and not is_too_small
+            raise (StorageError if may_pass else UsageError)(said) from e
 
     def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
         """Notes, on the chief, what was evaluated after the save of `step`; False if it cannot be."""

@@ -3,15 +3,26 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _MOST = 80
 
 
+_printer: Callable[[str], bool] | None = None
+
+
 def say(text: str, by: str = "ctl launch") -> None:
-    """Writes one line to stderr; a stderr that is gone is no reason to leave workers alone."""
+    """Writes one line to stderr, or above a live progress bar; write errors are ignored."""
+    line = f"{by}: {text}"
     with contextlib.suppress(OSError):
-        print(f"{by}: {text}", file=sys.stderr, flush=True)
+        if _printer is None or not _printer(line):
+            print(line, file=sys.stderr, flush=True)
+
+
+def set_printer(printer: Callable[[str], bool] | None) -> None:
+    """Sets the function that prints the lines of `say`. It returns False to leave a line to stderr."""
+    global _printer  # noqa: PLW0603
+    _printer = printer
 
 
 @contextlib.contextmanager

@@ -124,6 +124,7 @@ def _leave(code: int) -> None:
     global _leaving  # noqa: PLW0603
     _leaving = True
     with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal sends it twice
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(code))  # it is about to end, as it says
     atexit.unregister(_leave)

@@ -32,6 +32,14 @@ def wanted() -> bool:
     return os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
 
 
+_stderr = 2  # the descriptor of standard error, also while `quiet` redirects it
+
+
+def stderr_descriptor() -> int:
+    """Returns the descriptor of standard error, for signal handlers: `quiet` may redirect number 2."""
+    return _stderr
+
+
 @contextlib.contextmanager
 def quiet() -> Any:
     """Holds standard error back, also that of native code, and then writes all but the noise."""
@@ -40,13 +48,16 @@ def quiet() -> Any:
     except OSError:  # no standard error at all
         yield
         return
+    global _stderr  # noqa: PLW0603
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
+        previous, _stderr = _stderr, saved
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
+            _stderr = previous
             os.close(saved)
             held.seek(0)
             for line in held:

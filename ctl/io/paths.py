@@ -182,7 +182,11 @@ def is_lasting(error: OSError) -> bool:
     return isinstance(error, NotAFile) or error.errno in _LASTING
 
 
-def persistently(act: Callable[[], T], pauses_secs: Sequence[float] = PAUSES_SECS) -> T:
+def persistently(
+    act: Callable[[], T],
+    pauses_secs: Sequence[float] = PAUSES_SECS,
+    is_lasting: Callable[[OSError], bool] = is_lasting,
+) -> T:
     """What `act` returns; where it raises an OSError that may pass, it is called again after a pause.
 
     A file that is not there, or is no file, is not waited for. Raises what the last call raised.
@@ -346,6 +350,14 @@ def bytes_free(where: AnyPath) -> int | None:
         usage = shutil.disk_usage(there)
         return usage.free if usage.total else None
     return None
+
+
+def bytes_in_total(where: AnyPath) -> float:
+    """Returns the size of the disk of a directory, infinite if it is unknown."""
+    with contextlib.suppress(OSError):
+        if has_rename(where):
+            return shutil.disk_usage(Path(where)).total or float("inf")
+    return float("inf")
 
 
 def _gfile() -> Any:

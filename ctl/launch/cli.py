@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from ctl.errors import EXIT_DONE, UsageError
+from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
+from ctl.io import disk_errors
 from ctl.io.console import quoted, say
 from ctl.launch.discovery import find_script
 from ctl.launch.heartbeat_monitor import Timeouts
@@ -138,6 +139,9 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as e:
         say(str(e))
         return e.exit_code
+    except KeyboardInterrupt:
+        say("stopped by Ctrl-C before any process was started")
+        return EXIT_INTERRUPTED
 
 
 def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
@@ -288,13 +292,28 @@ def log_dir_of(option: str | None, command: list[str]) -> Path:
     elif model_dir is not None:
         log_dir = model_dir / "workers"
     else:
-        return Path(tempfile.mkdtemp(prefix="ctl-launch-"))
+        return _temporary_log_dir()
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         (log_dir / "job_0.log").open("ab").close()
     except OSError as e:
+        if disk_errors.is_transient(e):
+            say(f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); the job starts all the same")
+            return log_dir
         raise UsageError(
             f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); give a directory that "
             "can be written with --log_dir=DIR"
         ) from None
     return log_dir
+
+
+def _temporary_log_dir() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="ctl-launch-"))
+    except OSError as e:
+        log_dir = Path("ctl-launch-logs").absolute()
+        say(
+            f"no temporary directory can be written ({e.strerror}); the job starts all the same, with logs "
+            f"in {log_dir} if that can be written. Give a directory with --log_dir=DIR"
+        )
+        return log_dir

@@ -185,10 +185,13 @@ class ElasticJob:
 
     def _handle_exit(self, end: ProcessExit) -> None:
         number, membership = end.task.task_index, self._membership
+        self._heartbeats.release(end.task)
         worker = membership.ended(number, is_success=end.returncode == 0)
         self._leave_secs.pop(number, None)
         if end.returncode == 0 and not worker.is_dismissed:
             self.done.append((worker.rank, number))
+        if worker.is_dismissed and worker.group == membership.number:
+            self._send_to_members({"lost": worker.rank})  # it did not leave before the next group
         if end.returncode == 0 or worker.is_dismissed:
             return
         host = worker.slot.host
@@ -243,7 +246,7 @@ class ElasticJob:
         for worker in unwanted:
             if worker in self._membership.members or worker.is_dismissed:
                 continue
-            worker.is_dismissed = True
+            self._membership.dismiss(worker.number)
             self._leave_secs[worker.number] = now + FAILURE_GRACE_SECS
             report(f"process {worker.number} on {worker.slot.host} is not needed any more; it leaves")
             if not self._channels.send(worker.number, {"leave": True}):
@@ -253,7 +256,7 @@ class ElasticJob:
             if not worker.is_dismissed and worker not in unwanted:  # its host is back
                 del self._leave_secs[number]
             elif now >= until_secs:
-                worker.is_dismissed = True
+                self._membership.dismiss(number)
                 self._kill(number)
 
     def _send_change(self) -> None:

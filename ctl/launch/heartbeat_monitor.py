@@ -1,35 +1,38 @@
-"""Heartbeats of the processes of a job: a small file that each writes about once a second.
+"""Detection of hung processes: heartbeats, confirmed by the processor time of the process tree.
 
     heartbeats = HeartbeatMonitor(log_dir / "heartbeat", timeouts)
-    heartbeats.reset(tasks)                      # before an attempt: deletes old files
+    heartbeats.reset(tasks)                      # before an attempt: clears old heartbeats
     environ |= heartbeats.environ(task)
     ...
-    hang = heartbeats.find_hang(group)           # None, or which process is hung and why
+    hang = heartbeats.find_hang(group)           # None, or the hung process and the reason
 
-The file is one JSON object: pid, step, phase, and the Unix seconds `beat` and `progressed`, when the
-step last changed. Only a change counts, by our own clock, so the clocks of two machines may differ.
-A process that never writes one is only hung if it is stopped, or idle while others write theirs.
+A heartbeat is one JSON object: pid, step, phase, and the seconds `beat` and `progressed` by the clock of
+the process. `BeatStore` provides the files. Only changes count, by a clock that pauses while the launcher
+does not run. A silent process of this machine is hung only if it is stopped or its process tree uses almost
+no processor time. A process without any heartbeat is hung only if it is stopped, or idle while other
+processes send theirs.
 """
 
 import contextlib
 import json
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ctl.distribute.topology import Topology
 from ctl.io import paths
+from ctl.launch.beat_store import BeatStore
+from ctl.launch.process_activity import ActivityTable
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.roles import log_name, task_name, trains
-from ctl.supervision.beat_file import BeatReader
+from ctl.supervision.beat_file import BeatReader, PollClock
 from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
 _INTERVAL_SECS = 0.5  # between two checks: many files take time
+_SUSPECT_SECS = 2.0  # of silence, after which processor time is measured
 _SILENT_SECS = 5.0  # after which a process that saves or ends counts as dead
 _TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
+_LEAST_IDLE_SECS = 1.5  # of measured processor time, whatever the timeout
 _ENDED_SECS = 300.0  # for a process in phase "ended", to end
 
 
@@ -92,55 +95,57 @@ class HeartbeatMonitor:
         timeouts: Timeouts,
         *,
         ranks_only: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ):
-        """Creates the directory if it is temporary.
+        """Stores the settings.
 
         Args:
-          directory: of the files; None for a new one on this machine, until `close`.
+          directory: Directory of the heartbeats of other machines, if they can see it.
+          clock: Seconds. Defaults to a clock that pauses while the launcher does not run.
           ranks_only: `ctlrun`'s ranks count no steps and begin to beat in `hvd.init()`, so an idle one
             is not hung unless it is stopped.
         """
         self.highest_step: int | None = None
-        self._is_temporary = directory is None
-        self._dir = directory or Path(tempfile.mkdtemp(prefix="ctl-heartbeat-"))
+        self._store = BeatStore(directory)
         self._timeouts = timeouts
         self._ranks_only = ranks_only
-        self._clock = clock
+        self._clock = clock = clock or PollClock()
         self._seen: dict[str, _LastBeat] = {}  # by the name of the log
-        self._busy: dict[str, tuple[int | None, float]] = {}  # processor time, and when it grew
+        self._suspect_secs = min(_SUSPECT_SECS, timeouts.heartbeat / 2)
+        self._activity = ActivityTable()
         self._started_secs = self._checked_secs = clock()
 
-    def environ(self, task: Topology) -> dict[str, str]:
-        """The variable that names the file of one process."""
+    def environ(self, task: Topology, *, is_remote: bool = False) -> dict[str, str]:
+        """Returns the variable that names the heartbeat file of one process."""
         is_off = self._ranks_only and not self._timeouts.heartbeat
-        return {} if is_off else {HEARTBEAT_VARIABLE: str(self.path(task))}
+        return {} if is_off else {HEARTBEAT_VARIABLE: str(self.path(task, is_remote=is_remote))}
 
     def close(self) -> None:
-        """Deletes the files if they are temporary."""
-        if self._is_temporary:
-            shutil.rmtree(self._dir, ignore_errors=True)
+        """Releases all files."""
+        self._store.close()
 
-    def path(self, task: Topology) -> Path:
-        """The file of one process."""
-        return self._dir / log_name(task).replace(".log", ".json")
+    def path(self, task: Topology, *, is_remote: bool = False) -> Path:
+        """Returns the file that one process writes; creates a file in memory if the process is local."""
+        return self._store.path(log_name(task), is_remote=is_remote)
 
     def reset(self, tasks: Iterable[Topology]) -> None:
-        """A new attempt: deletes old files; a write error is ignored."""
+        """Starts an attempt: clears old heartbeats."""
         self._seen.clear()
-        self._busy.clear()
+        self._activity.clear()
         self._started_secs = self._checked_secs = self._clock()
-        with contextlib.suppress(OSError):
-            self._dir.mkdir(parents=True, exist_ok=True)
         for task in tasks:
             self.forget(task)
 
     def forget(self, task: Topology) -> None:
-        """The process is started again: its file is an old one."""
+        """Clears the heartbeat of a process that is started again."""
         self._seen.pop(log_name(task), None)
-        self._busy.pop(log_name(task), None)
-        with contextlib.suppress(OSError):
-            self.path(task).unlink(missing_ok=True)
+        self._activity.forget(log_name(task))
+        self._store.clear(log_name(task))
+
+    def release(self, task: Topology) -> None:
+        """Releases the file of a process that has ended and is not started again."""
+        self.forget(task)
+        self._store.release(log_name(task))
 
     def find_hang(self, group: ProcessGroup) -> Hang | None:
         """The same as `check` for a group, twice a second at most."""
@@ -159,32 +164,39 @@ class HeartbeatMonitor:
 
         Args:
           stopped: those that the kernel calls stopped; remote: those whose files may not be visible.
-          cpu_ticks: -> log_name -> processor time, which counts as life before the first heartbeat.
+          cpu_ticks: Returns the processor time of each process tree of this machine by the name of its
+            log. Called only while a process is suspect.
         """
-        now = self._checked_secs = self._clock()
+        now_secs = self._checked_secs = self._clock()
         running, stopped, remote = list(running), list(stopped), list(remote)
         for task in running:
             self.read(task)
-        silent = [t for t in running if log_name(t) not in self._seen]
-        needs_ticks = stopped or (self.any and not self._ranks_only)
-        ticks = cpu_ticks() if silent and needs_ticks else {}
+        suspects = {log_name(t): t in stopped for t in running if self._is_suspect(t, t in stopped)}
+        self._activity.measure(suspects, now_secs, cpu_ticks)
         for task in running:
             if log_name(task) in self._seen:
-                hang = self._silence(task, now, task in stopped)
+                hang = self._silence(task, now_secs, task in stopped)
             else:
-                hang = self._idle(task, now, task in stopped, ticks.get(log_name(task)))
+                hang = self._idle(task, now_secs, task in stopped)
             if hang:
                 return hang
-        return self._missing([t for t in running if trains(t) and t not in remote], now)
+        return self._missing([t for t in running if trains(t) and t not in remote], now_secs)
+
+    def _is_suspect(self, task: Topology, is_stopped: bool) -> bool:
+        seen, limit = self._seen.get(log_name(task)), self._timeouts.heartbeat
+        if seen is None:
+            return is_stopped or (self.any and trains(task) and not self._ranks_only)
+        return bool(limit) and seen.reader.silent_secs >= self._suspect_secs
 
     def read(self, task: Topology) -> None:
-        """Reads one file now; an unreadable one counts as unchanged."""
-        try:
-            content = self.path(task).read_bytes()
-        except OSError:
+        """Reads one heartbeat now. A file that cannot be read is no evidence of silence."""
+        content, seen = self._store.read(log_name(task)), self._seen.get(log_name(task))
+        if not content:
+            if seen is not None:
+                seen.reader.restart()
             return
-        now = self._clock()
-        new = _LastBeat(BeatReader(self._clock), progressed_secs=now)
+        now_secs = self._clock()
+        new = _LastBeat(BeatReader(self._clock), progressed_secs=now_secs)
         seen = self._seen.setdefault(log_name(task), new)
         if not seen.reader.read(content):
             return
@@ -193,7 +205,7 @@ class HeartbeatMonitor:
             seen.fields = fields if isinstance(fields, dict) else {}
         progressed = (seen.fields.get("progressed"), seen.step, seen.phase)
         if progressed != seen.progressed:
-            seen.progressed, seen.progressed_secs = progressed, now
+            seen.progressed, seen.progressed_secs = progressed, now_secs
         if seen.step is not None:
             self.highest_step = max(seen.step, self.highest_step or 0)
 
@@ -223,14 +235,17 @@ class HeartbeatMonitor:
         """True once a process of this attempt has a heartbeat."""
         return bool(self._seen)
 
-    def _silence(self, task: Topology, now: float, is_stopped: bool) -> Hang | None:
+    def _silence(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
         seen, limits = self._seen[log_name(task)], self._timeouts
         silent = seen.reader.silent_secs
         known = seen.step is not None and not self._ranks_only
         last = f" (last at step {seen.step})" if known else ""
-        if limits.heartbeat and silent >= self._patience(seen, now, is_stopped):
+        patience = self._patience(seen, now_secs, is_stopped)
+        idle_limit_secs = max(limits.heartbeat - self._suspect_secs, _LEAST_IDLE_SECS)
+        is_idle = self._activity.idle_secs(log_name(task), now_secs) >= idle_limit_secs
+        if limits.heartbeat and silent >= patience and is_idle:
             return Hang(task, f"gave no sign of life for {silent:.0f} s{last}", silent)
-        still = now - seen.progressed_secs
+        still = now_secs - seen.progressed_secs
         if limits.hang and seen.phase == "training" and still >= limits.hang:
             return Hang(task, f"made no step for {still:.0f} s{last}", still)
         begins = trains(task) and seen.phase in ("starting", "compiling")
@@ -238,33 +253,33 @@ class HeartbeatMonitor:
             return Hang(task, f"was {seen.phase} for {still:.0f} s{last}", still)
         return None
 
-    def _idle(self, task: Topology, now: float, is_stopped: bool, ticks: int | None) -> Hang | None:
-        """A process before its first sign of life: stopped, or idle while others have given theirs."""
-        limit = self._timeouts.heartbeat
-        may_hang = is_stopped or (self.any and trains(task) and not self._ranks_only)
-        ticks = ticks if limit and may_hang else None  # else it may be no program of ours
-        before, since = self._busy.get(log_name(task), (-1, now))
-        if ticks != before:
-            self._busy[log_name(task)] = ticks, now
+    def _idle(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
+        """Returns a hang before the first heartbeat: stopped, or idle while other processes send theirs."""
+        limit, activity = self._timeouts.heartbeat, self._activity.get(log_name(task))
+        if not limit or activity is None or not activity.is_measured:
             return None
-        if ticks is None or now - since < limit:
+        unchanged_secs = activity.unchanged_secs(now_secs)
+        if unchanged_secs < limit:
             return None
-        what = "was stopped" if is_stopped else "did nothing"
-        why = f"{what} for {now - since:.0f} s before its first sign of life"
-        return Hang(task, why, now - since)
+        verb = "was stopped" if is_stopped else "did nothing"
+        reason = f"{verb} for {unchanged_secs:.0f} s before its first sign of life"
+        return Hang(task, reason, unchanged_secs)
 
-    def _patience(self, seen: _LastBeat, now: float, is_stopped: bool) -> float:
+    def _patience(self, seen: _LastBeat, now_secs: float, is_stopped: bool) -> float:
         """Seconds of silence. TensorFlow may stop every thread of Python while it connects to peers."""
         limits = self._timeouts
-        starting = now - self._started_secs < limits.startup or not limits.startup
+        starting = now_secs - self._started_secs < limits.startup or not limits.startup
         if seen.phase == "connecting" and starting and not is_stopped:
             return float("inf")
         return max(limits.heartbeat, _ENDED_SECS if seen.phase == "ended" else 0.0)
 
-    def _missing(self, running: list[Topology], now: float) -> Hang | None:
-        limit, waited = self._timeouts.startup, now - self._started_secs
+    def _missing(self, running: list[Topology], now_secs: float) -> Hang | None:
+        limit, waited = self._timeouts.startup, now_secs - self._started_secs
         absent = [t for t in running if log_name(t) not in self._seen]
         if not (limit and self.any and absent and waited >= limit):
+            return None
+        absent = [t for t in absent if self._activity.idle_secs(log_name(t), now_secs) >= _LEAST_IDLE_SECS]
+        if not absent:
             return None
         others = ", ".join(map(task_name, absent[1:]))
         why = f"gave no sign of life within {waited:.0f} s of the start"

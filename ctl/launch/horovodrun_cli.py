@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from ctl.errors import EXIT_DONE, UsageError
+from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io.console import quoted, reader_may_leave
 from ctl.launch.config_file import NO_MPI, add_config_file
 from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as e:
         report(str(e))
         return e.exit_code
+    except KeyboardInterrupt:
+        report("stopped by Ctrl-C before any process was started")
+        return EXIT_INTERRUPTED
 
 
 def rank_job(

@@ -9,21 +9,24 @@ cut while one writes; what it writes in that very moment may be lost.
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io import paths
+from ctl.io.console import say
 from ctl.launch.roles import log_name
 
 KEPT_ATTEMPTS = 5
 _LOCK_FILE = ".launcher"
 _CHECK_SECS = 1.0
+_RETRY_SECS = 1.0  # between two attempts to write to a full disk
 _BEGIN_BYTES = 2**20
 _END_BYTES = 8 * 2**20
 _EARLIER_LOG = re.compile(r"(?:job|ps|evaluator)_[0-9]+\.attempt[0-9]+\.log", re.ASCII)
@@ -41,11 +44,16 @@ def log_dir_lock(log_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context(_locked(log_dir))
+            stack.callback(_unlink, log_dir / _LOCK_FILE)  # before it is unlocked
             file.truncate(0)
-            file.write(f"ctl launch, process {os.getpid()} on {os.uname().nodename}\n")
-            file.flush()
-            stack.callback((log_dir / _LOCK_FILE).unlink, missing_ok=True)  # before it is unlocked
+            owner = f"ctl launch, process {os.getpid()} on {os.uname().nodename}\n"
+            os.write(file.fileno(), owner.encode())  # a full buffer would raise again when it is closed
         yield
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _locked(log_dir: Path) -> TextIO:
@@ -90,6 +98,60 @@ def delete_earlier_logs(log_dir: Path, attempt: str = "*") -> None:
         for path in log_dir.glob(f"*.attempt{attempt}.log"):
             if _EARLIER_LOG.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+class LogFile:
+    """Log of one process that outlives a full disk: output is dropped until there is space again."""
+
+    def __init__(self, path: Path, command: str, *, is_new: bool = True):
+        """Opens the file if possible; with `is_new` an earlier one is deleted.
+
+        Args:
+          command: Name of the command in messages.
+        """
+        self._path = path
+        self._command = command
+        self._file: IO[bytes] | None = None
+        self._dropped_bytes = 0
+        self._is_reported = False
+        self._retry_secs = -math.inf
+        if is_new and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        self.write(b"")
+
+    def write(self, data: bytes) -> None:
+        """Appends `data`. Counts the bytes that cannot be written, and reports the first such error."""
+        if time.monotonic() < self._retry_secs:
+            self._dropped_bytes += len(data)
+            return
+        note = f"\n{self._command}: {self._dropped_bytes} bytes were dropped here\n".encode()
+        pending = (note if self._dropped_bytes else b"") + data
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (appending, so that it can be cut)
+            while pending:
+                pending = pending[self._file.write(pending) :]
+                self._dropped_bytes = 0
+        except OSError as e:
+            self._dropped_bytes += min(len(pending), len(data))
+            self._retry_secs = time.monotonic() + _RETRY_SECS
+            self.close()
+            if not self._is_reported:
+                self._is_reported = True
+                say(
+                    f"{self._path} cannot be written ({e.strerror or e}); the job continues, and output is "
+                    "missing there until it can be written again",
+                    by=self._command,
+                )
+
+    def close(self) -> None:
+        """Closes the file; a later write opens it again."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
 
 
 class LogSizeLimit:

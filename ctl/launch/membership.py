@@ -112,6 +112,7 @@ class Worker:
       group, rank: the newest that it was in, 0 for none, and its rank there.
       has_state: it has synced since.
       port: where it will listen, while it waits; else None.
+      is_dismissed: The launcher has asked it to leave; it joins no further group, but has not ended.
     """
 
     number: int
@@ -195,8 +196,13 @@ class Membership:
     def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
         """A process waits for the next group; with `port=None` it lost its connection and will end."""
         worker = self.workers.get(number)
-        if worker is not None:
+        if worker is not None and not worker.is_dismissed:
             worker.port, worker.skips_sync = port, skips_sync
+
+    def dismiss(self, number: int) -> None:
+        """Excludes a process from all further groups; its slot is free again once it has ended."""
+        worker = self.workers[number]
+        worker.is_dismissed, worker.port = True, None
 
     def synced(self, number: int) -> None:
         """A process has the state of the job."""
@@ -239,7 +245,7 @@ class Membership:
         """
         wanted = set(self.wanted_slots())
         gone = [w for w in self.workers.values() if w.slot not in wanted]
-        stay = [w for w in self.members if w not in gone]
+        stay = [w for w in self.members if w not in gone and not w.is_dismissed]
         if self._had_state and not any(w.has_state for w in stay):
             gone = [w for w in gone if not w.has_state]
         return gone
@@ -301,7 +307,9 @@ class Membership:
         if self.number:
             return all(w.port for w in self.members)
         waited = self.hosts.clock() - (self._since or 0.0)
-        return waited >= self.limits.timeout_secs or all(w.port for w in self.workers.values())
+        return waited >= self.limits.timeout_secs or all(
+            w.port or w.is_dismissed for w in self.workers.values()
+        )
 
     def _newcomers(self) -> list[Worker]:
         """Workers with a slot that wait for their first group."""

@@ -23,6 +23,7 @@ from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.restart_policy import RESTART_PAUSE_SECS
 from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
+from ctl.supervision.signals import is_ignored
 
 _POLL_SECS = 0.05
 _CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
@@ -32,7 +33,10 @@ _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 
 
 class PassedOnSignals:
-    """Keeps the SIGINT and SIGTERM that arrive inside its `with` block; the caller passes them on.
+    """Stores the SIGINT and SIGTERM that arrive inside its `with` block; the caller passes them on.
+
+    A SIGHUP (a terminal or ssh session that closes) counts as SIGTERM. It often arrives twice, so it never
+    counts as the second signal. Where it is ignored, as under `nohup`, it stays ignored.
 
     An ignored SIGCHLD, which some parents leave us, would lose exit codes; it is restored too.
     """
@@ -42,14 +46,21 @@ class PassedOnSignals:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "PassedOnSignals":
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[signum] = signal.signal(signum, lambda n, _: self.received.append(n))
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if not is_ignored(signum):
+                self._handlers[signum] = signal.signal(signum, self._receive)
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
+
+    def _receive(self, signum: int, frame: object) -> None:
+        if signum != signal.SIGHUP:
+            self.received.append(signum)
+        elif not self.received:
+            self.received.append(signal.SIGTERM)
 
     def impatient(self) -> bool:
         """True from the second signal on, which ends the grace period."""

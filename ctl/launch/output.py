@@ -23,27 +23,30 @@ from typing import IO
 
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
-from ctl.io.console import say
-from ctl.launch.log_files import LogSizeLimit
+from ctl.io import disk_errors
+from ctl.io.console import set_printer
+from ctl.launch.log_files import LogFile, LogSizeLimit
 from ctl.launch.roles import log_name
 from ctl.launch.terminal_text import TerminalText
 
 _STDOUT = 1  # file descriptor of the launcher's stdout
 _READ_BYTES = 65536
 _WAKE_SECS = 0.1  # until `finish`, new streams and a new window size are noticed
+_BAR_SECS = 1.0  # for output under way, before a message of the launcher
 _DRAIN_SECS = 1.0  # for output under way when all processes have ended
 _FINISH_SECS = 10.0  # for a slow console, such as a pager
 _MAX_LINE_BYTES = 65536  # a longer line goes on in pieces
+_ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_REDRAW = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 
 
 class _Stream:
     """Copies one stream of a process to a file and to our own stream of this kind."""
 
-    def __init__(self, kind: str, file: IO[bytes] | None, command: str):
+    def __init__(self, kind: str, file: LogFile | None):
         self._kind = kind
         self._file = file
-        self._command = command
         self._has_console = True
         self.has_ended = threading.Event()  # all of it has been copied
 
@@ -63,12 +66,7 @@ class _Stream:
 
     def _to_file(self, data: bytes) -> None:
         if self._file and data:
-            try:
-                self._file.write(data)
-            except OSError as e:
-                say(f"{self._file.name} ends here: {e.strerror}", by=self._command)
-                self._file.close()
-                self._file = None
+            self._file.write(data)
 
     def _to_console(self, data: bytes) -> None:
         console = getattr(sys, self._kind)
@@ -93,6 +91,7 @@ class Output:
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}  # by the descriptor that is read
         self._writers: dict[str, list[int]] = {}  # by the name of the log
+        self._stream_ends: dict[str, list[threading.Event]] = {}  # by the name of the log
         self._lock = threading.Lock()
         self._finish_by_secs: float | None = None
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
@@ -116,6 +115,12 @@ class Output:
         """Begins to copy; better after the first forks than before: threads and forks do not mix."""
         self._thread.start()
 
+    def drain(self, task: Topology) -> None:
+        """Waits until the output of a process that has ended is copied, for one second at most."""
+        until_secs = time.monotonic() + _DRAIN_SECS  # a process in another session may hold the pipe
+        for has_ended in self._stream_ends.pop(log_name(task), ()) if self._thread.is_alive() else ():
+            has_ended.wait(max(0.0, until_secs - time.monotonic()))
+
     def finish(self) -> None:
         """Copies what is under way, for ten seconds at most."""
         for writers in self._writers.values():
@@ -130,6 +135,7 @@ class Output:
         with self._lock:
             self._streams[reader] = stream
         self._writers.setdefault(log_name(task), []).append(writer)
+        self._stream_ends.setdefault(log_name(task), []).append(stream.has_ended)
 
     def _copy(self) -> None:
         while True:
@@ -176,23 +182,30 @@ class LogOutput(Output):
         self._shown = tasks[0]
         self._limit = LogSizeLimit(max_bytes)
         self._opened: set[str] = set()
+        self._bar: _ShownStream | None = None
 
     def writers(self, task: Topology) -> tuple[int, int]:
         """An earlier log is overwritten, but continued when the process is started again."""
-        path = self.path(task)
-        if log_name(task) not in self._opened:
-            path.open("wb").close() if task == self._shown else path.unlink(missing_ok=True)
+        file = LogFile(self.path(task), "ctl launch", is_new=log_name(task) not in self._opened)
         self._opened.add(log_name(task))
-        file = open(path, "ab", buffering=0)  # noqa: SIM115 (appending, so that it can be cut)
         if task == self._shown:
-            stream = _ShownStream(file)
-            writer = stream.writer
-            self._add(task, stream.reader, writer, stream)
+            self._bar = shown = _ShownStream(file)
+            writer = shown.writer
+            self._add(task, shown.reader, writer, shown)
         else:
-            writer = os.dup(file.fileno())
-            file.close()
-            self._writers[log_name(task)] = [writer]
+            reader, writer = os.pipe()
+            self._add(task, reader, writer, _FileStream(file))
         return writer, writer
+
+    def start(self) -> None:
+        """Starts to copy; messages of the launcher go above a live progress bar."""
+        super().start()
+        if self._bar is not None:
+            set_printer(self._bar.print_above)
+
+    def finish(self) -> None:
+        super().finish()
+        set_printer(None)
 
     def path(self, task: Topology) -> Path:
         """The log of a process."""
@@ -240,24 +253,27 @@ class RankOutput(Output):
         stream.has_ended.wait(_DRAIN_SECS)  # not for ever: a process of its own may hold the pipe
         return stream.last.decode(errors="replace")
 
-    def _file(self, task: Topology, kind: str) -> IO[bytes] | None:
+    def _file(self, task: Topology, kind: str) -> LogFile | None:
         if self._directory is None:
             return None
         path = self._directory / f"rank.{task.task_index:0{self._digits}d}" / kind
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "wb", buffering=0)
+            path.open("wb").close()
         except OSError as e:
+            if disk_errors.is_transient(e):
+                return LogFile(path, "ctlrun")
             raise UsageError(
                 f"--output-filename: {path} cannot be written ({e.strerror}); give a directory that can"
             ) from None
+        return LogFile(path, "ctlrun", is_new=False)
 
 
 class _LineStream(_Stream):
     """Copies whole lines; on the console with the rank in front."""
 
-    def __init__(self, kind: str, file: IO[bytes] | None, rank: int, with_time: bool):
-        super().__init__(kind, file, "ctlrun")
+    def __init__(self, kind: str, file: LogFile | None, rank: int, with_time: bool):
+        super().__init__(kind, file)
         self.last = b""  # the newest line with anything in it
         self._rank = rank
         self._with_time = with_time
@@ -278,11 +294,24 @@ class _LineStream(_Stream):
         self._to_console(b"".join(prefix + line for line in lines))
 
 
+class _FileStream(_Stream):
+    """Copies bytes to a log only."""
+
+    def __init__(self, file: LogFile):
+        super().__init__("stdout", file)
+
+    def feed(self, data: bytes, is_last: bool = False) -> None:
+        self._to_file(data)
+
+
 class _ShownStream(_Stream):
     """Copies bytes to the console and text to a log; through a terminal if we have one."""
 
-    def __init__(self, file: IO[bytes]):
-        super().__init__("stdout", file, "ctl launch")
+    def __init__(self, file: LogFile):
+        super().__init__("stdout", file)
+        self._bar_lock = threading.Lock()
+        self._is_mid_line = False
+        self._bar_height = 1  # lines that the newest redraw of a live bar erases
         self._text: TerminalText | None = None
         self._window_size = b""
         try:
@@ -296,7 +325,32 @@ class _ShownStream(_Stream):
         self._to_file(self._text.feed(data) if self._text else data)
         if self._text and is_last:
             self._to_file(self._text.flush())
-        self._to_console(data)
+        with self._bar_lock:
+            self._to_console(data)
+            self._note_position(data)
+
+    def _note_position(self, data: bytes) -> None:
+        visible = _ESCAPE.sub(b"", data)
+        if visible:
+            self._is_mid_line = not visible.endswith(b"\n")
+        for erased in _REDRAW.finditer(data):
+            self._bar_height = 1 + erased[0].count(b"\x1b[1A")
+
+    def print_above(self, line: str) -> bool:
+        """Prints a line in place of a live bar, which its process draws again below; False without one."""
+        if self._text is None or not _is_one_terminal():
+            return False
+        if not self._bar_lock.acquire(timeout=_BAR_SECS):  # the terminal takes no output
+            return False
+        try:
+            if not self._is_mid_line:
+                return False
+            above = self._bar_height - 1
+            erase = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * above
+            self._to_console((erase + line + "\r\n" * (1 + above)).encode())
+            return True
+        finally:
+            self._bar_lock.release()
 
     def wake(self) -> None:
         """Gives the process's terminal the size of ours, again after every change."""
@@ -307,6 +361,13 @@ class _ShownStream(_Stream):
             if size != self._window_size:
                 fcntl.ioctl(self.reader, termios.TIOCSWINSZ, size)
                 self._window_size = size
+
+
+def _is_one_terminal() -> bool:
+    """Returns True if stdout and stderr are the same terminal."""
+    with contextlib.suppress(OSError):
+        return os.isatty(2) and os.fstat(2).st_rdev == os.fstat(_STDOUT).st_rdev
+    return False
 
 
 def _open_terminal() -> tuple[int, int]:

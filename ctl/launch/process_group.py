@@ -20,7 +20,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import Output
 from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
-from ctl.launch.process_tree import Guard, group_cpu_ticks
+from ctl.launch.process_tree import Guard, OrphanReaper, tree_cpu_ticks
 from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
 
@@ -46,6 +46,7 @@ class ProcessGroup:
         self._processes: list[Process] = []
         self._starts: dict[str, Callable[[], None]] = {}  # by the name of the log
         self._guard = Guard()
+        self._orphans = OrphanReaper()
 
     def start(
         self,
@@ -100,8 +101,11 @@ class ProcessGroup:
             if process.has_ended:
                 self._guard.remove(process.pid)
         self._processes = [process for process in self._processes if not process.has_ended]
+        for end in ends:
+            self._output.drain(end.task)
         self._output.limit_logs(self.running)
         self.exits += ends
+        self._orphans.poll({process.pid for process in self._processes} | self._guard.pids)
         return ends
 
     def send(self, task: Topology, signum: int) -> None:
@@ -160,9 +164,10 @@ class ProcessGroup:
         return [end for end in self.exits if end.returncode != 0]
 
     def cpu_ticks(self) -> Mapping[str, int]:
-        """Name of the log -> processor time of a process of this machine, with what it has started."""
-        ticks = group_cpu_ticks()
-        return {log_name(p.task): ticks.get(p.pid, 0) for p in self._processes if not p.host}
+        """Returns the processor time of each process tree of this machine by the name of the log."""
+        pids = {log_name(p.task): p.pid for p in self._processes if not p.host}
+        ticks = tree_cpu_ticks(pids.values())
+        return {name: ticks[pid] for name, pid in pids.items() if pid in ticks}
 
     def _wait(
         self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False

@@ -12,10 +12,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_REAP_INTERVAL_SECS = 1.0
+_ORPHAN_SECS = 2.0
 
 
 def kill_group(pid: int) -> None:
@@ -53,14 +56,64 @@ def process_state(pid: int) -> str:
         return ""
 
 
-def group_cpu_ticks() -> dict[int, int]:
-    """Process group -> processor time that its processes have used, in clock ticks."""
-    total: dict[int, int] = {}
+def tree_cpu_ticks(leaders: Iterable[int]) -> dict[int, int]:
+    """Returns the processor time (clock ticks) of each leader with its group and its descendants.
+
+    Children that have ended and were waited for count, so the time of a tree never decreases.
+    """
+    parents, groups, ticks = {}, {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = _stat_fields(path)
-            total[int(fields[2])] = total.get(int(fields[2]), 0) + int(fields[11]) + int(fields[12])
+            pid = int(path.parent.name)
+            parents[pid], groups[pid] = int(fields[1]), int(fields[2])
+            ticks[pid] = sum(map(int, fields[11:15]))
+    total = {leader: 0 for leader in leaders if leader in ticks}
+    for pid, used in ticks.items():
+        leader = groups[pid]
+        ancestor = pid
+        while leader not in total and ancestor in parents:
+            ancestor = leader = parents[ancestor]
+        if leader in total:
+            total[leader] += used
     return total
+
+
+class OrphanReaper:
+    """Waits for orphans when this process is the first of a container, which inherits them.
+
+    A child of another part of this program is left to that part: only processes that have been zombies
+    for some seconds count as orphans.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._is_first = os.getpid() == 1
+        self._clock = clock
+        self._polled_secs = clock()
+        self._zombies: dict[int, float] = {}  # pid -> when it was first seen as a zombie
+
+    def poll(self, children: Iterable[int]) -> None:
+        """Reaps the orphans; `children` are waited for elsewhere. Does some work once a second."""
+        now_secs = self._clock()
+        if not self._is_first or now_secs - self._polled_secs < _REAP_INTERVAL_SECS:
+            return
+        self._polled_secs = now_secs
+        zombies = _zombies_of(os.getpid()) - set(children)
+        self._zombies = {pid: self._zombies.get(pid, now_secs) for pid in zombies}
+        for pid, since_secs in self._zombies.items():
+            if now_secs - since_secs >= _ORPHAN_SECS:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def _zombies_of(parent: int) -> set[int]:
+    zombies = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = _stat_fields(path)
+            if fields[0] == "Z" and int(fields[1]) == parent:
+                zombies.add(int(path.parent.name))
+    return zombies
 
 
 def _stat_fields(path: Path) -> list[str]:
@@ -86,6 +139,11 @@ class Guard:
                 start_new_session=True,
                 close_fds=True,
             )
+
+    @property
+    def pids(self) -> set[int]:
+        """The guard's own process."""
+        return set() if self._popen is None else {self._popen.pid}
 
     def add(self, pid: int) -> None:
         """From now on the group of this leader ends with the launcher."""

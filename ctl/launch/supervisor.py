@@ -155,12 +155,9 @@ class _Supervisor:
         self._heartbeats.reset(places.tasks)
         try:
             for task in places.tasks:
-                group.start(
-                    task,
-                    {**environ, **self._heartbeats.environ(task)},
-                    private=self._private,
-                    host=places.remote_host(task),
-                )
+                host = places.remote_host(task)
+                beats = self._heartbeats.environ(task, is_remote=host is not None)
+                group.start(task, {**environ, **beats}, private=self._private, host=host)
         finally:
             output.start()
 
@@ -326,9 +323,10 @@ def _why_ending(
         first = [t for t in group.running if not serves(t)]
         servers = len(group.running) - len(first)
         after = f"; {servers} that serve are ended after them" if servers else ""
+        count = f"{len(first)} process" + ("es" if len(first) != 1 else "")
         return (
-            f"{signame} passed on to {len(first)} processes, SIGKILL follows after "
-            f"{grace_secs:g} s or a second signal{after}"
+            f"received {signame} and sent it to {count}; SIGKILL follows after {grace_secs:g} s or "
+            f"a second signal{after}"
         )
     if outcome.cause:
         why = f"{task_name(outcome.cause.task)} failed"

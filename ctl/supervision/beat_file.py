@@ -1,18 +1,92 @@
-"""A file that its writer renews, so that who reads it knows whether the writer lives.
+"""Beat files: small files that a live process keeps changing, and readers that detect silence.
 
-    beats = Beats(lambda: paths.write_whole(path, text()), secs=1.0, name="ctl-heartbeat")
-    beats.start()                              # from a thread of its own, until `stop`
+    beats = Beats(lambda: file.write(text()), secs=1.0, name="ctl-heartbeat")
+    beats.start()                              # in a daemon thread, until `stop`
     reader = BeatReader()
     reader.read(path.read_bytes())
     reader.silent_secs                         # by the reader's own clock
 
-Three are written: by every process of a job for its launcher (heartbeat.py), by the chief for other jobs
-(lease.py), and by an evaluator for the chief (training/checkpoint_follower.py).
+Users: every process of a job for its launcher (heartbeat.py), the chief for other jobs (lease.py), and an
+evaluator for the chief (training/checkpoint_follower.py). Readers compare contents. They never subtract the
+clock of another process from their own, because clocks differ and may be set.
 """
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+MEMORY_FILE_PREFIX = "ctl-heartbeat-"  # name of a memory file that a launcher creates for a worker
+_RECORD_BYTES = 512  # every write has this length, so that it never needs a new disk block
+_MAX_POLL_SECS = 2.0
+
+
+class PollClock:
+    """Monotonic clock (seconds) that counts at most `max_poll_secs` between two calls.
+
+    The time during which its owner did not run (SIGSTOP, a suspended machine, a frozen container) is
+    therefore not mistaken for the silence of another process.
+    """
+
+    def __init__(self, max_poll_secs: float = _MAX_POLL_SECS, clock: Callable[[], float] = time.monotonic):
+        self._max_poll_secs = max_poll_secs
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_secs = clock()
+        self._elapsed_secs = 0.0
+
+    def __call__(self) -> float:
+        """Returns the counted seconds. A call counts as a poll."""
+        with self._lock:
+            read_secs = self._clock()
+            self._elapsed_secs += min(read_secs - self._read_secs, self._max_poll_secs)
+            self._read_secs = read_secs
+            return self._elapsed_secs
+
+
+class BeatFile:
+    """Writer of one beat file.
+
+    The file is opened once and overwritten in place, so a full disk does not stop the beats. A file that
+    was deleted is created again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = Path(path)
+        self._is_in_memory = self._path.is_relative_to("/proc")
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> None:
+        """Replaces the content by `text` and blanks; raises OSError, and the next call opens anew."""
+        with self._lock:
+            try:
+                if self._descriptor is None:
+                    self._descriptor = self._open()
+                os.pwrite(self._descriptor, text.encode().ljust(_RECORD_BYTES), 0)
+                if not self._is_in_memory:
+                    os.fsync(self._descriptor)  # NFS shows a write to other machines only then
+                    if os.fstat(self._descriptor).st_nlink == 0:
+                        self._close()
+            except OSError:
+                self._close()
+                raise
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _open(self) -> int:
+        if not self._is_in_memory:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        # In another PID namespace the same path may be a file of an unrelated process.
+        if not os.readlink(self._path).startswith(f"/memfd:{MEMORY_FILE_PREFIX}"):
+            raise FileNotFoundError(f"{self._path} is not the memory file of a launcher")
+        return os.open(self._path, os.O_RDWR)
 
 
 class Beats:
@@ -24,11 +98,11 @@ class Beats:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """The first beat comes `secs` from now."""
+        """Starts the thread; the first beat comes after `secs`."""
         self._thread.start()
 
     def stop(self, *, wait: bool = False) -> None:
-        """No beat begins any more; `wait` for one that is under way."""
+        """Starts no further beat. With `wait`, returns after a beat that is in progress."""
         self._stopped.set()
         if wait:
             self._thread.join()
@@ -40,7 +114,7 @@ class Beats:
 
 
 class BeatReader:
-    """How long a file has been without change, by the reader's clock: those of two machines differ."""
+    """Detector of silence: measures by its own clock how long a content has not changed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -48,13 +122,17 @@ class BeatReader:
         self._changed_secs = clock()
 
     def read(self, content: object) -> bool:
-        """Takes what the file says now; whether that is new."""
+        """Stores the current content; returns True if it differs from the previous one."""
         is_new = content != self._content
         if is_new:
             self._content, self._changed_secs = content, self._clock()
         return is_new
 
+    def restart(self) -> None:
+        """Counts silence from now on: the content could not be read."""
+        self._changed_secs = self._clock()
+
     @property
     def silent_secs(self) -> float:
-        """Seconds since the newest content was first read."""
+        """Returns the seconds since the newest content was first read."""
         return self._clock() - self._changed_secs

@@ -1,12 +1,13 @@
-"""A sign of life, and of progress, for whoever started this process; and a look after hanging steps.
+"""Heartbeats of this process for its launcher, and detection of steps that hang.
 
     heartbeat.here.start()                        # writes the file that CTL_HEARTBEAT names, if any
     with heartbeat.here.watched(timeout_secs=600.0):
         heartbeat.here.reached(step)              # after each loop: two assignments
         with heartbeat.here.doing("saving"): ...
 
-A thread does the rest, once a second. The file is one JSON object: pid, step, phase, beat and
-progressed (Unix seconds). Pure Python; a disk that refuses is no reason to stop.
+A thread writes the file once a second. It is one JSON object: pid, step, phase, and the seconds `beat`
+and `progressed` by a clock that only this process has. A launcher on the same machine provides a file in
+memory; elsewhere a file is overwritten in place, and write errors are ignored. Pure Python.
 """
 
 import contextlib
@@ -14,12 +15,11 @@ import faulthandler
 import json
 import os
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 
 from ctl.errors import EXIT_RETRY
-from ctl.io import paths
-from ctl.supervision.beat_file import Beats
+from ctl.supervision.beat_file import BeatFile, Beats, PollClock
 
 HEARTBEAT_VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
@@ -30,6 +30,8 @@ _LEAST_SECS = {  # --step_timeout_secs is for steps; these take longer
     COMPILING: 1800.0,
     STARTING: 1800.0,
 }
+_READ_STEP_SECS = 5.0  # without progress, after which steps inside a graph call are read
+_MISSED_BEATS = 5  # a longer pause of this process (SIGSTOP, suspend) does not count towards a limit
 CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpreter's lock
 
 
@@ -54,12 +56,15 @@ class Heartbeat:
         self.step = 0
         self.phase = STARTING
         self._path = path
+        self._file: BeatFile | None = None
         self._beat_secs = beat_secs
         self._end = end
-        self._progressed = time.time()
+        self._clock = PollClock(_MISSED_BEATS * beat_secs)
+        self._progressed = self._clock()
         self._limit_secs = 0.0
         self._look: Callable[[], int] | None = None
-        self._seen = -1  # what `look` said last
+        self._seen = -1  # the newest result of `look`
+        self._step_reader: threading.Thread | None = None
         self._beats: Beats | None = None
 
     def start(self) -> None:
@@ -73,20 +78,20 @@ class Heartbeat:
     def reached(self, step: int) -> None:
         """`step` steps are complete."""
         self.step = step
-        self._progressed = time.time()
+        self._progressed = self._clock()
 
     def progressed(self) -> None:
         """Something was completed that is no step, such as a part of an evaluation."""
-        self._progressed = time.time()
+        self._progressed = self._clock()
 
     @contextlib.contextmanager
     def doing(self, phase: str) -> Iterator[None]:
         """The phase within the block; its beginning and its end are progress."""
-        before, self.phase, self._progressed = self.phase, phase, time.time()
+        before, self.phase, self._progressed = self.phase, phase, self._clock()
         try:
             yield
         finally:
-            self.phase, self._progressed = before, time.time()
+            self.phase, self._progressed = before, self._clock()
 
     @contextlib.contextmanager
     def limited(self, timeout_secs: float, phase: str = STARTING) -> Iterator[None]:
@@ -109,13 +114,13 @@ class Heartbeat:
 
         Args:
           timeout_secs: 0 for no limit.
-          look: -> completed steps within a long graph call; asked only when the time is over.
+          look: Returns the completed steps, also of a long graph call. Called after 5 s without progress.
         """
         self._limit_secs, self._look, self._seen = timeout_secs, look, -1
         self.start()
         try:
             with self.doing(TRAINING):
-                self._write()  # whoever looks after this process knows at once
+                self._write()  # the launcher reads the new phase without delay
                 yield
         finally:
             self._limit_secs, self._look = 0.0, None
@@ -124,9 +129,29 @@ class Heartbeat:
 
     def _beat(self) -> None:
         self._write()
+        self._read_step()
         limit_secs = self._limit_secs and max(self._limit_secs, _LEAST_SECS.get(self.phase, 0.0))
-        if limit_secs and time.time() - self._progressed > limit_secs and self._hangs():
+        if limit_secs and self._clock() - self._progressed > limit_secs and self._hangs():
             self._give_up(limit_secs)
+
+    def _read_step(self) -> None:
+        """Counts steps inside a long graph call as progress.
+
+        Runs `look` in another thread, because reading a variable of a busy device may block.
+        """
+        look, reader = self._look, self._step_reader
+        is_reading = reader is not None and reader.is_alive()
+        if look is None or is_reading or self._clock() - self._progressed < _READ_STEP_SECS:
+            return
+
+        def read() -> None:
+            with contextlib.suppress(Exception):  # the training ends meanwhile
+                step = look()
+                if step > max(self._seen, self.step):
+                    self._seen, self._progressed = step, self._clock()
+
+        self._step_reader = threading.Thread(target=read, name="ctl-step-reader", daemon=True)
+        self._step_reader.start()
 
     def _hangs(self) -> bool:
         look = self._look
@@ -136,7 +161,7 @@ class Heartbeat:
         self._seen = step
         if step <= max(before, self.step):
             return True
-        self._progressed = time.time()
+        self._progressed = self._clock()
         return False
 
     def _give_up(self, limit_secs: float) -> None:
@@ -156,15 +181,16 @@ class Heartbeat:
     def _write(self) -> None:
         if self._path is None:
             return
+        self._file = self._file or BeatFile(self._path)
         content = {
             "pid": os.getpid(),
             "step": self.step,
             "phase": self.phase,
-            "beat": time.time(),
+            "beat": self._clock(),
             "progressed": self._progressed,
         }
         with contextlib.suppress(OSError):
-            paths.write_whole(paths.path(self._path), json.dumps(content))
+            self._file.write(json.dumps(content))
 
 
 here = Heartbeat()

@@ -25,14 +25,13 @@ from pathlib import Path
 from ctl import errors
 from ctl.errors import EXIT_DONE, CtlError, LeaseLostError, Stopped, UsageError
 from ctl.io import paths
-from ctl.supervision.beat_file import Beats
+from ctl.supervision.beat_file import BeatReader, Beats, PollClock
 from ctl.supervision.process_identity import namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
 LOCK_NAME = "LOCK"
 STALE_SECS = 60.0
 _BEAT_SECS = 5.0
-_PROOF_BEATS = 3  # what a lease with an old beat gets at first sight: clocks of machines differ
 _LAST_WRITE_SECS = 10.0  # for a disk that hangs, at the end of training
 _CLAIM_SECS = 10.0  # a claim that another process has left half-way is removed then
 _SETTLE_SECS = 1.0  # in object stores, where nothing can be created exclusively
@@ -89,7 +88,7 @@ class Lease:
         *,
         beat_secs: float = _BEAT_SECS,
         stale_secs: float = STALE_SECS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ):
         """Keeps; touches nothing.
 
@@ -97,13 +96,13 @@ class Lease:
           path: of the file, by custom `model_dir/LOCK`; a URL too.
           beat_secs: between two signs of life.
           stale_secs: without one for so long, the holder is taken for dead.
-          clock: Unix time, seconds.
+          clock: Seconds, for the silence of other processes. Defaults to a `PollClock`.
         """
         self._path = paths.path(path)
         self._beat_secs = beat_secs
         self._stale_secs = stale_secs
-        self._clock = clock
-        self._seen: tuple[float, float, float] | None = None  # beat, when first seen, sign of life
+        self._clock = clock or PollClock()
+        self._reader = BeatReader(self._clock)
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._warned = False
@@ -132,23 +131,15 @@ class Lease:
     def is_alive(self, holder: Holder) -> bool:
         """False if the training has ended or its process has died.
 
-        At once where the process can be looked for: on its own machine. Elsewhere when no beat has
-        come for `stale_secs`. A beat that moves is alive, whatever the clocks of two machines say.
+        On the machine of the process this is known without delay. On another machine the process is dead
+        once this object has seen no change of its beat for `stale_secs`. Clocks are never compared.
         """
         if holder.state != TRAINING or holder.fingerprint in _known_dead():
             return False
         if _is_here(holder) and process_mark(holder.pid) != holder.process:
             return False
-        return self._clock() - self._sign_of_life(holder.beat) <= self._stale_secs
-
-    def _sign_of_life(self, beat: float) -> float:
-        """When, by our clock, the beat was last known to be alive."""
-        if self._seen is None or self._seen[0] != beat:
-            now = self._clock()
-            proof = now - self._stale_secs + _PROOF_BEATS * self._beat_secs
-            sign = max(min(beat, now), proof) if self._seen is None else now
-            self._seen = (beat, now, sign)
-        return self._seen[2]
+        self._reader.read((holder.identity, holder.beat))
+        return self._reader.silent_secs <= self._stale_secs
 
     def claim(self) -> None:
         """Raises UsageError if another training lives here; returns once it is known that none does.
@@ -159,16 +150,16 @@ class Lease:
         first = self.read()
         if first is None or _is_me(first) or not self.is_alive(first):
             return
-        told, until_secs = False, time.monotonic() + self._stale_secs
+        told, until_secs = False, self._clock() + self._stale_secs
         while not _is_here(first):
             holder = self.read()
             if holder is None or holder.state != TRAINING:
                 return
-            if time.monotonic() >= until_secs or not self.is_alive(holder):
-                _dead.add(holder.fingerprint)  # nobody needs to wait for it again
-                return
             if holder.beat != first.beat or holder.identity != first.identity:
                 break
+            if self._clock() >= until_secs or not self.is_alive(holder):
+                _dead.add(holder.fingerprint)  # no process has to wait for it again
+                return
             if not told:
                 told = True
                 _log.warning(
@@ -241,7 +232,7 @@ class Lease:
         training holds it.
         """
         self.claim()
-        now = self._clock()
+        now = time.time()
         mine = Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -295,7 +286,7 @@ class Lease:
             there = self._read() if changes else None
             if there is not None and there.identity != mine.identity:
                 return  # another one has taken over
-            content = {**asdict(mine), "beat": self._clock(), **changes}
+            content = {**asdict(mine), "beat": time.time(), **changes}
             paths.write_whole(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
             self._warn(e)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once.
+"""Ctrl-C, SIGTERM and SIGHUP: the first requests a checkpoint and an orderly end, the second ends at once.
 
     with signals.starting():                  # ctl.run: before there is anything to save
         with signals.default_action():        # while TensorFlow connects the workers
@@ -8,6 +8,9 @@
 
 TensorFlow's multi-worker runtime installs a handler of its own for SIGTERM, which swallows it, as soon as
 it starts its server. So the handlers from before are installed again once the strategy is made.
+
+SIGHUP (a terminal or ssh session that closes) acts like SIGTERM, with the exit code 143. It often arrives
+twice, so it never counts as the second signal. Where it is ignored, as under `nohup`, it stays ignored.
 """
 
 import contextlib
@@ -22,7 +25,7 @@ from typing import Any
 
 from ctl.io import exit_hook
 
-_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 _SHOW_CURSOR = "\x1b[?25h"
 _AGAIN_SECS = 0.002
 _EXIT_SECS = 10.0  # for exit functions
@@ -50,11 +53,15 @@ class Signals:
 
     def wishes(self) -> list[float]:
         """[0 or 1, 0 or 1]: was SIGTERM received, was Ctrl-C? To be added up over workers."""
-        return [float(self.received == signal.SIGTERM), float(self.received == signal.SIGINT)]
+        return [
+            float(self.received in (signal.SIGTERM, signal.SIGHUP)),
+            float(self.received == signal.SIGINT),
+        ]
 
     def agree(self, wishes: Sequence[float]) -> bool:
         """Takes over what any worker received, from the sum of `wishes`; SIGTERM comes first."""
-        if wishes[0] or wishes[1]:
+        is_hangup = self.received == signal.SIGHUP and wishes[0]
+        if (wishes[0] or wishes[1]) and not is_hangup:
             self.received = int(signal.SIGTERM if wishes[0] else signal.SIGINT)
         return bool(wishes[0] or wishes[1])
 
@@ -62,13 +69,15 @@ class Signals:
         if self.received is None:
             self.received = number
             return
+        if number == signal.SIGHUP:
+            return
         _show_cursor()
         os._exit(_EXIT_CODES[signal.Signals(number)])
 
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Within the block a signal ends the process at once, with 130 or 143: there is nothing to save.
+    """Within the block a signal ends the process without delay, with 130 or 143: there is no state to save.
 
     `Signals` may be used inside, for the part that has something.
     """
@@ -143,11 +152,18 @@ def _install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict:
     """Number -> the handler from before; empty outside the main thread."""
     previous: dict = {}
     for number in _EXIT_CODES:
+        if is_ignored(number):
+            continue
         try:
             previous[number] = signal.signal(number, handler)
         except ValueError:  # not the main thread
             break
     return previous
+
+
+def is_ignored(number: int) -> bool:
+    """Returns True for a SIGHUP that is ignored, as under `nohup`."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _restore(previous: dict) -> None:
@@ -167,6 +183,8 @@ def _native_handlers() -> dict[int, int | None]:
     found: dict[int, int | None] = {}
     with contextlib.suppress(OSError, AttributeError):
         for number in _EXIT_CODES:
+            if is_ignored(number):
+                continue
             found[number] = _native(number, None)
             _native(number, found[number])
     return found

@@ -70,6 +70,7 @@ def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = 
             "state": who.state,
             "reason": who.reason,
             "step": who.step,
+            "beat": who.beat,
             "alive": holder.is_alive(who),
         },
         "variables": dict(found[-1][1].variables) if found else {},
@@ -107,7 +108,8 @@ def inspection_text(seen: dict[str, Any], now: float) -> str:
         lines += [f"{label}: {', '.join(names)}"] if names else []
     lock = seen["lock"]
     if lock is not None:
-        state = "trains" if lock["alive"] else lock["reason"] or "died"
+        beats = f"trains, last heartbeat {_ago(lock['beat'], now)}"
+        state = beats if lock["alive"] else lock["reason"] or "died"
         lines.append(f"LOCK: {lock['host']}, process {lock['pid']}: {state}, step {lock['step']}")
     variables = seen.get("variables", {})
     wide = max(map(len, variables), default=0)

@@ -172,7 +172,7 @@ class Following:
         *,
         born: float,
         patience: Patience = Patience(),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
         """Keeps; `born` is the Unix time at which this process began."""
@@ -186,6 +186,8 @@ class Following:
         self._clock = clock
         self._sleep = sleep
         self._first: Holder | None = None  # as it was first read
+        self._has_polled = False
+        self._began: tuple | None = None  # the training that appeared after the first poll
         self._alive: tuple | None = None  # the training whose beat was seen to move
         self._passed_over: set[tuple[int, float]] = set()
         self._pending: dict[int, Manifest] = {}
@@ -243,16 +245,19 @@ class Following:
         (None, True): it trains. (None, False): nobody has. (holder, False): left by an earlier run,
         which was silent before this process began and ever since.
         """
-        holder = self._lease.read()
+        holder, has_polled = self._lease.read(), self._has_polled
+        self._has_polled = True
         if holder is None:
             return None, False
         if self._first is None or self._first.identity != holder.identity:
             self._first = holder
+            self._began = holder.identity if has_polled else None
         if holder.beat != self._first.beat:
             self._alive = holder.identity
         if self._lease.is_alive(holder):
             return None, True
-        return holder, holder.identity == self._alive or holder.beat >= self._born
+        is_ours = holder.identity in (self._alive, self._began)
+        return holder, is_ours or holder.beat >= self._born
 
     def _next(self) -> Manifest | None:
         there = {

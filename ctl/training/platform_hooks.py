@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ctl.checkpoints import export
 from ctl.distribute.topology import Topology
-from ctl.errors import CtlError, UsageError
-from ctl.io import paths
+from ctl.errors import CtlError, StorageError, UsageError
+from ctl.io import disk_errors, paths
 from ctl.io.directories import Directories
 from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training import checkpoint_follower, evaluator, validation
@@ -51,7 +51,8 @@ def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
         with tempfile.TemporaryFile(dir=model):
             pass
     except OSError as e:
-        raise UsageError(
+        kind = StorageError if disk_errors.is_transient(e) else UsageError
+        raise kind(
             f"AIP_MODEL_DIR names {model} for the model, and nothing can be written there ({e.strerror}). "
             "Name another directory, or unset it."
         ) from None

@@ -29,6 +29,7 @@ from ctl.training import (
     eight_bit_sums,
     local_training,
     model_checks,
+    model_directory,
     profile_report,
     resume,
     step_trace,
@@ -58,7 +59,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     if not validation.is_written(trainer, "build"):
         validation.methods(trainer, "train")
     step_trace.check_trace(trainer)
-    validation.directory(trainer.model_dir)
+    model_directory.check_model_directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
     with strategies.place_of_counter(trainer.strategy):
         trainer.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")

@@ -52,7 +52,7 @@ def train(
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
     writers = session.running = run_metadata.writers_of(trainer)
     run = Run(trainer, session, batches, writers, total)
-    start, started = session.step, time.time()
+    start, start_secs = session.step, time.monotonic()
     run_metadata.write_config(trainer)
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
     resumed_from = run_metadata.resumed_line(session.resumed, total)
@@ -85,7 +85,8 @@ def train(
         raise
     finally:
         session.signals = None
-        seen = run_metadata.summary_of(trainer, run, session.step - start, time.time() - started, paths)
+        secs = time.monotonic() - start_secs
+        seen = run_metadata.summary_of(trainer, run, session.step - start, secs, paths)
         writers.note(Ended(session.step, reason, seen, run.sentences))
         session.running = None
         run.graph_loop.release()

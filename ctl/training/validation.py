@@ -16,12 +16,10 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
 from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain
 from ctl.errors import UsageError
-from ctl.io import paths
 from ctl.metrics.protocol import MetricWriter
 from ctl.step import optimizers as optimizers_lib
 from ctl.training.trainer_protocol import TrainerProtocol
 
-_PROBE_BYTES = 1 << 16
 _REQUIRED = {
     "train": ("build", "train_data", "train_step"),
     "evaluate": ("build", "eval_data", "eval_step"),
@@ -367,18 +365,3 @@ def check_export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
     export_lib.targets(trainer, formats)
     if "saved_model" in formats:
         export_lib.signatures_of(trainer)
-
-
-def directory(path: str | None) -> None:
-    """Makes `path` and writes some bytes to its disk; raises UsageError if that fails."""
-    if path is None:
-        return
-    try:
-        paths.probe(paths.path(path), _PROBE_BYTES)
-    except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"model_dir {path!r} is a file, or lies in one; expected a directory.") from None
-    except OSError as e:
-        raise UsageError(
-            f"model_dir {path!r} cannot be written: {e.strerror or e}. Give a directory this user "
-            "may write to, on a disk with room."
-        ) from None

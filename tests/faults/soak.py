@@ -11,6 +11,7 @@ steps were done again. Exit code 1 if the end differs by a bit. Decision 27 has 
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -174,16 +175,17 @@ class Soak:
 
     def phase(self, worker):
         """What the worker said last that it is doing, in this attempt."""
-        path = self.model_dir / "workers" / "heartbeat" / f"job_{worker}.json"
         try:
-            said = json.loads(path.read_text())
-        except (OSError, ValueError):
+            environ = Path(f"/proc/{self.running()[worker]}/environ").read_bytes().split(b"\0")
+            prefix = b"CTL_HEARTBEAT="
+            path = next(e.removeprefix(prefix) for e in environ if e.startswith(prefix))
+            return json.loads(Path(os.fsdecode(path)).read_text())["phase"]
+        except (OSError, ValueError, KeyError, StopIteration):
             return ""
-        return said["phase"] if said["pid"] == self.running().get(worker) else ""
 
     def noticed(self):
         """How often the launcher has said that something ended."""
-        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|passed on)", self.text(), re.M))
+        return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|received)", self.text(), re.M))
 
     def resumed(self):
         """(how often training was resumed, at which step the last time)."""

@@ -122,7 +122,8 @@ def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
 
 def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     task = Topology({"worker": ("127.0.0.1:1",)}, "worker", 0)
-    path = HeartbeatMonitor(heartbeat_dir(bucket() / "workers"), Timeouts()).path(task)
+    monitor = HeartbeatMonitor(heartbeat_dir(bucket() / "workers"), Timeouts())
+    path = monitor.path(task, is_remote=True)
     assert paths.has_rename(path) and path.name == "job_0.json"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from ctlrun_jobs import Ctlrun
-from elastic_jobs import ElasticJob
+from elastic_jobs import PROGRAMS, ElasticJob
 from launching import is_alive
 
 pytestmark = pytest.mark.workers
@@ -163,7 +164,7 @@ def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path, ctlrun):
     code, out, err = ctlrun.say("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
     assert code == 0, err
     config, size, heartbeat = json.loads(out.removeprefix("[0]<stdout>:"))
-    assert (config, size) == (None, "1") and "ctl-heartbeat-" in heartbeat
+    assert (config, size) == (None, "1") and heartbeat.startswith("/proc/")
 
 
 def test_a_group_that_loses_a_rank_before_it_has_met_is_formed_anew_at_once(start):
@@ -180,3 +181,34 @@ print(f"size {hvd.size()}")
     code, said = start("127.0.0.1:2", *options, program=program).end()
     assert code == 0, said
     assert "[0]<stdout>:size 1\n" in said and "rank 1 is gone" in said
+
+
+SLOW_EXIT = """
+import atexit, runpy, sys, time
+atexit.register(time.sleep, 5)      # a dismissed process has not ended when its slot is back
+sys.path.insert(0, {folder!r})
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+def test_a_dismissed_process_that_has_not_ended_is_not_taken_into_the_next_group(tmp_path):
+    """3, 1 and 2 slots within two seconds: all ranks waited for --start-timeout, 300 s."""
+    program = tmp_path / "slow_exit.py"
+    program.write_text(
+        SLOW_EXIT.format(folder=str(PROGRAMS), program=str(PROGRAMS / "elastic_training.py"))
+    )
+    job = ElasticJob(tmp_path, "localhost:3", "-np", "3", "--min-np", "1", program=program, done=12)
+    try:
+        job.wait_for_step(3, size=3)
+        job.hosts("localhost:1")
+        job.wait(lambda: job.said.count("is not needed any more") == 2)
+        job.hosts("localhost:2")
+        job.go(6)
+        job.wait(lambda: "group 3:" in job.said)
+        [numbers] = re.findall(r"group 3: 2 ranks, by rank the processes (.*)", job.said)
+        assert numbers == "0, 3", job.said[-3000:]
+        job.go(1000)
+        code, said = job.end()
+    finally:
+        job.close()
+    assert code == 0, said[-6000:]

@@ -90,6 +90,34 @@ def test_survivors_do_not_wait_for_the_replacement_which_joins_later():
     assert [w.slot.index for w in job.membership.members] == [1, 2, 0]  # the replacement has the free GPU
 
 
+def test_a_dismissed_process_that_has_not_ended_joins_no_group():
+    """Its slot may be back before it has ended: 3, 1, 2 slots."""
+    job = Job("a:3")
+    job.begun()
+    job.hosts("a:1")
+    assert job.join(0, 1, 2) == [0]
+    job.sync(0)
+    for worker in job.membership.unwanted():
+        job.membership.dismiss(worker.number)
+    job.hosts("a:2")
+    assert job.start() == [], "the slot is in use until its process has ended"
+    assert job.membership.change() == 0 and job.join(1, 2) is None
+    for number in (1, 2):
+        job.membership.ended(number, is_success=True)
+    assert not job.membership.is_finishing
+    assert job.start() == [3]
+    assert job.join(3) is None and job.membership.change() == ADDED
+    assert job.join(0) == [0, 3]
+
+
+def test_a_dismissed_process_does_not_delay_the_first_group():
+    job = Job("a:2", "b:1", first=2)
+    assert job.start() == [0, 1, 2]
+    job.hosts("a:2")
+    job.membership.dismiss(2)
+    assert job.join(0, 1) == [0, 1]
+
+
 def test_nobody_shares_state_when_all_have_it_and_say_so():
     job = Job("a:1", "b:2")
     job.begun()

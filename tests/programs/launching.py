@@ -58,8 +58,8 @@ def beat(step, phase, progressed=0.0):
     path = pathlib.Path(os.environ["CTL_HEARTBEAT"])
     facts = {"pid": os.getpid(), "step": step, "phase": phase}
     facts |= {"beat": time.time(), "progressed": progressed}
-    path.with_suffix(".new").write_text(json.dumps(facts))
-    path.with_suffix(".new").rename(path)
+    path.write_text(json.dumps(facts))
+    (here / f"beats_{job}").touch()
     time.sleep(0.05)
 """
 

@@ -8,6 +8,7 @@ import ctl
 import pytest
 from conftest import TIMEOUT_SECS
 from ctl.supervision import heartbeat
+from ctl.supervision.beat_file import PollClock
 from ctl.supervision.heartbeat import Heartbeat
 from small_models import Small, every_step
 
@@ -90,6 +91,45 @@ def test_steps_within_a_long_graph_call_are_progress():
         heart.reached(12)
         until(lambda: len(looked) >= 3)
     assert not ended
+
+
+@pytest.mark.parametrize("shift_secs", [3600.0, -3600.0])
+def test_a_clock_that_is_set_is_no_hang(tmp_path, monkeypatch, shift_secs):
+    real, ended = time.time, []
+    heart = Heartbeat(tmp_path / "job_0.json", beat_secs=0.01, end=ended.append)
+    with heart.watched(60.0):
+        heart.reached(12)
+        monkeypatch.setattr(time, "time", lambda: real() + shift_secs)
+        first = content(tmp_path / "job_0.json")["beat"]
+        until(lambda: content(tmp_path / "job_0.json")["beat"] > first + 0.05)
+    assert not ended
+
+
+def test_a_process_that_was_stopped_has_not_used_up_its_limit(monkeypatch):
+    """After Ctrl-Z and fg an hour may have passed."""
+    now, ended, beats = [0.0], [], []
+    monkeypatch.setattr(heartbeat, "PollClock", lambda most: PollClock(most, clock=lambda: now[0]))
+    heart = Heartbeat(beat_secs=0.01, end=ended.append)
+    monkeypatch.setattr(heart, "_write", lambda: beats.append(1))
+    with heart.watched(60.0):
+        now[0] += 3600.0
+        last = len(beats)
+        until(lambda: len(beats) > last + 3)
+        assert not ended
+        until(lambda: now.append(now.pop() + 0.04) or ended)
+    assert ended[0] == 134
+
+
+def test_steps_in_a_long_graph_call_reach_the_file_without_a_limit(tmp_path, monkeypatch):
+    """The launcher's own limit, --hang_timeout_secs, needs them."""
+    monkeypatch.setattr(heartbeat, "_READ_STEP_SECS", 0.05)
+    path, steps = tmp_path / "job_0.json", iter(range(13, 10**9))
+    heart = Heartbeat(path, beat_secs=0.01)
+    with heart.watched(0.0, lambda: next(steps)):
+        first = content(path)["progressed"]
+        until(lambda: content(path)["progressed"] > first)
+        second = content(path)["progressed"]
+        until(lambda: content(path)["progressed"] > second)
 
 
 @pytest.mark.parametrize("phase", ["evaluating", "saving", "compiling", "starting"])

@@ -164,15 +164,29 @@ def test_elsewhere_a_minute_without_a_beat_is_death(path):
     assert not lease.is_alive(lease.read())
 
 
-def test_an_old_beat_has_three_beats_time_to_move(path):
+@pytest.mark.parametrize("beat", [100.0, 1000.0, 9000.0])
+def test_the_age_of_a_beat_by_the_clock_of_another_machine_does_not_matter(path, beat):
     clock = Clock()
-    elsewhere(path, beat=100.0)
-    lease = Lease(path, clock=clock, beat_secs=5.0)
+    elsewhere(path, beat=beat)
+    lease = Lease(path, clock=clock)
     assert lease.is_alive(lease.read())
-    clock.now = 1014.0
+    clock.now = 1059.0
     assert lease.is_alive(lease.read())
-    clock.now = 1016.0
+    clock.now = 1061.0
     assert not lease.is_alive(lease.read())
+
+
+@pytest.mark.parametrize("shift_secs", [7200.0, -7200.0])
+def test_a_clock_that_is_set_makes_no_living_process_dead(path, monkeypatch, shift_secs):
+    """The clock of the reader, or of the holder, jumps between two beats."""
+    real = time.time
+    elsewhere(path, beat=real())
+    lease = Lease(path)
+    assert lease.is_alive(lease.read())
+    monkeypatch.setattr(time, "time", lambda: real() + shift_secs)
+    assert lease.is_alive(lease.read())
+    elsewhere(path, beat=real() + shift_secs)
+    assert lease.is_alive(lease.read())
 
 
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])

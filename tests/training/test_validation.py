@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -15,26 +16,74 @@ from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.collectives.failures import failure
 from ctl.distribute.platforms import detection, slurm
 from ctl.distribute.topology import Topology
-from ctl.errors import PeerLostError, ReadError
+from ctl.errors import PeerLostError, ReadError, StorageError
 from ctl.io import paths
 from ctl.supervision.lease import Lease
 from ctl.training import error_translation
+from ctl.training.model_directory import check_model_directory
 from small_disks import fill
 from small_models import Small, every_step
 from test_metric_writers_disk import small_disk  # noqa: F401
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
 
 
 def make(**options):
     return Small(strategy="default", writers=[], **options)
 
 
-def test_a_disk_that_is_full_is_found_before_the_first_step(small_disk):  # noqa: F811
+def test_a_disk_that_is_full_is_found_before_the_first_step(small_disk, no_pauses):  # noqa: F811
     (small_disk / "run").mkdir()
     fill(small_disk / "filler")
     (small_disk / "run" / "empty").touch()  # an empty file is no proof
     trainer = make(model_dir=str(small_disk / "run"))
-    with pytest.raises(ctl.UsageError, match="cannot be written: No space left on device"):
+    with pytest.raises(StorageError, match="cannot be written: No space left on device") as raised:
         trainer.train(2)
+    assert raised.value.exit_code == 134
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageError), (errno.EDQUOT, StorageError), (errno.EIO, StorageError),
+        (errno.ESTALE, StorageError), (errno.ETIMEDOUT, StorageError), (errno.EACCES, ctl.UsageError),
+        (errno.EROFS, ctl.UsageError), (errno.ENAMETOOLONG, ctl.UsageError), (None, None),
+    ],
+)  # fmt: skip
+def test_only_an_error_that_may_pass_is_worth_a_restart(tmp_path, monkeypatch, no_pauses, number, kind):
+    """None: it passes within the retries."""
+    probe, calls = paths.probe, []
+
+    def failing(*args):
+        calls.append(args)
+        if number is not None or len(calls) < 3:
+            raise OSError(number or errno.EIO, os.strerror(number or errno.EIO))
+        probe(*args)
+
+    monkeypatch.setattr(paths, "probe", failing)
+    if kind is None:
+        check_model_directory(str(tmp_path))
+        assert len(calls) == 3
+        return
+    with pytest.raises(kind, match=f"cannot be written: {os.strerror(number)}"):
+        check_model_directory(str(tmp_path))
+    assert len(calls) == (7 if kind is StorageError else 1)
+
+
+def test_a_run_with_checkpoints_resumes_on_a_full_disk(small_disk, caplog, no_pauses):  # noqa: F811
+    options = {"model_dir": str(small_disk / "run"), "intervals": every_step()}
+    make(**options).train(2)
+    fill(small_disk / "filler")
+    trainer = make(**options)
+    trainer.prepare()
+    assert trainer.step == 2
+    assert "cannot be written: No space left on device. Training resumes all the same" in caplog.text
+    (small_disk / "filler").unlink()
+    trainer.train(4)
+    assert Lease(small_disk / "run" / "LOCK").read().step == 4
 
 
 class Large(Small):
@@ -45,16 +94,19 @@ class Large(Small):
 
 def test_a_disk_with_too_little_room_for_a_checkpoint_is_found_before_the_first_step(small_disk):  # noqa: F811
     trainer = Large(strategy="default", writers=[], model_dir=str(small_disk / "run"))
-    with pytest.raises(ctl.UsageError, match=r"cannot hold a checkpoint: No space left.*needs 1,6\d\d,"):
+    with pytest.raises(StorageError, match=r"cannot hold a checkpoint: No space left.*needs 1,6\d\d,"):
         trainer.train(2)
     assert trainer.step == 0
     assert not list(small_disk.rglob(".probe*"))
 
 
-def test_a_checkpoint_larger_than_what_is_probed_is_found_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("size", "kind"), [(1_500_000, ctl.UsageError), (10**9, StorageError)])
+def test_a_checkpoint_larger_than_what_is_probed_is_found_too(tmp_path, monkeypatch, size, kind):
+    """On a disk that is too small, a restart would not help."""
     monkeypatch.setattr(paths, "bytes_free", lambda where: 1_000_000)
+    monkeypatch.setattr(paths, "bytes_in_total", lambda where: size)
     trainer = Large(strategy="default", writers=[], model_dir=str(tmp_path))
-    with pytest.raises(ctl.UsageError, match=r"needs 1,6\d\d,\d* bytes and 1,000,000 are free"):
+    with pytest.raises(kind, match=r"needs 1,6\d\d,\d* bytes and 1,000,000 are free"):
         trainer.train(2)
 
 
@@ -68,7 +120,7 @@ def test_a_disk_that_is_full_only_when_it_is_synced_is_found_too(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk):  # noqa: F811
+def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk, no_pauses):  # noqa: F811
     small = subprocess.run(["mount", "-o", "remount,nr_inodes=6", str(small_disk)], check=False)
     if small.returncode:
         pytest.skip("no limit of inodes")
@@ -76,7 +128,7 @@ def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk):  # no
     with pytest.raises(OSError, match="No space left"):
         for i in range(10):
             (small_disk / f"filler-{i}").touch()
-    with pytest.raises(ctl.UsageError, match="cannot be written: No space left on device"):
+    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
         make(model_dir=str(small_disk / "run")).train(2)
 
 

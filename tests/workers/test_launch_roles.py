@@ -199,7 +199,7 @@ if role != "evaluator": (here / "gone").touch()
     wait_for(lambda: all("ready" in job.log(n) for n in ("job_0", "job_1", "ps_0", "evaluator_0")))
     job.process.send_signal(signal.SIGTERM)
     code, err = job.end()
-    assert code == 143 and "SIGTERM passed on to 2 processes" in err
+    assert code == 143 and "received SIGTERM and sent it to 2 processes" in err
     assert "servers gone False" in job.log(0)
     assert "got SIGTERM" in job.log("evaluator_0") and "got SIGTERM" in job.log("ps_0")
 

@@ -83,7 +83,7 @@ def test_only_the_chief_s_directories_remain(run):
         "LOCK", "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "workers",
     }  # fmt: skip
     assert {p.name for p in (model_dir / "workers").iterdir()} == {
-        "attempts.jsonl", "heartbeat", "job_0.log", "job_1.log",
+        "attempts.jsonl", "job_0.log", "job_1.log",
     }  # fmt: skip
     assert {p.name for p in (model_dir / "logs").iterdir()} == {"train", "eval"}
 

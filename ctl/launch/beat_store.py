@@ -1,0 +1,98 @@
+"""Heartbeat files of the processes of a job, kept where a full disk does not matter.
+
+    store = BeatStore(directory)
+    path = store.path("job_0.log")            # the process writes there
+    store.read("job_0.log")
+
+A process of this machine gets a file in memory (memfd), which it opens through /proc. It needs no disk, and
+a deleted directory does not affect it. A process of another machine writes `directory/job_0.json`.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ctl.supervision.beat_file import MEMORY_FILE_PREFIX
+
+_MAX_BYTES = 4096
+
+
+class BeatStore:
+    """The heartbeat files of one job, by the name of the log of each process."""
+
+    def __init__(self, directory: Path | None):
+        """Stores the directory; None if no other machine can see one."""
+        self._directory = directory
+        self._temporary: Path | None = None
+        self._descriptors: dict[str, int] = {}  # of files in memory
+        self._paths: dict[str, Path] = {}  # of the remaining files
+
+    def path(self, name: str, *, is_remote: bool = False) -> Path:
+        """Returns the path that the process writes to; creates the file in memory of a local process."""
+        if name not in self._descriptors and name not in self._paths:
+            descriptor = None if is_remote else _memory_file(name)
+            if descriptor is None:
+                self._paths[name] = self._disk_path(name)
+            else:
+                self._descriptors[name] = descriptor
+        if name in self._descriptors:
+            return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
+        return self._paths[name]
+
+    def read(self, name: str) -> bytes:
+        """Returns the content; empty if there is none or it cannot be read."""
+        with contextlib.suppress(OSError):
+            if name in self._descriptors:
+                return os.pread(self._descriptors[name], _MAX_BYTES, 0)
+            if name in self._paths:
+                return self._paths[name].read_bytes()
+        return b""
+
+    def clear(self, name: str) -> None:
+        """Empties a file, which keeps its path."""
+        with contextlib.suppress(OSError):
+            if name in self._descriptors:
+                os.ftruncate(self._descriptors[name], 0)
+            elif name in self._paths:
+                self._paths[name].unlink(missing_ok=True)
+
+    def release(self, name: str) -> None:
+        """Forgets a file."""
+        self._paths.pop(name, None)
+        if name in self._descriptors:
+            os.close(self._descriptors.pop(name))
+
+    def close(self) -> None:
+        """Releases all files."""
+        for name in [*self._descriptors]:
+            self.release(name)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _disk_path(self, name: str) -> Path:
+        directory = self._directory
+        with contextlib.suppress(OSError):
+            if directory is None:
+                self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="ctl-heartbeat-"))
+                directory = self._temporary
+            directory.mkdir(parents=True, exist_ok=True)
+        path = (directory or Path(tempfile.gettempdir())) / name.replace(".log", ".json")
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # of an earlier job
+        return path
+
+
+def _memory_file(name: str) -> int | None:
+    """Returns the descriptor of a file in memory that other processes can open; None where that fails."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    with contextlib.suppress(OSError):
+        descriptor = os.memfd_create(MEMORY_FILE_PREFIX + name.replace(".log", ""), os.MFD_CLOEXEC)
+        try:
+            os.close(os.open(f"/proc/{os.getpid()}/fd/{descriptor}", os.O_RDWR))
+            return descriptor
+        except OSError:
+            os.close(descriptor)
+    return None

@@ -1,0 +1,51 @@
+"""Check of a model directory before training."""
+
+import contextlib
+import logging
+
+from ctl.checkpoints import commit
+from ctl.errors import StorageError, UsageError
+from ctl.io import disk_errors, paths
+
+_PROBE_BYTES = 1 << 16
+_log = logging.getLogger("ctl")
+
+
+def check_model_directory(path: str | None) -> None:
+    """Creates `path` and writes some bytes to its disk.
+
+    Errors that may pass are retried for some seconds.
+
+    Raises:
+      UsageError: If a later attempt would fail as well, for example without permission.
+      StorageError: If the error may pass. A full disk is only a warning where checkpoints exist: the
+        training can resume, and its disk may have space by the next save.
+    """
+    if path is None:
+        return
+    directory = paths.path(path)
+    try:
+        paths.persistently(
+            lambda: paths.probe(directory, _PROBE_BYTES),
+            is_lasting=lambda error: not disk_errors.is_transient(error),
+        )
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"model_dir {path!r} is a file, or lies in one; expected a directory.") from None
+    except OSError as e:
+        message = f"model_dir {path!r} cannot be written: {e.strerror or e}."
+        if disk_errors.is_full(e) and _has_checkpoints(directory):
+            _log.warning("%s Training resumes all the same; saves fail until there is space.", message)
+        elif disk_errors.is_transient(e):
+            raise StorageError(
+                f"{message} Free some space, or repair the disk; then start the same command again."
+            ) from None
+        else:
+            raise UsageError(
+                f"{message} Give a directory this user may write to, on a disk with room."
+            ) from None
+
+
+def _has_checkpoints(model_dir: paths.AnyPath) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(commit.scan(model_dir / "checkpoints"))
+    return False

@@ -1,0 +1,90 @@
+"""SIGHUP, which a closed terminal or ssh session sends, acts like SIGTERM; under nohup it is ignored."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, TIMEOUT_SECS, environment
+from launching import TELL_SIGNALS, wait_for
+from training import output_of, run, saved, started, wait_until
+
+pytestmark = pytest.mark.workers
+WAITS = TELL_SIGNALS + "wait_for(lambda: got)\nsys.exit(143)\n"
+
+
+def test_a_closed_terminal_saves_a_checkpoint_and_ends_with_143(tmp_path):
+    """The kernel and the shell send one each."""
+    done = run(tmp_path / "run", "--train_steps=1000", faults="hup@5 hup@5!")
+    assert done.code == 143, done.output[-3000:]
+    [step] = saved(tmp_path / "run")
+    again = run(tmp_path / "run", f"--train_steps={step + 1}")
+    assert again.code == 0 and f"resuming at step {step}" in again.output
+
+
+def test_a_closed_terminal_of_the_launcher_saves_a_checkpoint_on_all_workers(tmp_path):
+    with started(tmp_path / "run", "--train_steps=100000", workers=2) as process:
+        wait_until(lambda: "step 5/" in output_of(tmp_path / "run").read_text(), process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(TIMEOUT_SECS) == 143
+    assert len(saved(tmp_path / "run")) >= 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_launcher_passes_sigterm_on_once(job, count):
+    job.start(WAITS, "--workers=2")
+    job.wait_for_logs("ready")
+    for _ in range(count):
+        os.kill(job.process.pid, signal.SIGHUP)
+    code, _ = job.end()
+    assert code == 143
+    assert all(job.log(i).count("got SIGTERM") == 1 for i in range(2))
+
+
+def test_under_nohup_the_launcher_and_its_workers_go_on(job):
+    job.start(
+        "print('ready', flush=True)\nwait_for((here / 'go').exists)\nprint('done', flush=True)\n",
+        under=["nohup"],
+    )
+    job.wait_for_logs("ready", workers=1)
+    os.kill(job.process.pid, signal.SIGHUP)
+    (job.dir / "go").touch()
+    code, _ = job.end()
+    assert code == 0 and "done" in job.log(0)
+
+
+IGNORES = """
+import os, signal
+from ctl.supervision import signals
+with signals.starting(), signals.Signals() as received:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("ignored", received.received, flush=True)
+with signals.default_action():
+    os.kill(os.getpid(), signal.SIGHUP)
+print("alive", flush=True)
+"""
+
+
+def test_under_nohup_a_worker_does_not_hear_of_it():
+    done = subprocess.run(
+        ["nohup", sys.executable, "-c", IGNORES], env=environment(), cwd=ROOT, capture_output=True,
+        text=True, timeout=TIMEOUT_SECS, check=False,
+    )  # fmt: skip
+    assert done.stdout == "ignored None\nalive\n", done.stderr
+
+
+def test_a_real_terminal_that_closes_ends_the_launcher_after_its_workers_have_saved(job):
+    """The session leader is the launcher; its terminal goes away."""
+    import pty
+
+    controller, terminal = pty.openpty()
+    process = job.start(
+        WAITS, "--workers=2", stdin=terminal, stdout=terminal, stderr=terminal, under=["setsid", "--ctty"]
+    )
+    os.close(terminal)
+    job.wait_for_logs("ready")
+    os.close(controller)
+    assert process.wait(TIMEOUT_SECS) == 143
+    wait_for(lambda: all("got SIGTERM" in job.log(i) for i in range(2)))

@@ -1,0 +1,112 @@
+"""Healthy workers that could be mistaken for hung ones: full disks, deleted directories, long calls."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+from ctlrun_jobs import Ctlrun
+from launching import BEATS, wait_for
+from small_disks import fill, mounted
+
+pytestmark = [
+    pytest.mark.workers,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs memory files and /proc"),
+]
+SECS = 7  # longer than the heartbeat timeout of 3 s
+TRAIN = f"""
+from ctl.supervision import heartbeat
+heartbeat.here.start()
+time.sleep(1.5)  # three polls of the launcher
+print("trains", flush=True)
+time.sleep({SECS})
+"""
+OPTIONS = ("--heartbeat_timeout_secs=3", "--max_restarts=0", "--workers=2")
+
+
+def test_a_full_disk_of_the_logs_is_no_hang(job, tmp_path):
+    with mounted(tmp_path / "small", "1m") as disk:
+        job.logs = disk / "logs"
+        job.start(TRAIN, *OPTIONS)
+        job.wait_for_logs("trains")
+        fill(disk / "filler")
+        code, err = job.end()
+    assert code == 0 and "no sign of life" not in err, err
+
+
+def test_a_deleted_directory_of_the_logs_is_no_hang(job):
+    job.start(TRAIN, *OPTIONS)
+    job.wait_for_logs("trains")
+    shutil.rmtree(job.logs)
+    code, err = job.end()
+    assert code == 0 and "no sign of life" not in err, err
+
+
+@pytest.mark.parametrize("fault", ["full", "deleted"])
+def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
+    made = Ctlrun(tmp_path, warm=True)
+    try:
+        with mounted(tmp_path / "small", "1m") as disk:
+            (disk / "temporary").mkdir()
+            made.start(
+                f"""
+                from ctl.supervision import heartbeat
+                heartbeat.here.start()
+                time.sleep(1.5)  # three polls of the launcher
+                leave(f"trains-{{rank}}")
+                time.sleep({SECS})
+                """,
+                "-np", "2", "--heartbeat-timeout", "3", TMPDIR=str(disk / "temporary"),
+            )  # fmt: skip
+            for rank in range(2):
+                made.read(f"trains-{rank}")
+            if fault == "full":
+                fill(disk / "filler")
+            else:
+                shutil.rmtree(disk / "temporary")
+            code, _, err = made.end()
+    finally:
+        made.close()
+    assert code == 0, err
+
+
+def test_a_long_call_that_holds_the_interpreter_is_no_hang(job):
+    """No thread of the worker runs meanwhile, so it sends no heartbeats; but it uses a processor."""
+    code, _, err = job.run(
+        BEATS
+        + f"""
+import ctypes
+beat(7, "training")
+library, until = ctypes.PyDLL(None), time.monotonic() + {SECS}
+while time.monotonic() < until:
+    for _ in range(10000): library.getpid()
+""",
+        "--heartbeat_timeout_secs=2", "--max_restarts=0",
+    )  # fmt: skip
+    assert code == 0, err
+
+
+def test_a_launcher_that_was_stopped_takes_no_worker_for_hung(job):
+    """Worker and launcher are stopped together, as a frozen container is, and the launcher runs first."""
+    job.start(
+        BEATS
+        + """
+print("pid", os.getpid(), flush=True)
+while not (here / "done").exists(): beat(7, "training", time.monotonic())
+""",
+        "--heartbeat_timeout_secs=4", "--max_restarts=0",
+    )  # fmt: skip
+    wait_for(lambda: "pid" in job.log(0) and (job.dir / "beats_0").exists())
+    worker = int(re.search(r"pid (\d+)", job.log(0))[1])
+    os.kill(worker, signal.SIGSTOP)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(job.process.pid, signal.SIGCONT)
+    time.sleep(0.7)
+    os.kill(worker, signal.SIGCONT)
+    (job.dir / "done").touch()
+    code, err = job.end()
+    assert code == 0, err

@@ -1,0 +1,214 @@
+"""Detection of hung processes, with heartbeats written by hand and a clock that stands still."""
+
+import json
+import os
+
+import pytest
+from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
+from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.roles import log_name
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FUZZ = settings(deadline=None)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["step", "phase", "progressed", "x"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+class Hearts:
+    """The heartbeats of two workers, written by hand, and a clock that stands still."""
+
+    def __init__(self, directory, **timeouts):
+        self.now = 100.0
+        self.directory = directory
+        self.tasks = tasks_of(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
+        self.monitor = HeartbeatMonitor(directory, Timeouts(**timeouts), clock=lambda: self.now)
+        self.monitor.reset(self.tasks)
+
+    def beat(self, index, text=None, **facts):
+        text = json.dumps({"step": 7, "phase": "training", **facts}) if text is None else text
+        self.monitor.path(self.tasks[index]).write_text(text, encoding="utf-8", errors="replace")
+
+    def look(self, after_secs, **kinds):
+        self.now += after_secs
+        return self.monitor.check(self.tasks, **kinds)
+
+
+def test_silence_is_counted_from_the_last_change(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    for beat in range(3):
+        hearts.beat(0, beat=beat)
+        hearts.beat(1, beat=0)
+        assert hearts.look(29.0) is None
+    hang = hearts.look(3.0)
+    assert hang.task == hearts.tasks[1] and hang.silent_secs == 61.0
+    assert hang.why == "gave no sign of life for 61 s (last at step 7)"
+
+
+@pytest.mark.parametrize(("share", "is_hung"), [(0.0, True), (0.01, True), (0.1, False), (1.0, False)])
+def test_a_silent_process_that_uses_a_processor_is_not_hung(tmp_path, share, is_hung):
+    """It may hold the interpreter's lock in a long call of native code."""
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    hearts.beat(0)
+    name, start, hertz = log_name(hearts.tasks[0]), hearts.now, os.sysconf("SC_CLK_TCK")
+
+    def ticks():
+        return {name: int((hearts.now - start) * hertz * share)}
+
+    hangs = [hearts.look(0.5, cpu_ticks=ticks) for _ in range(120)]
+    assert hangs == [None] * 120
+    hangs = [hearts.look(0.5, cpu_ticks=ticks) for _ in range(6)]
+    assert any(hangs) == is_hung
+
+
+def test_a_process_that_becomes_idle_is_hung_one_timeout_later(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    hearts.beat(0)
+    name, start, hertz = log_name(hearts.tasks[0]), hearts.now, os.sysconf("SC_CLK_TCK")
+
+    def ticks():
+        return {name: int(min(hearts.now - start, 100.0) * hertz)}
+
+    found = next(i for i in range(1000) if hearts.look(0.5, cpu_ticks=ticks))
+    assert 155 <= found / 2 <= 165
+
+
+def test_a_heartbeat_that_cannot_be_read_is_no_silence(tmp_path):
+    """The directory of the heartbeats of other machines may be deleted, or its disk unreachable."""
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    path = hearts.monitor.path(hearts.tasks[0], is_remote=True)
+    assert path.parent == tmp_path
+    path.write_text('{"step": 7}')
+    assert hearts.look(1.0) is None
+    path.unlink()
+    assert [hearts.look(59.0) for _ in range(5)] == [None] * 5
+    path.write_text('{"step": 7}')
+    assert hearts.look(1.0) is None
+    assert hearts.look(61.0).task == hearts.tasks[0]
+
+
+def test_clocks_of_other_machines_do_not_matter(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    for beat in (0.0, 1e12, -5.0):
+        hearts.beat(0, beat=beat)
+        assert hearts.look(59.0) is None
+
+
+def test_one_that_never_beats_is_never_hung_by_itself(tmp_path):
+    assert Hearts(tmp_path, heartbeat=1.0, startup=1.0, hang=1.0).look(1e6) is None
+
+
+def test_zero_is_off(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=0.0, startup=0.0, hang=0.0)
+    hearts.beat(0)
+    assert hearts.look(1.0) is None and hearts.look(1e6) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "secs", "is_hung"),
+    [
+        ("connecting", 590.0, False),  # TensorFlow waits for peers, perhaps with every thread stopped
+        ("connecting", 610.0, True),
+        ("starting", 61.0, True),
+        ("saving", 61.0, True),
+        ("ended", 61.0, False),
+        ("ended", 301.0, True),
+        (None, 61.0, True),
+    ],
+)
+def test_patience_depends_on_the_phase(tmp_path, phase, secs, is_hung):
+    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
+    hearts.beat(0, phase=phase)
+    hearts.beat(1, beat=0)
+    hearts.look(1.0)
+    hearts.beat(1, beat=1)
+    hang = hearts.look(secs)
+    assert (hang is not None and hang.task == hearts.tasks[0]) == is_hung
+
+
+@pytest.mark.parametrize("phase", ["starting", "compiling"])
+def test_a_hang_before_the_first_step_has_the_limit_of_a_start(tmp_path, phase):
+    hearts = Hearts(tmp_path, hang=60.0, startup=600.0)
+    hearts.beat(0, phase=phase, beat=0)
+    assert hearts.look(1.0) is None
+    hearts.beat(0, phase=phase, beat=1)
+    assert hearts.look(598.0) is None
+    hearts.beat(0, phase=phase, beat=2)
+    hang = hearts.look(3.0)
+    assert hang.task == hearts.tasks[0] and f"was {phase} for 601 s" in hang.why
+    hearts = Hearts(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
+    hearts.beat(0, phase=phase)
+    hearts.beat(1)
+    assert hearts.look(1.0) is None and hearts.look(1e5) is None
+
+
+def test_a_stopped_process_that_waits_for_peers_gets_no_more_patience(tmp_path):
+    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
+    hearts.beat(0, phase="connecting")
+    assert hearts.look(1.0) is None
+    assert hearts.look(61.0, stopped=[hearts.tasks[0]]).task == hearts.tasks[0]
+
+
+def test_the_missing_are_named_when_others_are_there(tmp_path):
+    hearts = Hearts(tmp_path, startup=600.0)
+    hearts.beat(0)
+    assert hearts.look(599.0) is None
+    hearts.beat(0, beat=1)
+    hang = hearts.look(2.0)
+    assert hang.task == hearts.tasks[1]
+    assert hang.why == "gave no sign of life within 601 s of the start"
+    hearts.monitor.reset(hearts.tasks)
+    assert hearts.look(600.0) is None, "nobody beats any more"
+    hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    hearts.beat(1)
+    why = hearts.look(1.0).why
+    assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
+    hearts.tasks = hearts.tasks[:2]
+    hearts.beat(0, beat=2)
+    hearts.beat(1, beat=2)
+    hearts.monitor.forget(hearts.tasks[1])
+    assert hearts.look(1.0, remote=[hearts.tasks[1]]) is None, "its file may be out of sight"
+
+
+def test_no_step_is_a_hang_while_training_only(tmp_path):
+    hearts = Hearts(tmp_path, hang=100.0)
+    for beat in range(4):
+        hearts.beat(0, beat=beat, phase="evaluating", progressed=1.0)
+        assert hearts.look(50.0) is None
+    for beat in range(4, 8):
+        hearts.beat(0, beat=beat, progressed=1.0)
+        hang = hearts.look(40.0)
+    assert hang.why == "made no step for 120 s (last at step 7)"
+
+
+def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
+    hearts = Hearts(tmp_path)
+    assert not hearts.monitor.is_saving(hearts.tasks)
+    hearts.beat(1, phase="saving")
+    assert hearts.monitor.is_saving(hearts.tasks)
+    hearts.now += 6.0
+    assert not hearts.monitor.is_saving(hearts.tasks)
+
+
+@FUZZ
+@given(st.one_of(JSON.map(json.dumps), st.text(min_size=1, max_size=40)))
+def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
+    hearts = HEARTS
+    hearts.now += 1.0
+    hearts.monitor.reset(hearts.tasks)
+    hearts.beat(0, text)
+    assert hearts.look(1.0) is None
+    assert isinstance(hearts.monitor.highest_step, (int, type(None)))
+    assert hearts.monitor.any and hearts.look(3.0).task == hearts.tasks[0]
+
+
+@pytest.fixture(autouse=True)
+def hearts_of_fuzz(tmp_path_factory):
+    global HEARTS  # noqa: PLW0603 (a fixture of a function would be made once per example)
+    HEARTS = Hearts(tmp_path_factory.mktemp("hearts"), heartbeat=2.0, startup=0.0)
