@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> Any:
-    return sorted({*globals(), *_NAMES})
+    return [*__all__, "hvd"]
 
 
 if TYPE_CHECKING:

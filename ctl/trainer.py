@@ -181,7 +181,7 @@ class Trainer:
 
         Args:
           steps: total number of steps; None: until the data ends.
-          epochs: total number of passes over `train_data`, which must have a known length.
+          epochs: total number of passes over `train_data`; whole ones if its length is unknown.
           export: formats to write at the end, see `export`.
 
         Returns the newest means: of training, and of the evaluation as "eval_<name>".

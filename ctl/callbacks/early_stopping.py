@@ -5,9 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ctl.callbacks.best_value import BestValue, check_count
+from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Decision
 
 
+@refuse_keras_names
 @dataclass(eq=False)
 class EarlyStopping:
     """Stops when a metric has not improved for `patience` values in a row.

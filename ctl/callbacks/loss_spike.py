@@ -8,12 +8,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ctl.callbacks.best_value import check_count
+from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Decision
 from ctl.errors import UsageError
 
 _ENOUGH = 3  # values, before anything is called a spike
 
 
+@refuse_keras_names
 @dataclass(eq=False)
 class LossSpike:
     """Compares each logged value of a metric with the median of those before it.

@@ -5,10 +5,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ctl.callbacks.best_value import BestValue, check_count
+from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Decision
 from ctl.errors import UsageError
 
 
+@refuse_keras_names
 @dataclass(eq=False)
 class ReduceOnPlateau:
     """Multiplies the learning rate by `factor` when a metric has not improved for `patience` values.

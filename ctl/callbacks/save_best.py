@@ -5,9 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ctl.callbacks.best_value import BestValue
+from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Decision
 
 
+@refuse_keras_names
 @dataclass(eq=False)
 class SaveBest:
     """Writes the model whenever a metric is better than ever before.

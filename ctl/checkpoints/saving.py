@@ -1,6 +1,7 @@
 """One save at a time, in the caller's thread or in one of its own; and what a manager does around a run."""
 
 import contextlib
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from ctl.io.paths import AnyPath
 from ctl.supervision import heartbeat
 
 ON_ERROR_POLICIES = ("continue", "raise")
+_FEW_INODES = 64  # a checkpoint has a handful of files, other programs may need some
 _log = logging.getLogger("ctl")
 
 
@@ -95,6 +97,9 @@ def failed(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int
     """The error for a checkpoint that could not be written to `path`."""
     free = paths.bytes_free(path.parent)
     left = "" if free is None else f", {free:,} are free there"
+    inodes = paths.inodes_free(path.parent)
+    if error.errno == errno.ENOSPC and inodes is not None and inodes < _FEW_INODES:
+        left += f", and {inodes:,} more files (inodes) fit there: delete files"
     kept = "Nothing is saved so far" if newest is None else f"The newest checkpoint is of step {newest}"
     cause = (error.strerror or str(error)).rstrip(".")
     return SaveError(

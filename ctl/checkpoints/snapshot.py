@@ -130,7 +130,7 @@ def restore_state(state: TrackedState, path: AnyPath, saved: Mapping[str, Any]) 
     Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
     """
     try:
-        paths.persistently(lambda: _restore(state.readable(saved), path))
+        paths.persistently(lambda: _restore(state.readable(saved), path), where=path)
     except OSError as e:
         failed = ReadError(f"The checkpoint {path} cannot be restored: {e.strerror or e}")
         failed.errno = e.errno

@@ -113,3 +113,7 @@ def __getattr__(name: str) -> Any:
     if name in ("elastic", "keras", "util"):
         return import_module(f"ctl.hvd.{name}")
     raise AttributeError(f"ctl.hvd has no {name!r}; see the names in ctl.hvd.__all__.")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -186,10 +186,12 @@ def persistently(
     act: Callable[[], T],
     pauses_secs: Sequence[float] = PAUSES_SECS,
     is_lasting: Callable[[OSError], bool] = is_lasting,
+    where: AnyPath | None = None,
 ) -> T:
     """What `act` returns; where it raises an OSError that may pass, it is called again after a pause.
 
-    A file that is not there, or is no file, is not waited for. Raises what the last call raised.
+    A file that is not there, or is no file, is not waited for. Warnings name `where` for an error without
+    a path. Raises what the last call raised.
     """
     for pause in pauses_secs:
         try:
@@ -197,7 +199,8 @@ def persistently(
         except OSError as e:
             if is_lasting(e):
                 raise
-            _log.warning("%s. Trying again in %g s.", str(e).rstrip("."), pause)
+            place = f"{where}: " if where is not None and e.filename is None else ""
+            _log.warning("%s%s. Trying again in %g s.", place, str(e).rstrip("."), pause)
         time.sleep(pause)
     return act()
 
@@ -349,6 +352,16 @@ def bytes_free(where: AnyPath) -> int | None:
             there = there.parent
         usage = shutil.disk_usage(there)
         return usage.free if usage.total else None
+    return None
+
+
+def inodes_free(where: AnyPath) -> int | None:
+    """Returns how many more files this user can create on the disk of `where`, or None if unknown."""
+    if not isinstance(where, Path):
+        return None
+    with contextlib.suppress(OSError):
+        usage = os.statvfs(where)
+        return usage.f_favail if usage.f_files else None
     return None
 
 

@@ -100,7 +100,7 @@ def _facts(started: Started) -> list[tuple[str, str]]:
             f"{_count(info.num_replicas, 'replica')}",
         ),
         ("batch", f"{info.global_batch_size} examples, {_per_replica(info)} per replica"),
-        ("steps", f"{started.step} to {'the end of the data' if until is None else until}"),
+        ("steps", _steps(started.step, until)),
         ("data", info.data),
         ("precision", info.precision),
         ("seed", str(info.seed)),
@@ -113,6 +113,12 @@ def _facts(started: Started) -> list[tuple[str, str]]:
     if started.resumed_from:
         facts.insert(0, ("start", started.resumed_from))
     return facts
+
+
+def _steps(first: int, last: int | None) -> str:
+    if last is not None and last < first:
+        return f"none: {first} are complete, {last} were requested"
+    return f"{first} to {'the end of the data' if last is None else last}"
 
 
 def _count(number: int, noun: str) -> str:

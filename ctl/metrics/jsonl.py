@@ -1,6 +1,7 @@
 """A line of JSON per set of numbers: `{"step": 200, "run": "eval", "time": 1.7e9, "loss": 0.2}`."""
 
 import collections
+import errno
 import json
 import logging
 import math
@@ -64,11 +65,17 @@ class JsonlWriter:
             self._write_waiting(last=True)
             self._close()
 
+    def abandon(self) -> None:
+        """Drops the lines that wait: the file belongs to another job now."""
+        self._waiting.clear()
+        self._drop_beyond = None
+        self._close()
+
     def _write_waiting(self, last: bool = False) -> None:
         """Writes what waits, and says when the disk begins to refuse, and when it no longer does."""
         try:
             if last:
-                paths.persistently(self._write_all)
+                paths.persistently(self._write_all, where=self._path)
             else:
                 self._write_all()
         except OSError as e:
@@ -97,6 +104,8 @@ class JsonlWriter:
             self._lost = 0
 
     def _write_all(self) -> None:
+        if self._file is None and self._path.exists() and not self._path.is_file():
+            raise paths.NotAFile(errno.EINVAL, "is not a regular file; remove it", str(self._path))
         if self._drop_beyond is not None:
             self._drop_lines_beyond(self._drop_beyond)
             self._drop_beyond = None
@@ -182,7 +191,7 @@ def _judge(path: Path, last_step: int) -> Iterator[tuple[bytes, bool]]:
             try:
                 row = json.loads(line)
                 keep = line.endswith(b"\n") and int(row.get("step", 0)) <= last_step
-            except (ValueError, TypeError, AttributeError):
+            except (ValueError, TypeError, AttributeError, RecursionError):
                 keep = False
             yield line, keep
 

@@ -53,6 +53,7 @@ class TensorBoardWriter:
         self._dropped = False
         self._in_trouble = False  # the disk refuses, for now
         self._lost = 0  # entries since then
+        self._abandoned = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         numbers = {tag: float(value) for tag, value in values.items()}
@@ -65,6 +66,13 @@ class TensorBoardWriter:
             self._close((self._clock(), event))
         else:
             self._post((self._clock(), event))
+
+    def abandon(self) -> None:
+        """Writes no more: the directory belongs to another job now."""
+        self._failed = self._abandoned = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            atexit.unregister(self._close)
 
     def _post(self, item: tuple[Any, ...]) -> None:
         if self._failed:
@@ -114,7 +122,8 @@ class TensorBoardWriter:
         waiting: collections.deque[tuple[Any, ...]] = collections.deque()
         try:
             self._write_until_stopped(log, items, waiting)
-            self._close_log(log, waiting)
+            if not self._abandoned:
+                self._close_log(log, waiting)
         except Exception as error:
             self._failed = True
             _log.warning(
@@ -135,7 +144,7 @@ class TensorBoardWriter:
                 item = items.get(timeout=self._flush_every_secs)
             except queue.Empty:
                 item = None
-            if item is _STOP:
+            if item is _STOP or self._abandoned:
                 return
             if item is not None and len(waiting) < self._queue_size:
                 waiting.append(item)

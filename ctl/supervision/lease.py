@@ -147,6 +147,10 @@ class Lease:
         At once where the other process can be looked for. One on another machine is given the time for
         its next beat, and is taken for dead after `stale_secs` without one.
         """
+        if isinstance(self._path, Path) and self._path.exists() and not self._path.is_file():
+            raise UsageError(
+                f"{self._path} is not a file; expected the lock file of a training. Remove it."
+            )
         first = self.read()
         if first is None or _is_me(first) or not self.is_alive(first):
             return

@@ -26,6 +26,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"ctl profile: {e}", file=sys.stderr)
         return e.exit_code
     where = os.path.abspath(parsed.json) if parsed.json else NO_PATH
+    print(
+        "ctl profile: a table follows when a training of ctl in this command has run long enough.",
+        file=sys.stderr,
+        flush=True,
+    )
     sys.stdout.flush()
     os.execvpe(command[0], command, {**os.environ, PROFILE_VARIABLE: where})
 

@@ -223,6 +223,26 @@ class _Sweep:
             what = f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
             how = f"ended, {what}" if not end.returncode else f"failed: {end}; see {run.directory / _LOG}"
             say(f"{_said(run)} {how}", by="ctl sweep")
+            if not end.returncode and run.metrics and self._metric not in run.metrics:
+                self._refuse_metric(run)
+
+    def _refuse_metric(self, run: SweepRun) -> None:
+        """Ends all runs and raises UsageError: no run of the sweep will have the metric."""
+        for _, process in self._processes.values():
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECS
+        while self._processes and time.monotonic() < deadline:
+            time.sleep(_WAIT_SECS)
+            for place, (_, process) in list(self._processes.items()):
+                if process.poll() is not None:
+                    del self._processes[place]
+        for _, process in self._processes.values():
+            process.kill()
+        names = ", ".join(name for name in run.metrics if name != "step")
+        raise UsageError(
+            f"--metric is {self._metric!r}, and the run {run.name} has only {names}. The same command with "
+            "another --metric goes on from here."
+        )
 
     def _end(self, signals: PassedOnSignals) -> None:
         """Passes a signal on, and waits while the runs save."""
@@ -278,7 +298,7 @@ def newest_metrics(directory: Path) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for line in (directory / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
                 found[row.pop("run", "train")] = row
     chosen = found.get("eval") or found.get("train") or {}

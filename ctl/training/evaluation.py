@@ -84,7 +84,7 @@ def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
 
 def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
     """Tells the writers about an evaluation outside a run."""
-    writers = run_metadata.writers_of(trainer)
+    writers = run_metadata.writers_of(trainer, session.check_lease)
     writers.write(session.step, means, "eval")
     writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 

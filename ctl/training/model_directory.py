@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+from pathlib import Path
 
 from ctl.checkpoints import commit
 from ctl.errors import StorageError, UsageError
@@ -23,14 +25,16 @@ def check_model_directory(path: str | None) -> None:
     """
     if path is None:
         return
+    _check_name(path)
     directory = paths.path(path)
     try:
         paths.persistently(
             lambda: paths.probe(directory, _PROBE_BYTES),
             is_lasting=lambda error: not disk_errors.is_transient(error),
+            where=directory,
         )
     except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"model_dir {path!r} is a file, or lies in one; expected a directory.") from None
+        raise UsageError(f"model_dir {path!r} {_obstacle(path)}; expected a directory.") from None
     except OSError as e:
         message = f"model_dir {path!r} cannot be written: {e.strerror or e}."
         if disk_errors.is_full(e) and _has_checkpoints(directory):
@@ -43,6 +47,27 @@ def check_model_directory(path: str | None) -> None:
             raise UsageError(
                 f"{message} Give a directory this user may write to, on a disk with room."
             ) from None
+
+
+def _check_name(path: str) -> None:
+    """Raises UsageError for a name that is not UTF-8, which TensorFlow cannot open."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"model_dir is {os.fsencode(path)!r}, which Python could not decode as UTF-8, and TensorFlow "
+            "takes UTF-8 only. Set PYTHONUTF8=1 or a UTF-8 locale (LC_ALL=C.UTF-8) for names with "
+            "accents or other scripts, or give another name."
+        ) from None
+
+
+def _obstacle(path: str) -> str:
+    """Returns why a directory cannot be made at `path`."""
+    for part in (Path(path), *Path(path).parents):
+        if part.is_symlink() and not part.exists():
+            name = "" if part == Path(path) else f"lies in {str(part)!r}, which "
+            return f"{name}is a symbolic link to {os.readlink(part)!r}, which does not exist"
+    return "is a file, or lies in one"
 
 
 def _has_checkpoints(model_dir: paths.AnyPath) -> bool:

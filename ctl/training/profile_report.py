@@ -32,6 +32,7 @@ class StepProfile:
       host: Python between two graph calls; saving: its share of a save.
       one_save: a whole save; save_every: steps between two.
       sync_every: as set; None: not possible here.
+      in_memory: the examples are arrays, whose rows are gathered for each batch.
     """
 
     model: str
@@ -54,6 +55,7 @@ class StepProfile:
     one_save: float = 0.0
     save_every: float | None = None
     sync_every: int | None = None
+    in_memory: bool = False
 
     @property
     def saving(self) -> float:
@@ -166,6 +168,15 @@ def _faster(profile: StepProfile, saved: float) -> str:
 
 
 def _of_input(profile: StepProfile) -> str:
+    if profile.in_memory:
+        program = (
+            "" if profile.replicas > 1 else ", or --jit_compile=loop, which gathers them in the program"
+        )
+        return (
+            "the rows of each batch are gathered from arrays in memory; try smaller types (uint8 images, "
+            f"converted in the step){program}; without the wait, steps are "
+            f"{_faster(profile, profile.input)}"
+        )
     return (
         "try more readers (num_parallel_calls=tf.data.AUTOTUNE in map and interleave), cache() or a larger "
         f"prefetch(); without the wait, steps are {_faster(profile, profile.input)}"

@@ -50,7 +50,7 @@ def train(
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    writers = session.running = run_metadata.writers_of(trainer)
+    writers = session.running = run_metadata.writers_of(trainer, session.check_lease)
     run = Run(trainer, session, batches, writers, total)
     start, start_secs = session.step, time.monotonic()
     run_metadata.write_config(trainer)
@@ -129,7 +129,7 @@ class Run:
             session.agreement,
             is_chief=trainer.topology.is_chief,
             writers=writers,
-            check_lease=session.lease.check if session.lease else lambda: None,
+            check_lease=session.check_lease,
             after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
         self.loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -35,13 +35,16 @@ _GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
 
 
-def writers_of(trainer: TrainerProtocol) -> WriterGroup:
-    """The given writers, or the default ones; on the chief, or where one says `everywhere = True`."""
+def writers_of(trainer: TrainerProtocol, check: Callable[[], None]) -> WriterGroup:
+    """The given writers, or the default ones; on the chief, or where one says `everywhere = True`.
+
+    `check` raises LeaseLostError if another job has taken model_dir over.
+    """
     if not trainer.topology.is_chief:
         given = [*(trainer._writers or ()), *trainer.extra_writers]
         return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
     if trainer._writers is not None:
-        return WriterGroup([*trainer._writers, *trainer.extra_writers])
+        return WriterGroup([*trainer._writers, *trainer.extra_writers], check)
     from ctl.metrics.console import ConsoleWriter
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.tensorboard import TensorBoardWriter
@@ -55,7 +58,7 @@ def writers_of(trainer: TrainerProtocol) -> WriterGroup:
     elif trainer.model_dir:
         writers.append(JsonlWriter(f"{trainer.model_dir}/metrics.jsonl"))
         writers.append(TensorBoardWriter(log_dir(trainer)))
-    return WriterGroup(writers)
+    return WriterGroup(writers, check)
 
 
 def log_dir(trainer: TrainerProtocol) -> str:
@@ -199,7 +202,7 @@ def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
     again = _attempt()
     if manifest is None or manifest.step == 0:
         return f"{again}, from the beginning" if again else None
-    share = f" ({100 * manifest.step / total:.0f} %)" if total else ""
+    share = f" ({100 * manifest.step / total:.0f} %)" if total and total >= manifest.step else ""
     secs = max(0.0, time.time() - manifest.created)
     units = ((172800, 86400, "days"), (7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
     size, unit = next((size, unit) for least, size, unit in units if secs >= least)
@@ -303,5 +306,6 @@ def end_of(end: End, start: int, step: int, steps: int | None) -> str:
     if end is End.DONE and steps is not None and step < steps:
         return f"the data ended, {steps} steps were asked for,"
     if end is End.DONE and step == start:
-        return "nothing left to do: complete"
+        asked = f", {steps} steps were requested" if steps is not None and steps < step else ""
+        return f"nothing left to do{asked}: complete"
     return end.value

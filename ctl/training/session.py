@@ -88,6 +88,11 @@ class Session:
         if self.eight_bit is not None:
             self.eight_bit.begin()
 
+    def check_lease(self) -> None:
+        """Raises LeaseLostError if another job has taken model_dir over."""
+        if self.lease is not None:
+            self.lease.check()
+
     @property
     def worker_state(self) -> WorkerState | None:
         """What differs between workers, in checkpoints."""

@@ -194,6 +194,7 @@ class StepProfiler:
             one_save=one_save,
             save_every=self._save_every(batches, training + host),
             sync_every=trainer.config.sync_every if averages else None,
+            in_memory=batches.mode == "indexed",
             **secs,
         )
 

@@ -13,6 +13,7 @@ _log = logging.getLogger("ctl")
 _WINDOW_SECS = 0.5  # of training, at least
 _WINDOW_STEPS = 5
 _WINDOWS = 3  # in a row with the same answer
+_WINDOWS_ON_ONE_HOST = 12  # workers that share the cores of a host take turns in being slow
 _COST = 0.1  # of a step
 
 
@@ -29,6 +30,8 @@ class Stragglers:
         self._sums = np.zeros([2, len(addresses)])  # of this window
         self._before: np.ndarray | None = None  # `total` when it began
         self._steps, self._secs, self._compiled = 0, 0.0, True
+        hosts = {address.rpartition(":")[0] for address in addresses}
+        self._needed = _WINDOWS if len(hosts) > 1 else _WINDOWS_ON_ONE_HOST
         self._found: list[int | None] = []  # the answers of the newest windows
         self._named: int | None = None
 
@@ -60,9 +63,9 @@ class Stragglers:
         slow = int(np.argmax(own))
         late = own[slow] - np.median(np.delete(own, slow))
         share = late / self._secs
-        self._found = [*self._found, slow if share > _COST else None][-_WINDOWS:]
+        self._found = [*self._found, slow if share > _COST else None][-self._needed :]
         waits = (inputs[slow] - np.median(np.delete(inputs, slow))) > late / 2
-        if len(self._found) == _WINDOWS and len({*self._found}) == 1 and self._found[0] != self._named:
+        if len(self._found) == self._needed and len({*self._found}) == 1 and self._found[0] != self._named:
             self._tell(self._found[0], share, late / self._steps, "its input" if waits else "its step")
         self._begin()
 

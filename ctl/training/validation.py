@@ -184,8 +184,8 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
         of_evaluation = isinstance(best, BestValue) and best.run == "eval"
         if of_evaluation and not (evaluates and trainer.intervals.evaluate != Every()):
             raise UsageError(
-                f"{who} needs the evaluation, but nothing is evaluated. Write eval_data and eval_step, and "
-                "Intervals(evaluate=...); or use the training's numbers with run='train'."
+                f"{who} needs the evaluation, but nothing is evaluated. {_no_evaluation(trainer)} For "
+                "metrics of the training write run='train'."
             )
         if isinstance(callback, ReduceOnPlateau) and not has_a_number(trainer.optimizer):
             raise UsageError(
@@ -196,6 +196,13 @@ def callbacks(trainer: TrainerProtocol, given: Any) -> None:
             if callback.directory is None and trainer.model_dir is None:
                 raise UsageError(f"{who} needs a place: SaveBest(directory=...), or a model_dir.")
             export_lib.targets(trainer, callback.formats)
+
+
+def _no_evaluation(trainer: TrainerProtocol) -> str:
+    """Returns what to change so that evaluations happen."""
+    if trainer.config.mode == "train" and trainer.intervals.evaluate == Every():
+        return "--mode=train evaluates nothing: leave --mode out."
+    return "Write eval_data and eval_step, and Intervals(evaluate=...)."
 
 
 def has_a_number(optimizer: Any) -> bool:

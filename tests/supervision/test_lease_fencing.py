@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import ctl
 import pytest
@@ -51,6 +52,48 @@ def test_a_beat_never_overwrites_another_holder(path):
         wait_for(is_found_out)
         assert Lease(path).read().host == "thief"
         lease.check()  # the beat found out
+
+
+class TakenOver(Small):
+    """Is taken for dead, and another job takes its model_dir over, in `when`."""
+
+    def steal(self):
+        take_over(Path(self.model_dir) / "LOCK")
+        self._session.lease._confirmed_secs = float("-inf")  # as after a freeze
+
+    def eval_data(self, batch_size):
+        if self.when == "evaluation":
+            self.steal()
+        return super().eval_data(batch_size)
+
+    def after_loop(self, step, means):
+        if self.when == "hook":
+            self.log("before", 1.0)
+            self.steal()
+            self.log("after", 2.0)
+
+
+def written(directory):
+    events = sorted((directory / "logs").rglob("events*"))
+    return (directory / "metrics.jsonl").read_text(), [(p.name, p.stat().st_size) for p in events]
+
+
+@pytest.mark.parametrize("when", ["evaluation", "hook"])
+def test_a_fenced_job_writes_no_metrics(when, tmp_path):
+    intervals = every_step(evaluate=ctl.Every(steps=2), log=ctl.Every(steps=2), steps_per_loop=2)
+    trainer = TakenOver(strategy="default", model_dir=str(tmp_path), intervals=intervals)
+    trainer.when = "never"
+    trainer.train(2)
+    before = written(tmp_path)
+    trainer.when = when
+    with pytest.raises(ctl.errors.LeaseLostError, match="writes nothing more"):
+        trainer.train(6)
+    text, events = written(tmp_path)
+    rows = [json.loads(line) for line in text.removeprefix(before[0]).splitlines()]
+    names = [(row["step"], name) for row in rows for name in row if name not in ("step", "run", "time")]
+    assert not [name for name in names if name[1] == "after" or name == (4, "loss")]
+    assert (4, "before") in names if when == "hook" else not rows
+    assert len(events) >= len(before[1])
 
 
 RACES = """

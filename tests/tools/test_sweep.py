@@ -89,6 +89,16 @@ def test_what_has_ended_well_is_left_out_and_what_failed_is_not(tmp_path, progra
     assert "of them done before" not in other.stderr
 
 
+def test_a_metric_that_no_run_has_ends_the_sweep_after_the_first_run(tmp_path, program):
+    done = swept(["--metric=acc", "--", *program, "--rate=1,2,3"], tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "--metric is 'acc', and the run rate=1 has only loss, accuracy" in done.stderr
+    runs = state(tmp_path / "sweep")
+    assert [run["exit_code"] for run in runs.values()] == [0, None, None]
+    again = swept(["--metric=accuracy", "--max", "--", *program, "--rate=1,2,3"], tmp_path)
+    assert again.returncode == 0 and "3 runs, 1 of them done before" in again.stderr
+
+
 def test_a_comma_of_a_value_stays(tmp_path, program):
     done = swept(["--", *program, r"--name=a\,b,c", r"--list=x\,y"], tmp_path)
     assert done.returncode == 0, done.stderr

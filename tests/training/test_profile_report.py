@@ -33,6 +33,8 @@ def test_parts_are_not_negative_and_add_up_to_the_whole(profile):
     [
         (changed(ALONE, training=0.020, input_wait=0.010),
          ["Waiting for input is 50 %", "prefetch()", "2.00 x as fast"]),
+        (changed(ALONE, training=0.020, input_wait=0.010, in_memory=True),
+         ["gathered from arrays in memory", "--jit_compile=loop", "2.00 x as fast"]),
         (TWO, ["Communication is 40 %", "wire_dtype='bfloat16' steps are about 1.25 x as fast",
                "batch of 256", "accumulate_steps=2", "about 1.25 x the examples"]),
         (changed(TWO, wire_dtype="bfloat16"), ["Communication is 40 % of a step: a global batch of 256"]),

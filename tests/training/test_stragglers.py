@@ -22,8 +22,8 @@ def windows(seen, count, waits, inputs=(0.0, 0.0, 0.0), steps=10, secs=1.0):
         seen.compare(np.array([*waits, *inputs]))
 
 
-def started(index=0):
-    seen = Stragglers(lambda: np.zeros(2), ADDRESSES, index)
+def started(index=0, addresses=ADDRESSES):
+    seen = Stragglers(lambda: np.zeros(2), addresses, index)
     seen.ran(1, None)
     seen.compare(np.array([0.0, 9.0, 9.0, 0.0, 0.0, 0.0]))  # it compiled: counts for nothing
     return seen
@@ -87,3 +87,16 @@ def test_each_worker_adds_what_is_new_at_its_own_place_and_only_the_chief_speaks
     assert seen.mine().tolist() == [0, 2.0, 0, 0, 0.5, 0]
     windows(seen, 9, (0.5, 0.1, 0.4))
     assert messages() == []
+
+
+def test_on_one_host_only_what_lasts_is_named(messages):
+    seen = started(addresses=("a:1", "a:2", "a:3"))
+    windows(seen, 11, (0.5, 0.1, 0.4))
+    assert messages() == []
+    windows(seen, 1, (0.5, 0.1, 0.4))
+    assert "Worker 1 (a:2) is slower" in messages()[0]
+    turns = started(addresses=("a:1", "a:2", "a:3"))
+    for _ in range(6):
+        windows(turns, 5, (0.5, 0.1, 0.4))
+        windows(turns, 5, (0.1, 0.5, 0.4))
+    assert len(messages()) == 1

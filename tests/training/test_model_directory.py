@@ -1,0 +1,108 @@
+"""A model_dir that cannot be used, and files in it that are not what they should be: one sentence each."""
+
+import errno
+import os
+
+import ctl
+import pytest
+from ctl.checkpoints import saving
+from ctl.io import paths
+from ctl.metrics.console_text import run_header
+from ctl.metrics.jsonl import JsonlWriter
+from ctl.metrics.protocol import Started
+from ctl.training import run_metadata
+from ctl.training.loop import End
+from ctl.training.model_directory import check_model_directory
+from small_models import Small
+from test_console_live import INFO
+
+
+def test_a_dangling_link_is_named_with_its_target(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        ctl.UsageError, match="link' is a symbolic link to '.*nowhere', which does not exist"
+    ):
+        check_model_directory(str(link))
+    with pytest.raises(ctl.UsageError, match="lies in '.*link', which is a symbolic link to"):
+        check_model_directory(str(link / "run"))
+
+
+def test_a_name_that_is_not_utf_8_is_refused_with_the_cure():
+    with pytest.raises(
+        ctl.UsageError, match=r"b'/tmp/gr\\xff', which Python could not decode.*PYTHONUTF8=1"
+    ):
+        check_model_directory(os.fsdecode(b"/tmp/gr\xff"))
+
+
+def test_a_lock_that_is_a_directory_is_refused_before_training(tmp_path):
+    (tmp_path / "LOCK").mkdir()
+    with pytest.raises(ctl.UsageError, match="LOCK is not a file; expected the lock file"):
+        Small(model_dir=str(tmp_path), strategy="default", writers=[]).train(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
+
+
+def test_metrics_in_a_pipe_do_not_hang_the_training(tmp_path, caplog):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    trainer = Small(model_dir=str(tmp_path), strategy="default")
+    trainer.train(1)
+    assert trainer.step == 1 and "is not a regular file; remove it" in caplog.text
+
+
+def test_metrics_that_are_nested_without_end_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("[" * 100_000 + "\n" + '{"step": 1, "run": "train", "loss": 1.0}\n')
+    writer = JsonlWriter(path)
+    writer.note(Started(1, 2, INFO))
+    writer.write(2, {"loss": 0.5})
+    assert [line.split(",")[0] for line in path.read_text().splitlines()] == ['{"step": 1', '{"step": 2']
+
+
+def test_a_full_disk_without_inodes_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "inodes_free", lambda where: 8)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    text = str(saving.failed(5, tmp_path / "ckpt-5", full, 1000, None))
+    assert "and 8 more files (inodes) fit there: delete files" in text
+    monkeypatch.setattr(paths, "inodes_free", lambda where: 10**6)
+    assert "inodes" not in str(saving.failed(5, tmp_path / "ckpt-5", full, 1000, None))
+
+
+def test_a_retry_names_the_file(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    errors = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def act():
+        if errors:
+            raise errors.pop()
+        return 1
+
+    assert paths.persistently(act, where=tmp_path / "metrics.jsonl") == 1
+    assert f"{tmp_path}/metrics.jsonl: [Errno 28] No space left on device. Trying again" in caplog.text
+
+
+def test_fewer_steps_than_are_complete_are_no_share():
+    started = Started(40, 20, INFO)
+    (block,) = [block for block in run_header(started).renderables if hasattr(block, "columns")][:1]
+    assert "none: 40 are complete, 20 were requested" in [str(cell) for cell in block.columns[1].cells]
+    assert (
+        run_metadata.end_of(End.DONE, 40, 40, 20) == "nothing left to do, 20 steps were requested: complete"
+    )
+    assert run_metadata.end_of(End.DONE, 40, 40, 40) == "nothing left to do: complete"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("monitor", r"monitor='loss'; expected only metric, patience, .*Write metric="),
+     ("restore_best_weights", "Write restore_best="), ("patiense", "Write patience=")],
+)  # fmt: skip
+def test_a_name_of_keras_is_refused_with_that_of_ctl(name, words):
+    with pytest.raises(ctl.UsageError, match=words):
+        ctl.EarlyStopping(**{"metric": "loss", name: "loss"} if name != "monitor" else {name: "loss"})
+    with pytest.raises(ctl.UsageError, match="Write min_learning_rate="):
+        ctl.ReduceOnPlateau("loss", min_lr=0.1)
+
+
+def test_dir_lists_public_names_only():
+    import ctl.hvd
+
+    assert {*dir(ctl)} == {*ctl.__all__, "hvd"} and {*dir(ctl.hvd)} == {*ctl.hvd.__all__}
