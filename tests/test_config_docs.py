@@ -26,7 +26,7 @@ def test_the_names_of_the_flags_are_frozen():
         "num_virtual_devices", "cross_device_ops", "communication", "collective_timeout_secs",
         "heartbeat_secs", "tpu", "variable_partitioner", "steps_per_loop", "log_every_steps",
         "eval_every_steps", "save_every_steps", "keep", "jit_compile", "check_collectives", "seed",
-        "mode", "export", "on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
+        "mode", "export", "full_traceback", "on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
         "allow_config_change", "background_save", "init_from", "report_hypertune",
         "data_position", "evaluate_ema", "profile", "sync_every", "outer_learning_rate", "outer_momentum",
     ]  # fmt: skip
