@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from ctl.collectives import graph_errors, tensor_ops
 from ctl.collectives.arithmetic import SUM
+from ctl.collectives.calls import Call, Members
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.ranks import among
 from ctl.collectives.settings import read_settings
-from ctl.collectives.tensor_ops import Call, Members
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
@@ -172,7 +172,7 @@ def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str |
 
 
 class _AllWorkers:
-    """The ranks of an engine, as `tensor_ops.CollectiveGroup`."""
+    """The ranks of an engine, as `calls.CollectiveGroup`."""
 
     def __init__(self, engine: Engine):
         self._members = Members(engine, 0, tuple(range(engine.place.size)))
