@@ -15,6 +15,7 @@ from ctl.distribute import rank_variables
 from ctl.errors import UsageError
 from ctl.hvd import keras_compilation
 from ctl.hvd import process_sets as process_sets_lib
+from ctl.io import exit_hook
 from ctl.supervision import heartbeat
 
 _engine: Engine | None = None
@@ -43,6 +44,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             _engine = made
             process_sets_lib.begin(made)
             atexit.register(_leave_at_exit)
+            exit_hook.install_exit_codes()
             _begin_to_beat()
             graph_errors.install_graph_errors()
             keras_compilation.install_compilation_check(has_peers)

@@ -1,15 +1,20 @@
 """TensorFlow's errors as ours, where we know better what they mean."""
 
+import contextlib
+import functools
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.failures import FAILURE_MARK
 from ctl.data import pipeline
+from ctl.distribute import parameter_servers
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
@@ -55,6 +60,32 @@ def explained(
             "--jit_compile out, or write the step without that operation."
         )
     return _of_a_peer(error, text, step) if several else error
+
+
+@contextlib.contextmanager
+def peer_errors(trainer: TrainerProtocol) -> Iterator[None]:
+    """Translates errors of lost peers before and after the steps of a run, e.g. while a model is built."""
+    try:
+        yield
+    except Exception as e:
+        topology = trainer.topology
+        if topology.num_workers < 2 and not parameter_servers.is_used(trainer.strategy):
+            raise
+        error = _of_a_peer(e, str(e), trainer.step)
+        if error is e:
+            raise
+        raise error from e
+
+
+def translates_peer_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of a trainer with `peer_errors`."""
+
+    @functools.wraps(function)
+    def with_translation(trainer: TrainerProtocol, *args: Any, **kwargs: Any) -> Any:
+        with peer_errors(trainer):
+            return function(trainer, *args, **kwargs)
+
+    return with_translation
 
 
 def of_a_trace(error: Exception, batch: str) -> UsageError | None:
