@@ -13,10 +13,17 @@ EXIT_PREEMPTED = 143  # asked to leave, after a checkpoint
 
 
 class CtlError(Exception):
-    """Any error that `ctl` raises on purpose; `exit_code` is what a binary ends with."""
+    """Base class of the errors that `ctl` raises.
+
+    Attributes:
+      exit_code: Exit code of a process that ends with this error.
+      runs_exit_functions: Whether a process with EXIT_RETRY runs its exit functions, which may wait for
+        a lost peer. Processes with other exit codes always run them.
+    """
 
     exit_code = EXIT_FAILED
     _keras_call_info_injected = True  # Keras does not add the arguments of its layers to the message
+    runs_exit_functions = False
 
 
 class UsageError(CtlError, ValueError):

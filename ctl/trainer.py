@@ -33,6 +33,7 @@ from ctl.step.replica_step import Recorder
 from ctl.supervision import lease
 from ctl.training import (
     construction,
+    error_translation,
     evaluation,
     evaluator,
     prediction,
@@ -195,9 +196,8 @@ class Trainer:
             return Results(evaluator.follow(self, preparation.prepared(self)))
         resume.claim(self)
         prepared = preparation.prepared(self)
-        with lease.holding(
-            self.model_dir if self.topology.is_chief else None, lambda: prepared.saved
-        ) as prepared.lease:
+        held = lease.holding(self.model_dir if self.topology.is_chief else None, lambda: prepared.saved)
+        with error_translation.peer_errors(self), held as prepared.lease:
             done = run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
             return Results(done)
 
@@ -283,6 +283,7 @@ class Trainer:
             step = self._session.step
             self._session.running.note(grid(step, name, images))
 
+    @error_translation.translates_peer_errors
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
         """Writes models to files and returns the paths on the chief; all workers must call it.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
@@ -62,9 +63,9 @@ def connect_ranks(
       lost: asked again and again; what it says of a rank that will not come, if anything.
       server: a socket that listens at this rank's address; None makes one.
 
-    Raises UsageError if this rank cannot listen at its address or is not let in, its subclass
-    PortInUseError if only the port is taken, and HorovodInternalError if some do not come within
-    `start_timeout` seconds, or will not.
+    Raises UsageError if this rank cannot listen at its address, cannot open enough files or is refused,
+    its subclass PortInUseError if only the port is taken, and HorovodInternalError if some ranks do not
+    connect within `start_timeout` seconds.
     """
     meeting = _Meeting(place, settings, lost, server)
     try:
@@ -89,6 +90,7 @@ class _Meeting:
         self._control: socket.socket | None = None
         others = (rank for rank in range(place.size) if rank != place.rank)
         self._counts = {rank: self._count(rank) for rank in others}  # of sockets
+        check_descriptors(sum(self._counts.values()), place.size)
         self._why = ""  # the newest call came to nothing
         self._listener = Listener(server or self._listening(), self._endpoint(place.rank), self._refusal)
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()

@@ -1,5 +1,7 @@
 """What a collective raises, of the types that scripts written for Horovod catch."""
 
+from typing import Any
+
 import tensorflow as tf
 from ctl.collectives import contents
 from ctl.collectives.errors import HorovodInternalError
@@ -8,10 +10,19 @@ FAILURE_MARK = "ctl.hvd: "  # begins every message, so that it is found again in
 
 
 class LostRankError(HorovodInternalError, tf.errors.UnknownError):
-    """A rank is gone, or the group was left; both types that Horovod's scripts look for."""
+    """A rank is lost, or the group was left; both types that Horovod's scripts catch.
 
-    def __init__(self, message: str):
-        tf.errors.UnknownError.__init__(self, None, None, message)
+    Args:
+      arguments: The message, or `(node_def, op, message[, error_code])` as TensorFlow's errors: Keras
+        re-creates an error in this way to add the name of the layer to its message.
+    """
+
+    def __init__(self, *arguments: Any):
+        node_def, op, message, *_ = arguments if len(arguments) > 1 else (None, None, *arguments)
+        tf.errors.UnknownError.__init__(self, node_def, op, message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message,)  # nodes cannot be pickled
 
     def __str__(self) -> str:
         return self.message

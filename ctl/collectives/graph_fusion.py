@@ -1,140 +1,197 @@
-"""All-reduces that a function asks for one by one, as one node, joined while the function is traced.
+"""Fusion of the separate all-reduces of a function while the function is traced.
 
-TensorFlow does not say when a trace ends. So each further tensor makes new nodes for all tensors so far,
-and what the program already holds, identities, gets these as its inputs; the nodes before are left
-without a reader, and never run. A tensor that depends on a result of its predecessors begins anew.
+TensorFlow does not report the end of a trace. The nodes of a fusion therefore have a capacity: inputs
+that hold no tensor yet are empty, and the capacity doubles when all inputs are in use. The results that
+the program already uses get the outputs of the new nodes as their inputs. The old nodes have no reader
+and never run. The number of nodes is linear in the number of tensors. A tensor that depends on a
+result of its predecessors starts a new fusion.
 """
 
+import abc
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's name for a resource of one step
-_MOST_TENSORS = 128  # each makes nodes for all before it
-
-# (names, their shapes, the joined tensor, what keeps it from being a constant) -> the joined result
-_Exchange = Callable[[Sequence[str], Sequence[tf.TensorShape], tf.Tensor, tf.Tensor], tf.Tensor]
+_MAX_TENSORS = 128
 
 
 @dataclass
 class TracedCollectives:
-    """What is remembered of a function while it is traced.
+    """Fusions of a function that is being traced.
 
     Attributes:
-      last_takes: group -> the node after which the next result is taken.
-      fusions: what further all-reduces may join, of one group at a time.
-      group: that one.
+      fusions: Fusions by type, reduction and scale, which further all-reduces may join.
+      group: Group of ranks of these fusions.
     """
 
-    last_takes: dict[Any, tf.Operation] = field(default_factory=dict)
     fusions: dict[Any, "GraphFusion"] = field(default_factory=dict)
     group: Any = None
 
     @classmethod
     def of(cls, graph: Any) -> "TracedCollectives":
-        """That of a graph, with which it ends."""
+        """Returns the fusions of a graph, which stores them."""
         if not hasattr(graph, "_ctl_collectives"):
             graph._ctl_collectives = cls()
         return graph._ctl_collectives
 
 
 def can_fuse(graph: Any) -> bool:
-    """Whether nodes of the graph can be joined; those of TensorFlow 1's sessions are not."""
+    """Returns whether collectives of the graph can be fused; graphs of sessions cannot change."""
     is_function = isinstance(graph, tf.__internal__.FuncGraph)
     return is_function and hasattr(tf.Operation, "_update_input")
+
+
+class FusedNodes(abc.ABC):
+    """Nodes that exchange the joined tensor of a fusion.
+
+    Attributes:
+      dtype: Type of the tensors.
+      names: Names of the all-reduces.
+      shapes: Shapes of their tensors.
+    """
+
+    def __init__(self, dtype: tf.DType):
+        self.dtype = dtype
+        self.names: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    @abc.abstractmethod
+    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+        """Adds the node that requests the exchange; returns the number of the request."""
+
+    @abc.abstractmethod
+    def add_wait(self, request: tf.Operation) -> tf.Operation:
+        """Adds the operation that ends when the exchange is complete. It runs in any case."""
+
+    @abc.abstractmethod
+    def add_take(
+        self, number: tf.Tensor, signal: tf.Operation, capacity: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Adds the node that takes the result after the signal.
+
+        Returns the result `[n]` and the number of elements of each tensor `[capacity]` int64.
+        """
 
 
 class GraphFusion:
     """Tensors of one type that travel together.
 
     Args:
-      graph: of the function that is traced now.
-      dtype: of the tensors.
-      exchange: makes the nodes of the exchange.
-      most_bytes: that travel together.
-
-    Attributes:
-      done: a node that runs once their results are there.
+      graph: Graph of the function that is being traced.
+      nodes: Factory of the nodes of the exchange.
+      max_bytes: Total size of the tensors.
     """
 
-    def __init__(self, graph: Any, dtype: tf.DType, exchange: _Exchange, most_bytes: int):
-        self._exchange = exchange
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._names: list[str] = []
-        self._shapes: list[tf.TensorShape] = []
+    def __init__(self, graph: Any, nodes: FusedNodes, max_bytes: int):
+        self._nodes = nodes
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._parts: list[tf.Tensor] = []
-        self._shown: list[tf.Tensor] = []
-        self._token = tf.timestamp()  # keeps TensorFlow from computing the result as a constant
-        one_step = tf.raw_ops.VarHandleOp(dtype=dtype, shape=None, shared_name=_ANONYMOUS)
-        nothing = _of_any_shape(tf.zeros([0], dtype))
-        self.done = tf.raw_ops.AssignVariableOp(resource=one_step, value=nothing)  # runs in any case
-        self._later = _Descendants(graph, self.done)
+        self._results: list[tf.Tensor] = []
+        self._capacity = 0
+        self._token = tf.timestamp()  # prevents constant folding
+        self._empty = _without_shape(tf.zeros([0], nodes.dtype))
+        self._number = _without_shape(tf.zeros([], tf.int64))
+        self._signal = nodes.add_wait(self._number.op)
+        self._joined = self._empty
+        self._shape_constants: dict[tuple[int, ...], tf.Tensor] = {}
+        self._descendants = _Descendants(graph, self._signal)
 
-    def extended(self, name: str, tensor: tf.Tensor) -> tf.Tensor | None:
-        """The result for one more tensor, in its shape; None if it has to go after the others."""
+    def extend(self, name: str, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns the result of one more tensor, or None if it cannot join the previous ones."""
         size = tensor.shape.num_elements() * tensor.dtype.size
-        if self._parts and (self._bytes + size > self._most_bytes or len(self._parts) == _MOST_TENSORS):
+        count = len(self._parts)
+        if count and (self._num_bytes + size > self._max_bytes or count == _MAX_TENSORS):
             return None
-        parts = [*self._parts, tf.reshape(tensor, [-1])]
-        joined = tf.concat(parts, axis=0) if len(parts) > 1 else tf.identity(parts[0])
-        if self._later.include(joined.op):
+        part = tensor if tensor.shape.rank == 1 else self._reshape(tensor, (-1,))
+        if self._descendants.include(part.op):
             return None
-        names, shapes = [*self._names, name], [*self._shapes, tensor.shape]
-        total = self._exchange(names, shapes, joined, self._token)
-        counts = [shape.num_elements() for shape in shapes]
-        found = tf.split(total, counts) if len(counts) > 1 else [total]
-        for shown, part in zip(self._shown, found, strict=False):
-            shown.op._update_input(0, part)
-        self.done._update_input(1, _of_any_shape(total))
-        mine = tf.identity(found[-1])
-        self._later.add(mine.op)
-        self._names, self._shapes, self._parts = names, shapes, parts
-        self._shown.append(mine)
-        self._bytes += size
-        return tf.reshape(mine, tensor.shape)
+        self._parts.append(part)
+        self._num_bytes += size
+        self._nodes.names.append(name)
+        self._nodes.shapes.append(tuple(tensor.shape.as_list()))
+        if count < self._capacity:
+            self._joined.op._update_input(count, part)
+        else:
+            self._add_nodes(max(1, 2 * self._capacity))
+        result = self._reshape(self._outputs[count], self._nodes.shapes[-1])
+        result.set_shape(tensor.shape)
+        self._results.append(result)
+        self._descendants.add(result.op)
+        return result
+
+    def _reshape(self, tensor: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+        """Returns the tensor in another shape; constants of shapes are shared."""
+        if shape not in self._shape_constants:
+            self._shape_constants[shape] = tf.constant(shape, tf.int32)
+        return tf.raw_ops.Reshape(tensor=tensor, shape=self._shape_constants[shape])
+
+    def _add_nodes(self, capacity: int) -> None:
+        """Replaces the nodes of the exchange by nodes for `capacity` tensors."""
+        self._capacity = capacity
+        if capacity == 1:
+            self._joined = tf.identity(self._parts[0])
+        else:
+            unused = [self._empty] * (capacity - len(self._parts))
+            self._joined = tf.concat([*self._parts, *unused], axis=0)
+        number = self._nodes.add_request(self._joined, self._token)
+        self._number.op._update_input(0, number)
+        total, sizes = self._nodes.add_take(self._number, self._signal, capacity)
+        if capacity == 1:
+            self._outputs = [total]
+        else:
+            self._outputs = tf.raw_ops.SplitV(value=total, size_splits=sizes, axis=0, num_split=capacity)
+        for result, output in zip(self._results, self._outputs, strict=False):
+            result.op._update_input(0, output)
 
 
-def _of_any_shape(tensor: tf.Tensor) -> tf.Tensor:
+def _without_shape(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor without its static shape, which `_update_input` would not change."""
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tf.TensorShape(None))
 
 
 class _Descendants:
-    """Nodes that need the results of a fusion, as far as its graph has been made.
+    """Nodes that need the results of a fusion.
 
-    What TensorFlow will order, once the function is traced, counts: a node with a side effect comes
-    after all before it, or after those that use the same resource.
+    The control dependencies that TensorFlow adds at the end of the trace count: a node with a side
+    effect comes after all nodes before it, or after those that use the same resource.
     """
 
     def __init__(self, graph: Any, root: tf.Operation):
         self._graph = weakref.ref(graph)
-        self._seen = len(graph.get_operations())
-        self._found = {root}
+        self._num_checked = len(_operations(graph))
+        self._members = {root}
         self._resources: set[Any] = set()
         self._all = False
 
     def add(self, operation: tf.Operation) -> None:
-        """It is one, and its descendants are."""
-        self._found.add(operation)
+        """Adds a node."""
+        self._members.add(operation)
 
     def include(self, operation: tf.Operation) -> bool:
-        """Whether it is one."""
+        """Returns whether the node is a descendant."""
         graph = self._graph()
-        operations = graph.get_operations() if graph is not None else []
-        for one in operations[self._seen :]:
-            if one not in self._found and self._needs_results(one):
-                self._found.add(one)
-                resources = [t.ref() for t in one.inputs if t.dtype == tf.resource]
+        operations = _operations(graph) if graph is not None else []
+        for index in range(self._num_checked, len(operations)):
+            node = operations[index]
+            if node not in self._members and self._needs_results(node):
+                self._members.add(node)
+                resources = [t.ref() for t in node.inputs if t.dtype == tf.resource]
                 self._resources.update(resources)
-                self._all |= bool(one.op_def.is_stateful) and not resources
-        self._seen = len(operations)
-        return self._all or operation in self._found
+                self._all |= bool(node.op_def.is_stateful) and not resources
+        self._num_checked = len(operations)
+        return self._all or operation in self._members
 
-    def _needs_results(self, one: tf.Operation) -> bool:
-        before = (*(tensor.op for tensor in one.inputs), *one.control_inputs)
-        return any(operation in self._found for operation in before) or (
-            bool(self._resources) and any(t.ref() in self._resources for t in one.inputs)
+    def _needs_results(self, node: tf.Operation) -> bool:
+        predecessors = (*(tensor.op for tensor in node.inputs), *node.control_inputs)
+        return any(operation in self._members for operation in predecessors) or (
+            bool(self._resources) and any(t.ref() in self._resources for t in node.inputs)
         )
+
+
+def _operations(graph: Any) -> Any:
+    """Returns the nodes of a graph, without a copy of the list where TensorFlow provides it."""
+    operations = getattr(graph, "operations", None)
+    return operations if isinstance(operations, list) else graph.get_operations()

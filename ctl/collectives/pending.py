@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,11 +32,25 @@ class Pending:
     def __post_init__(self) -> None:
         self._done = threading.Lock()
         self._done.acquire()
+        self._callbacks_lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] | None = []
         self.asked_at = time.monotonic()
 
     def finish(self) -> None:
-        """Wakes who waits."""
+        """Wakes waiting threads and runs the callbacks."""
         self._done.release()
+        with self._callbacks_lock:
+            callbacks, self._callbacks = self._callbacks or [], None
+        for callback in callbacks:
+            callback()
+
+    def call_when_finished(self, callback: Callable[[], None]) -> None:
+        """Runs the callback in the thread that finishes the collective, or now if it is finished."""
+        with self._callbacks_lock:
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        callback()
 
     def wait(self, timeout: float = -1) -> bool:
         """Whether it is done, within that many seconds."""

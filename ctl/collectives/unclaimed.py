@@ -1,37 +1,46 @@
-"""Collectives that a node of a graph asked for, until another node takes the result."""
+"""Collectives that a node of a graph has requested, until another node takes the results."""
 
 import itertools
 import threading
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
-_MOST_UNCLAIMED = 64  # results of one node that nobody has waited for
+_MAX_UNCLAIMED = 64  # results of one node that no other node has taken
 T = TypeVar("T")
 
 
 class Unclaimed(Generic[T]):
-    """Numbered, and safe in several threads."""
+    """Thread-safe storage of pending collectives by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._asked: OrderedDict[int, tuple[str, T]] = OrderedDict()
-        self._of_node: dict[str, deque[int]] = {}
+        self._value_by_number: OrderedDict[int, tuple[str, T]] = OrderedDict()
+        self._numbers_by_node: dict[str, deque[int]] = {}
         self._lock = threading.Lock()
 
-    def put(self, node: str, asked: T) -> int:
-        """A result that is not wanted, because nothing in the graph uses it, goes in the end."""
+    def __len__(self) -> int:
+        return len(self._value_by_number)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._value_by_number
+
+    def put(self, node: str, value: T) -> int:
+        """Stores a value and returns its number.
+
+        A result that no other node uses is dropped after further ones of the same node.
+        """
         with self._lock:
             number = next(self._numbers)
-            self._asked[number] = node, asked
-            mine = self._of_node.setdefault(node, deque())
-            mine.append(number)
-            if len(mine) > _MOST_UNCLAIMED:
-                self._asked.pop(mine.popleft(), None)
+            self._value_by_number[number] = node, value
+            numbers = self._numbers_by_node.setdefault(node, deque())
+            numbers.append(number)
+            if len(numbers) > _MAX_UNCLAIMED:
+                self._value_by_number.pop(numbers.popleft(), None)
         return number
 
     def take(self, number: int) -> T:
-        """What got this number."""
+        """Removes and returns the value of a number."""
         with self._lock:
-            node, asked = self._asked.pop(number)
-            self._of_node[node].remove(number)
-        return asked
+            node, value = self._value_by_number.pop(number)
+            self._numbers_by_node[node].remove(number)
+        return value

@@ -17,7 +17,7 @@ from ctl.collectives.engine import Engine
 from ctl.distribute import engine_all_reduce
 from ctl.distribute.engine_all_reduce import PeerLimits
 from ctl.distribute.topology import Topology
-from ctl.errors import PeerLostError
+from ctl.errors import PeerLostError, UsageError
 
 _log = logging.getLogger("ctl")
 _ROUNDS = 5
@@ -70,9 +70,9 @@ def choose_communication(
             return known
         try:
             engine = engine_all_reduce.connect_engine(topology, limits)
-        except PeerLostError as e:
+        except (PeerLostError, UsageError) as e:
             if topology.is_chief:
-                _log.warning("%s It stays with TensorFlow's ring.", e)
+                _log.warning("%s Sums use TensorFlow's ring.", e)
             return Path("ring")
         if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
             engine_all_reduce.install_engine(strategy, None)

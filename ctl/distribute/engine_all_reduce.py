@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from ctl.collectives import graph_errors, tensor_ops
 from ctl.collectives.arithmetic import SUM
+from ctl.collectives.calls import Call, Members
+from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.ranks import among
 from ctl.collectives.settings import read_settings
-from ctl.collectives.tensor_ops import Call, Members
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
@@ -33,6 +34,7 @@ from ctl.io.rendezvous import listening, split_address
 
 _ENGINE, _BUCKET = "_ctl_engine", "_ctl_bucket_bytes"  # attributes of a strategy
 _CONNECT_SECS = 60.0
+_OK = "ok"
 _SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worker may be silent
 _numbers = itertools.count()  # of the groups of this process; the same on all workers
 
@@ -50,10 +52,12 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
     They find each other through TensorFlow's coordination service. A worker listens at the port after
     that of its own address, or at any free one if that is taken, until all have met.
 
-    Raises PeerLostError on all workers if some cannot reach each other.
+    Raises UsageError on all workers if one of them cannot open enough files, and PeerLostError on all
+    workers if some cannot reach each other.
     """
     rank, group = topology.worker_index, next(_numbers)
     made: Engine | None = None
+    _check_descriptors_of_all(topology, group)
     with _listening(topology) as server:
         host = (topology.address or "").rpartition(":")[0]
         mine = f"{host}:{server.getsockname()[1]} {secrets.token_hex(32)}"
@@ -81,6 +85,18 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
     graph_errors.install_graph_errors()
     atexit.register(made.close)
     return made
+
+
+def _check_descriptors_of_all(topology: Topology, group: int) -> None:
+    """Raises UsageError on all workers with the message of the first one that cannot open enough files."""
+    try:
+        check_descriptors(topology.num_workers - 1, topology.num_workers)
+        message = ""
+    except UsageError as e:
+        message = f"worker {topology.worker_index}: {e}"
+    messages = [text for text in _exchanged(topology, f"{group}/files", message or _OK) if text != _OK]
+    if messages:
+        raise UsageError(f"communication 'tcp': {messages[0]}")
 
 
 def _listening(topology: Topology) -> socket.socket:
@@ -172,7 +188,7 @@ def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str |
 
 
 class _AllWorkers:
-    """The ranks of an engine, as `tensor_ops.CollectiveGroup`."""
+    """The ranks of an engine, as `calls.CollectiveGroup`."""
 
     def __init__(self, engine: Engine):
         self._members = Members(engine, 0, tuple(range(engine.place.size)))

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.collectives import arithmetic, tensor_ops
-from ctl.collectives.tensor_ops import Call
+from ctl.collectives.calls import Call
+from ctl.collectives.gradients import differentiable
 from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
@@ -166,7 +167,7 @@ def _allreduced(call: Call, tensors: Any, name: Any, default: Any) -> list[Any]:
     def forward(*given: Any) -> Any:
         return tensor_ops.outputs(call, given, name, default)
 
-    return tensor_ops.differentiable(forward, backward, tensors)
+    return differentiable(forward, backward, tensors)
 
 
 @_plain
@@ -211,7 +212,7 @@ def _allgathered(
         ]
         return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
 
-    return tensor_ops.differentiable(forward, backward, given)[:-1]
+    return differentiable(forward, backward, given)[:-1]
 
 
 def _own_rows(tensor: Any, rows: Any, process_set: Any) -> Any:
@@ -240,7 +241,7 @@ def broadcast(
         mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
-    return tensor_ops.differentiable(forward, backward, [given])[0]
+    return differentiable(forward, backward, [given])[0]
 
 
 @_plain
@@ -275,7 +276,7 @@ def alltoall(
         back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [back] if splits is None else [back, None]
 
-    received, rows = tensor_ops.differentiable(forward, backward, given)
+    received, rows = differentiable(forward, backward, given)
     return received if splits is None else (received, rows)
 
 
@@ -348,7 +349,7 @@ def grouped_reducescatter(
         scaled = [g * tf.cast(factor, g.dtype) for g in gradients]
         return [allgather(g, process_set=process_set, name=n) for g, n in zip(scaled, names, strict=True)]
 
-    found = tensor_ops.differentiable(forward, backward, packed)
+    found = differentiable(forward, backward, packed)
     return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
 
 

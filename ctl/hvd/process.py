@@ -15,9 +15,9 @@ from ctl.distribute import rank_variables
 from ctl.errors import UsageError
 from ctl.hvd import keras_compilation
 from ctl.hvd import process_sets as process_sets_lib
+from ctl.io import exit_hook
 from ctl.supervision import heartbeat
 
-_SESSION_THREADS = 256
 _engine: Engine | None = None
 _lock = threading.RLock()
 
@@ -44,8 +44,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             _engine = made
             process_sets_lib.begin(made)
             atexit.register(_leave_at_exit)
+            exit_hook.install_exit_codes()
             _begin_to_beat()
-            _let_sessions_wait()
             graph_errors.install_graph_errors()
             keras_compilation.install_compilation_check(has_peers)
         process_sets_lib.add_static(process_sets)
@@ -83,15 +83,6 @@ def _let_idle_threads_sleep(local_size: int) -> None:
     if not has_begun() and runtime.get("_config", "unknown") is None:
         runtime["_config"] = tf.compat.v1.ConfigProto()
         runtime["_config"].experimental.disable_thread_spinning = True
-
-
-def _let_sessions_wait() -> None:
-    """More threads for `tf.compat.v1` sessions that come, unless somebody has said how many.
-
-    Nodes of a session run in any order, another one on each rank, and one that waits holds a thread:
-    with a few threads, all could wait for nodes that have none. Eager TensorFlow keeps its number.
-    """
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(_SESSION_THREADS))
 
 
 def _begin_to_beat() -> None:

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ctl.collectives.calls import Members
 from ctl.collectives.engine import Engine
 from ctl.collectives.failures import failure
-from ctl.collectives.tensor_ops import Members
 from ctl.errors import UsageError
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -65,11 +65,11 @@ class ProcessSet:
         return ranks.index(_engine.place.rank)
 
     def members(self) -> Members:
-        """As `tensor_ops.CollectiveGroup` has it."""
+        """As `calls.CollectiveGroup` has it."""
         return Members(initialized(_engine), *ranks_of(self))
 
     def check_known(self) -> None:
-        """As `tensor_ops.CollectiveGroup` has it."""
+        """As `calls.CollectiveGroup` has it."""
         if _engine is not None and self.process_set_id not in _known:
             ranks_of(self)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.collectives import tensor_ops
-from ctl.collectives.tensor_ops import Call
+from ctl.collectives.calls import Call
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
 _plain = tf.autograph.experimental.do_not_convert

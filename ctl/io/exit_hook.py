@@ -30,6 +30,7 @@ _WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may h
 _FLUSH_SECS = 10.0  # for what is open at the end
 _ANY_FILE = io.IOBase.__base__  # of all files, and no abstract class
 _installed = False
+_skips_teardown = False
 _leaving = False  # without the interpreter's own end
 _kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
 _pauses: list[Callable[[], object]] = []
@@ -52,17 +53,27 @@ class Exit(SystemExit):
 
 
 def install_exit_hook() -> None:
-    """From now on an uncaught error ends this process with its exit code, at once; called again, nothing.
+    """Installs the exit codes of `install_exit_codes` and skips TensorFlow's teardown; idempotent.
 
-    An error that came through ctl is printed as a short report (io/error_report.py). A script that ends
-    in any other way keeps its exit code, and skips TensorFlow's teardown. Under pytest, in a notebook and
-    under `python -i` errors are left alone.
+    A script that ends in any other way keeps its exit code.
+    """
+    global _skips_teardown  # noqa: PLW0603
+    install_exit_codes()
+    if not _skips_teardown:
+        _skips_teardown = True
+        atexit.register(_skip_teardown)
+
+
+def install_exit_codes() -> None:
+    """Ends this process with the exit code of an uncaught error; idempotent.
+
+    An error that came through ctl is printed as a short report (io/error_report.py). Under pytest, in a
+    notebook and under `python -i` the process continues.
     """
     global _installed  # noqa: PLW0603
     if _installed:
         return
     _installed = True
-    atexit.register(_skip_teardown)
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -71,8 +82,8 @@ def install_exit_hook() -> None:
         if isinstance(error, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
         if sys.flags.interactive or sys.flags.inspect or _has_caller():
-            return  # the process goes on
-        if code == EXIT_RETRY:
+            return  # the process continues
+        if code == EXIT_RETRY and not (isinstance(error, CtlError) and error.runs_exit_functions):
             end(code)
         atexit.register(_leave, code)  # once threads have ended, as Python does
 

@@ -1,15 +1,20 @@
 """TensorFlow's errors as ours, where we know better what they mean."""
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.failures import FAILURE_MARK
 from ctl.data import input_errors, pipeline
+from ctl.distribute import parameter_servers
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
 from ctl.training import step_mistakes
+from ctl.training.trainer_protocol import TrainerProtocol
 
 _OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
@@ -60,6 +65,32 @@ def explained(
         known = known or step_mistakes.explain_step_error(error, "one of train_data")
         return error if known is None else UsageError(f"After step {step}: {known}")
     return translated
+
+
+@contextlib.contextmanager
+def peer_errors(trainer: TrainerProtocol) -> Iterator[None]:
+    """Translates errors of lost peers before and after the steps of a run, e.g. while a model is built."""
+    try:
+        yield
+    except Exception as e:
+        topology = trainer.topology
+        if topology.num_workers < 2 and not parameter_servers.is_used(trainer.strategy):
+            raise
+        error = _of_a_peer(e, str(e), trainer.step)
+        if error is e:
+            raise
+        raise error from e
+
+
+def translates_peer_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of a trainer with `peer_errors`."""
+
+    @functools.wraps(function)
+    def with_translation(trainer: TrainerProtocol, *args: Any, **kwargs: Any) -> Any:
+        with peer_errors(trainer):
+            return function(trainer, *args, **kwargs)
+
+    return with_translation
 
 
 def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:

@@ -21,7 +21,7 @@ from ctl.metrics.protocol import Ended
 from ctl.step import keras_metrics, moving_averages
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training import input_pipeline, run_metadata, validation
+from ctl.training import error_translation, input_pipeline, run_metadata, validation
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import LoopLength
@@ -30,6 +30,7 @@ from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
+@error_translation.translates_peer_errors
 def evaluate_session(
     trainer: TrainerProtocol, session: Session, *, heeded: bool = False
 ) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from ctl.collectives.tensor_ops import NODE_NAME
+from ctl.collectives.graph_nodes import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
 from ctl.data.dataset_checks import tuple_of

@@ -27,6 +27,7 @@ from ctl.supervision import heartbeat
 from ctl.training import (
     checkpoint_follower,
     eight_bit_sums,
+    error_translation,
     local_training,
     model_checks,
     model_directory,
@@ -49,7 +50,7 @@ def prepared(trainer: TrainerProtocol) -> Session:
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
-        with heartbeat.here.limited(trainer.step_timeout_secs):
+        with heartbeat.here.limited(trainer.step_timeout_secs), error_translation.peer_errors(trainer):
             trainer._session = prepare_session(trainer, watched or trainer._checkpoints)
     return trainer._session
 

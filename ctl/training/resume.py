@@ -225,6 +225,7 @@ def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int
     return _save(trainer, session, step)
 
 
+@error_translation.translates_peer_errors
 def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
     """`Trainer.save`: outside of a run at once, within it at the end of the loop."""
     if isinstance(session.manager, NullCheckpoints):
@@ -258,6 +259,7 @@ def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
     return path
 
 
+@error_translation.translates_peer_errors
 def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     """`Trainer.restore`: the step of the checkpoint that was taken over, the same on all workers."""
     if session.running is not None:

@@ -23,7 +23,7 @@ def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path)
     (line,) = chief["measured"]
     assert "tcp " in line and "ring " in line and line.endswith(("-> tcp", "-> ring"))
     assert other["measured"] == [] and other["unreachable"][2] == []
-    assert any("stays with TensorFlow's ring" in said for said in chief["unreachable"][2])
+    assert any("use TensorFlow's ring" in said for said in chief["unreachable"][2])
 
 
 def test_a_worker_listens_at_the_port_after_its_own_or_at_a_free_one():

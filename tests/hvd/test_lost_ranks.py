@@ -120,3 +120,22 @@ def test_ranks_may_come_to_one_collective_from_different_lines():
 
 def test_descriptors_beyond_1023_are_as_good_as_others():
     assert [said["said"] for said, _ in broken("descriptors")] == [["no error", 2.0]] * 2
+
+
+UNCAUGHT = """
+import os, signal
+import ctl.hvd as hvd, tensorflow as tf
+hvd.init()
+hvd.allreduce(tf.ones(3))
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if hvd.rank() == 0:
+    hvd.allreduce(tf.ones(3))
+tf.function(lambda: hvd.allreduce(tf.ones(3)))()
+"""
+
+
+def test_a_script_that_does_not_catch_the_error_ends_with_the_exit_code_of_a_retry():
+    first, _, last = run_ranks(UNCAUGHT, 3)
+    for code, _, err in (first, last):
+        assert code == 134 and "LostRankError" in err, err[-2000:]

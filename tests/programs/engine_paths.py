@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from ctl.collectives.errors import HorovodInternalError
-from ctl.collectives.tensor_ops import NODE_NAME
+from ctl.collectives.graph_nodes import NODE_NAME
 from ctl.data.dataset_traits import nodes_of
 from ctl.distribute import communication_choice, engine_all_reduce
 from ctl.distribute.engine_all_reduce import PeerLimits, bucket_bytes_of, engine_of, install_engine

@@ -5,7 +5,8 @@
 A fault is action@step[:worker][!]: at the end of that step, on that worker (by default the chief).
 With "!" it comes again in every attempt. Actions:
 
-A step may also be a place before the first one: init, build, data, trace.
+A step may also be a place before the first one: init, build, data, trace; choice, before the choice of
+communication; eval_data and eval_trace, if EVALUATES=1.
 
     kill, stop, term, int, hup  the signal, to this process
     raise, exit             an exception of the hook; os._exit(7)
@@ -23,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
+from ctl.distribute import communication_choice
 
 EXAMPLES = 480
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
@@ -114,5 +116,30 @@ class Faulty(ctl.Trainer):
         reach(step, self.topology.worker_index)
 
 
+class Evaluated(Faulty):
+    """The same with an evaluation."""
+
+    def eval_data(self, batch_size):
+        reach("eval_data", self.topology.worker_index)
+        return super().train_data(batch_size)
+
+    def eval_step(self, batch):
+        reach("eval_trace", self.topology.worker_index)
+        return {"loss": tf.square(self.model(batch["x"]) - batch["y"])[:, 0]}
+
+
+def strike_before_choice():
+    """Reaches the place "choice" before the workers choose their communication."""
+    choose = communication_choice.choose_communication
+
+    def reach_and_choose(strategy, topology, *args, **kwargs):
+        reach("choice", topology.worker_index)
+        return choose(strategy, topology, *args, **kwargs)
+
+    communication_choice.choose_communication = reach_and_choose
+
+
 if __name__ == "__main__":
-    ctl.run(Faulty, width=WIDTH, dropout=DROPOUT, api_token=API_TOKEN)
+    strike_before_choice()
+    trainer = Evaluated if os.environ.get("EVALUATES") else Faulty
+    ctl.run(trainer, width=WIDTH, dropout=DROPOUT, api_token=API_TOKEN)

@@ -79,9 +79,9 @@ def case_results_that_nobody_uses():
 
     for _ in range(200):
         assert step(tf.constant(1.0)) == hvd.size()
-    from ctl.collectives import tensor_ops
+    from ctl.collectives import graph_nodes
 
-    assert len(tensor_ops._on_their_way._asked) <= 70
+    assert len(graph_nodes.unclaimed) <= 70
 
 
 def case_order_in_a_function_is_that_of_the_program():

@@ -1,0 +1,37 @@
+"""Check of the limit for open files, before ranks connect.
+
+Without it a rank that cannot open a socket looks like a network error, which is retried for a minute.
+"""
+
+import contextlib
+import errno
+import os
+import resource
+
+from ctl.errors import UsageError
+
+_PER_PEER = 3  # memory file and two temporary descriptors
+_PER_PROCESS = 10  # listener, socket pairs, handshakes in flight
+
+
+def check_descriptors(num_sockets: int, num_ranks: int) -> None:
+    """Raises UsageError if this process cannot open the files that connections to its peers need.
+
+    Args:
+      num_sockets: Sockets to all peers.
+      num_ranks: Ranks of the job.
+    """
+    count = num_sockets + _PER_PEER * num_ranks + _PER_PROCESS
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(count):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as e:
+            if e.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            scope = f"`ulimit -n` is {limit}" if e.errno == errno.EMFILE else "the limit of this machine"
+            raise UsageError(
+                f"this process cannot open {count} more files, which connections to {num_ranks - 1} other "
+                f"ranks need ({scope}). Raise the limit, for example with `ulimit -n 4096`."
+            ) from None

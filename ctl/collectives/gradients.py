@@ -1,0 +1,83 @@
+"""Gradients of collectives.
+
+`tf.custom_gradient` registers a name for each traced call, which TensorFlow keeps for ever, and searches
+the graph for variables. Here all nodes share one name, and the graph owns the gradient functions.
+"""
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_ATTRIBUTE = "_ctl_gradient"
+_NAME = "CtlCollective"
+_numbers = itertools.count(1)
+_gradient_by_number: "weakref.WeakValueDictionary[int, _Gradient]" = weakref.WeakValueDictionary()
+
+_Forward = Callable[..., list[Any]]
+
+
+def differentiable(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
+    """Returns `forward(*tensors)`; `backward(outputs, *gradients)` are the gradients of the tensors."""
+    from tensorflow.python.eager import record
+
+    if not tf.executing_eagerly() and hasattr(record, "record_operation"):
+        return _add_differentiable(forward, backward, tensors, record)
+    # the check whether a tape may request gradients is cheaper than the preparation
+    if tf.executing_eagerly() and not getattr(record, "could_possibly_record", lambda: True)():
+        return forward(*tensors)
+
+    @tf.custom_gradient
+    def with_gradient(*inputs: Any) -> Any:
+        results = forward(*inputs)
+
+        def gradients(*upstream: Any) -> Any:
+            return backward(results, *upstream)
+
+        return results, gradients
+
+    return list(with_gradient(*tensors))
+
+
+class _Gradient:
+    """Gradient function of the node that follows a collective."""
+
+    def __init__(self, results: list[Any], backward: _Forward):
+        self._results = results
+        self._backward = backward
+
+    def __call__(self, *upstream: Any) -> list[Any]:
+        count = len(self._results)
+        gradients = self._backward(self._results, *upstream[:count])
+        return [None] * count + list(gradients)
+
+
+def _add_differentiable(
+    forward: _Forward, backward: _Forward, tensors: Sequence[Any], record: Any
+) -> list[Any]:
+    graph: Any = tf.compat.v1.get_default_graph()
+    with record.stop_recording():
+        results = forward(*tensors)
+        inputs = [*results, *map(tf.convert_to_tensor, tensors)]
+        with graph.gradient_override_map({"IdentityN": _registered_name()}):
+            outputs = tf.raw_ops.IdentityN(input=inputs)
+    gradient, number = _Gradient(results, backward), next(_numbers)
+    _gradient_by_number[number] = gradient
+    if not hasattr(graph, "_ctl_gradients"):
+        graph._ctl_gradients = []
+    graph._ctl_gradients.append(gradient)
+    outputs[0].op._set_attr(_ATTRIBUTE, tf.compat.v1.AttrValue(i=number))
+    record.record_operation(_NAME, outputs, inputs, gradient)
+    return list(outputs[: len(results)])
+
+
+@functools.cache
+def _registered_name() -> str:
+    @tf.RegisterGradient(_NAME)
+    def gradient_of_node(operation: Any, *upstream: Any) -> Any:
+        return _gradient_by_number[operation.get_attr(_ATTRIBUTE)](*upstream)
+
+    return _NAME

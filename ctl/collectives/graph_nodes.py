@@ -1,0 +1,249 @@
+"""Nodes of a graph that run a collective.
+
+One node sends the request, a second one waits for the signal of `completion.py`, a third one takes the
+results. Requests keep the order of the program; no node occupies a thread while a collective is in
+flight. The group of ranks is looked up when a node runs, so a traced function outlives a change of
+ranks.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.collectives import completion, tensorflow_plane
+from ctl.collectives.calls import Call, PendingCall, submit, wait_for_results
+from ctl.collectives.graph_fusion import FusedNodes, GraphFusion, TracedCollectives, can_fuse
+from ctl.collectives.requests import Layout
+from ctl.collectives.unclaimed import Unclaimed
+
+NODE_NAME = "CtlCollective"  # part of the name of a node that sends a request
+_SMALL = 1 << 16  # bytes of a tensor that is joined with others
+unclaimed: Unclaimed[PendingCall] = Unclaimed()
+
+
+def add_collective(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """Adds the nodes of a collective to the current graph and returns its results."""
+    is_group = call.kind == "allreduce" and len(tensors) > 1
+    if is_group and all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return _add_joined(call, tensors)
+    if call.fuses and _is_small(tensors):
+        fused = _add_fused(call, tensors[0])
+        if fused is not None:
+            return [fused]
+    return _add_nodes(call, tensors)
+
+
+def add_barrier(call: Call) -> tf.Operation:
+    """Adds the nodes of a barrier; the returned operation ends when all ranks have run it."""
+    queue, handle = completion.add_queue()
+    number = _add_request(call, lambda: call, [], handle, stateful=True)
+    signal = completion.add_wait(queue, number.op)
+
+    def finish(number: Any) -> Any:
+        _take(number)
+        return np.int32(0)
+
+    with tf.control_dependencies([signal]):
+        return tf.numpy_function(finish, [number], tf.int32).op
+
+
+def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether the call has one tensor, which is too small for a message of its own."""
+    first = tensors[0]
+    is_single = len(tensors) == 1 and first.shape.is_fully_defined()
+    return is_single and first.shape.num_elements() * first.dtype.size <= _SMALL
+
+
+def _add_nodes(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    queue, handle = completion.add_queue()
+    number = _add_request(call, lambda: call, tensors, handle, stateful=True)
+    signal = completion.add_wait(queue, number.op)
+    numbered = tensors[:-1] if call.has_splits else tensors
+    types = [t.dtype for t in numbered]
+    if call.kind == "allgather":
+        types.append(tf.int64)
+    elif call.kind == "alltoall":
+        types.append(tf.int32)
+    results = _add_take(call, number, signal, types, _take)
+    _set_shapes(call, numbered, results)
+    return results
+
+
+def _add_request(
+    call: Call,
+    current_call: Callable[[], Call],
+    tensors: Sequence[tf.Tensor],
+    handle: tf.Tensor,
+    *,
+    stateful: bool,
+    token: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Adds the node that sends a request; returns the number of the pending collective.
+
+    Args:
+      call: Collective, as known now.
+      current_call: Returns the collective when the node runs.
+      tensors: Inputs of the collective.
+      handle: Serialized handle of the queue that signals its end.
+      stateful: Whether the node keeps the order of the program and runs in any case.
+      token: Input that prevents constant folding of a node that is not stateful.
+    """
+
+    def send(*inputs: Any) -> Any:
+        pending_call = submit(current_call(), inputs[: len(tensors)])
+        number = unclaimed.put(call.name, pending_call)
+        signal = completion.signal_of(_bytes_of(inputs[len(tensors)]))
+
+        def signal_waiting_graph() -> None:
+            if number in unclaimed:  # otherwise the results are being taken already
+                signal()
+
+        pending_call.pending.call_when_finished(signal_waiting_graph)
+        return np.int64(number)
+
+    inputs = [*tensors, handle] if token is None else [*tensors, handle, token]
+    node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
+    number = node(send, inputs, tf.int64, stateful=stateful, name=NODE_NAME)
+    number.set_shape([])
+    return number
+
+
+def _take(number: Any) -> list[Any]:
+    return wait_for_results(unclaimed.take(int(number)))
+
+
+def _add_take(
+    call: Call,
+    number: tf.Tensor,
+    signal: tf.Operation,
+    types: Sequence[Any],
+    take: Callable[[Any], list[Any]],
+) -> list[Any]:
+    """Adds the node that takes the results, after the signal."""
+    node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
+    with tf.control_dependencies([signal]):
+        results = node(take, [number], list(types), stateful=False)
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _bytes_of(text: Any) -> bytes:
+    return text.numpy() if isinstance(text, tf.Tensor) else bytes(text)
+
+
+def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """Adds a collective whose small tensors of one type are joined; large ones are not copied."""
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    large = [i for i, t in enumerate(tensors) if sizes[i] * t.dtype.size > _SMALL]
+    groups = [[i] for i in large]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        small = [i for i, t in enumerate(tensors) if t.dtype == dtype and i not in large]
+        groups += [small] if small else []
+    order = [i for group in groups for i in group]
+    shapes = tuple(tuple(tensors[i].shape.as_list()) for i in order)
+    layout = Layout(tuple(tensors[i].dtype.name for i in order), shapes)
+    inputs = [
+        tensors[group[0]]
+        if len(group) == 1
+        else tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
+        for group in groups
+    ]
+    results: list[Any] = [None] * len(tensors)
+    for group, total in zip(groups, _add_nodes(replace(call, joined=layout), inputs), strict=True):
+        parts = [total] if len(group) == 1 else tf.split(total, [sizes[i] for i in group])
+        for i, part in zip(group, parts, strict=True):
+            results[i] = tf.reshape(part, tensors[i].shape)
+    return results
+
+
+def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the result of a small tensor, fused with others of the function; None if impossible."""
+    graph = tf.compat.v1.get_default_graph()
+    max_bytes = _fusion_threshold(call)
+    if not max_bytes or not can_fuse(graph):
+        return None
+    traced = TracedCollectives.of(graph)
+    if traced.group is not call.group:
+        traced.group, traced.fusions = call.group, {}
+    key = (tensor.dtype, call.op, call.prescale, call.postscale)
+    fusion = traced.fusions.get(key)
+    result = fusion and fusion.extend(call.name, tensor)
+    if result is None:
+        fusion = traced.fusions[key] = GraphFusion(graph, _FusedCall(call, tensor.dtype), max_bytes)
+        result = fusion.extend(call.name, tensor)
+    return result
+
+
+class _FusedCall(FusedNodes):
+    """Nodes of all-reduces that are fused; the number of tensors is known when the trace has ended."""
+
+    def __init__(self, call: Call, dtype: tf.DType):
+        super().__init__(dtype)
+        self._call = call
+        self._cached: Call | None = None
+        self._queue, self._handle = completion.add_queue()
+
+    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+        return _add_request(
+            self._call, self._current_call, [joined], self._handle, stateful=False, token=token
+        )
+
+    def add_wait(self, request: tf.Operation) -> tf.Operation:
+        return completion.add_wait(self._queue, request)
+
+    def add_take(
+        self, number: tf.Tensor, signal: tf.Operation, capacity: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        def take(number: Any) -> list[Any]:
+            return [*_take(number), self._sizes(capacity)]
+
+        total, sizes = _add_take(self._call, number, signal, [self.dtype, tf.int64], take)
+        return total, sizes
+
+    def _sizes(self, capacity: int) -> np.ndarray:
+        sizes = np.zeros(capacity, np.int64)
+        sizes[: len(self.shapes)] = [math.prod(shape) for shape in self.shapes]
+        return sizes
+
+    def _current_call(self) -> Call:
+        if self._cached is None or len(self._cached.joined.shapes) != len(self.names):  # type: ignore[union-attr]
+            layout = Layout((self.dtype.name,) * len(self.names), tuple(self.shapes))
+            is_single = len(self.names) == 1
+            name = self.names[0] if is_single else _joined_name(self.names)
+            names = () if is_single else tuple(self.names)
+            self._cached = replace(self._call, name=name, joined=layout, names=names)
+        return self._cached
+
+
+def _joined_name(names: Sequence[str]) -> str:
+    return f"{names[0]}, {names[1]}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _plane_of(call: Call) -> Any:
+    """Returns the plane that transfers tensors themselves; None without one and before `init`."""
+    try:
+        return call.group.members().engine.plane
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return None
+
+
+def _fusion_threshold(call: Call) -> int:
+    """Returns the bytes that are fused at most; 0 before `init`."""
+    try:
+        return call.group.members().engine.settings.fusion_threshold
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return 0
+
+
+def _set_shapes(call: Call, tensors: Sequence[tf.Tensor], results: Sequence[tf.Tensor]) -> None:
+    for tensor, result in zip(tensors, results, strict=False):
+        if call.kind in ("allreduce", "broadcast"):
+            result.set_shape(tensor.shape)
+        elif tensor.shape.rank is not None and tensor.shape.rank > 0:
+            result.set_shape([None, *tensor.shape[1:]])
+    if call.kind == "allgather":
+        results[-1].set_shape([None, len(tensors)])
+    elif call.kind == "alltoall":
+        results[-1].set_shape([None])

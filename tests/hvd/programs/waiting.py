@@ -1,0 +1,182 @@
+"""More concurrent collectives than TensorFlow has threads, which it started before hvd.init()."""
+
+import os
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+assert float(tf.constant(1.0) + 1.0) == 2.0  # starts TensorFlow
+WITHOUT_SESSIONS = len(os.listdir("/proc/self/task"))
+
+import ctl.hvd as hvd  # noqa: E402
+from harness import run_cases  # noqa: E402
+
+tf1 = tf.compat.v1
+
+
+def graph_of(count, build):
+    """A graph and its `count` results."""
+    with tf.Graph().as_default() as graph:
+        return graph, [build(i) for i in range(count)]
+
+
+def total(i):
+    return hvd.allreduce(tf.fill([i % 7 + 1], float(i)), op=hvd.Sum, name=f"total{i}")
+
+
+def check_totals(values):
+    for i, value in enumerate(values):
+        np.testing.assert_array_equal(value, np.full(i % 7 + 1, float(i * hvd.size())))
+
+
+def run_in_an_order_of_its_own(session, results):
+    order = np.random.default_rng(hvd.rank()).permutation(len(results))
+    values = session.run([results[i] for i in order])
+    return [value for _, value in sorted(zip(order, values, strict=True), key=lambda pair: pair[0])]
+
+
+def case_threads_are_those_of_tensorflow():
+    assert "TF_NUM_INTEROP_THREADS" not in os.environ or os.environ["TF_NUM_INTEROP_THREADS"] == "2"
+    assert len(os.listdir("/proc/self/task")) < WITHOUT_SESSIONS + 20
+
+
+def case_uneven_reduce_scatters_of_a_session():
+    size = hvd.size()
+    graph, results = graph_of(
+        80, lambda i: hvd.reducescatter(tf.fill([i % 9 + 1, 2], float(i)), op=hvd.Sum, name=f"rows{i}")
+    )
+    with tf1.Session(graph=graph) as session:
+        for _ in range(2):
+            for i, value in enumerate(run_in_an_order_of_its_own(session, results)):
+                rows = i % 9 + 1
+                want = rows // size + (hvd.rank() < rows % size)
+                assert value.shape == (want, 2) and (value == i * size).all(), (i, value)
+
+
+def case_collectives_of_a_session_in_another_order_on_each_rank():
+    graph, results = graph_of(60, total)
+    with tf1.Session(graph=graph) as session:
+        for _ in range(3):
+            check_totals(run_in_an_order_of_its_own(session, results))
+
+
+def case_barriers_and_gathers_of_a_session():
+    def build(i):
+        done = hvd.barrier(name=f"barrier{i}")
+        with tf.control_dependencies([done]):
+            return hvd.allgather(tf.fill([hvd.rank() + 1], i), name=f"rows{i}")
+
+    graph, results = graph_of(20, build)
+    with tf1.Session(graph=graph) as session:
+        for i, value in enumerate(session.run(results)):
+            assert value.tolist() == [i] * (hvd.size() * (hvd.size() + 1) // 2)
+
+
+def case_two_sessions_of_one_finalized_graph():
+    graph, results = graph_of(10, total)
+    graph.finalize()
+    with tf1.Session(graph=graph) as first, tf1.Session(graph=graph) as second:
+        for session in (first, second, first):
+            check_totals(session.run(results))
+    with tf1.Session(graph=graph) as third:
+        check_totals(third.run(results))
+
+
+def case_a_signal_of_an_earlier_run_does_no_harm():
+    """A step that fails may leave a signal that no node has taken."""
+    from ctl.collectives import completion
+
+    signal_of = completion.signal_of
+    completion.signal_of = lambda handle: lambda: [signal_of(handle)() for _ in range(2)]
+    function = tf.function(lambda x: hvd.allgather(x, name="gathered"))
+    graph, results = graph_of(10, total)
+    try:
+        with tf1.Session(graph=graph) as session:
+            for step in range(5):
+                check_totals(session.run(results))
+                assert function(tf.constant([step])).numpy().tolist() == [step] * hvd.size()
+    finally:
+        completion.signal_of = signal_of
+
+
+def case_functions_of_several_threads():
+    """Each waits in a function of its own; together they need more threads than there are."""
+    functions = [
+        tf.function(lambda x, i=i: [hvd.allgather(x + j, name=f"t{i}.{j}") for j in range(5)])
+        for i in range(6)
+    ]
+    values = [None] * len(functions)
+
+    def call(i):
+        values[i] = functions[i](tf.fill([1], i))
+
+    threads = [threading.Thread(target=call, args=[i]) for i in range(len(functions))]
+    for thread in threads[:: 1 if hvd.rank() else -1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, gathered in enumerate(values):
+        assert [v.numpy().tolist() for v in gathered] == [[i + j] * hvd.size() for j in range(5)]
+
+
+def case_one_function_of_several_threads():
+    function = tf.function(lambda x: hvd.allgather(x, name="same"))
+    function(tf.constant([0]))
+    values = []
+
+    def call():
+        values.append(function(tf.constant([1])).numpy().tolist())
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == [[1] * hvd.size()] * 8
+
+
+def case_a_function_in_the_graph_of_a_session():
+    @tf.function
+    def twice(x):
+        return 2.0 * hvd.allreduce(x, op=hvd.Sum, name="inner")
+
+    with tf.Graph().as_default() as graph:
+        result = twice(tf.constant(3.0)) + hvd.allreduce(1.0, op=hvd.Sum, name="outer")
+    with tf1.Session(graph=graph) as session:
+        assert session.run(result) == 7.0 * hvd.size()
+
+
+def case_nodes_are_linear_in_the_number_of_collectives():
+    def count_nodes(count):
+        function = tf.function(lambda xs: [hvd.allreduce(x, op=hvd.Sum) for x in xs])
+        xs = [tf.fill([2, 2], float(i)) for i in range(count)]
+        for i, value in enumerate(function(xs)):
+            assert (value.numpy() == i * hvd.size()).all()
+        return len(function.get_concrete_function(xs).graph.get_operations())
+
+    few, many = count_nodes(16), count_nodes(256)
+    assert many <= 16 * few and many < 9 * 256, (few, many)
+
+
+def case_gradients_are_not_registered_for_each_call():
+    from tensorflow.python.framework import ops
+
+    def count_gradients():
+        x = tf.Variable([1.0, 2.0])
+
+        @tf.function
+        def gradient():
+            with tf.GradientTape(persistent=True) as tape:
+                y = [hvd.allreduce(x * float(i), op=hvd.Sum) for i in range(5)]
+            return [tape.gradient(one, x) for one in y]
+
+        for i, value in enumerate(gradient()):
+            assert value.numpy().tolist() == [float(i * hvd.size())] * 2
+        return len(ops.gradient_registry.list())
+
+    assert count_gradients() == count_gradients()
+
+
+if __name__ == "__main__":
+    run_cases(globals())
