@@ -17,21 +17,23 @@ _NAMES = {
 T = TypeVar("T")
 
 
-def refuse_keras_names(kind: type[T]) -> type[T]:
-    """Decorates a dataclass: an unknown argument raises UsageError that names the nearest one."""
-    original = kind.__init__
-    known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+def refuse_keras_names(callback_class: type[T]) -> type[T]:
+    """Decorates a dataclass: an unfield_names argument raises UsageError that names the nearest one."""
+    original = callback_class.__init__
+    field_names = [field.name for field in fields(callback_class) if field.init]  # type: ignore[arg-type]
 
     @functools.wraps(original)
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:
         for name, value in options.items():
-            if name not in known:
-                nearest = _NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), None)
-                hint = f" Write {nearest}=..." if nearest in known else ""
-                raise UsageError(
-                    f"{kind.__name__} got {name}={value!r}; expected only {', '.join(known)}.{hint}"
+            if name not in field_names:
+                nearest = _NAMES.get(name) or next(
+                    iter(difflib.get_close_matches(name, field_names, 1)), None
                 )
+                hint = f" Write {nearest}=..." if nearest in field_names else ""
+                names = ", ".join(field_names)
+                call = f"{callback_class.__name__}({name}={value!r})"
+                raise UsageError(f"{call} came; expected only the arguments {names}.{hint}")
         original(self, *arguments, **options)
 
-    setattr(kind, "__init__", __init__)  # noqa: B010  a method that mypy does not let assign
-    return kind
+    setattr(callback_class, "__init__", __init__)  # noqa: B010  a method that mypy does not let assign
+    return callback_class

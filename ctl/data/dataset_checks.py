@@ -12,7 +12,7 @@ from ctl.errors import UsageError
 def check_dataset(
     dataset: tf.data.Dataset, name: str, global_batch_size: int | None, topology: Topology | None = None
 ) -> None:
-    """Raises UsageError for what is no dataset of batches, or what the workers cannot share."""
+    """Raises UsageError for a dataset that is not batched, or that the workers cannot share."""
     if topology is not None:
         sharding.check_can_be_shared(dataset, name, topology)
     if dataset.cardinality() == 0:
@@ -35,10 +35,10 @@ def check_dataset(
                 f"({tuple_of(dataset.element_spec)}). Write dataset.batch(batch_size)."
             )
         if global_batch_size and shape[0] not in (None, global_batch_size):
-            found = tuple_of(dataset.element_spec)
+            element = tuple_of(dataset.element_spec)
             if not _is_batched(dataset):
                 raise UsageError(
-                    f"{name} is not batched: its elements are {found}; expected global batches of "
+                    f"{name} is not batched: its elements are {element}; expected global batches of "
                     f"{global_batch_size} rows. Write dataset.batch(batch_size)."
                 )
             raise UsageError(
@@ -49,7 +49,7 @@ def check_dataset(
 
 
 def _is_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether a part of the pipeline makes batches, or, as far as can be seen, its source does."""
+    """Returns True if a part of the pipeline makes batches, or its source appears to."""
     if any("Batch" in type(part).__name__ for part in made_of(dataset)):
         return True
     shapes = [getattr(s, "shape", None) for s in tf.nest.flatten(dataset.element_spec)]

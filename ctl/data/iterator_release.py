@@ -50,7 +50,7 @@ class IteratorRelease:
         return key
 
     def release(self, key: int) -> None:
-        """The owner of the iterator is gone. Takes no lock, so a garbage collection may call it."""
+        """Marks the iterator as unused. Takes no lock, so a garbage collection may call it."""
         self._released.put(key)
 
     def unreleased(self) -> list[Any]:
@@ -118,7 +118,7 @@ iterators = IteratorRelease()
 
 
 def _forget_threads() -> None:
-    """A forked child has none of the threads; its parent's iterators stay as they are."""
+    """A forked child has none of the threads; its parent's iterators are not destroyed."""
     global iterators  # noqa: PLW0603
     iterators = IteratorRelease()
 

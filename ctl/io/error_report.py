@@ -37,9 +37,9 @@ def show_full_tracebacks() -> None:
 
 
 def can_shorten(error: BaseException) -> bool:
-    """Returns True if the user's own frames say enough about an error that passed through ctl.
+    """Returns True if the user's own frames are enough for an error that passed through ctl.
 
-    They do not if the error comes from ctl itself, or if the user asked for full tracebacks.
+    They do not if the error comes from ctl itself, or if full tracebacks were requested.
     """
     names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or not any(map(_is_of_ctl, names)):
@@ -51,7 +51,7 @@ def can_shorten(error: BaseException) -> bool:
 
 def short_report(error: BaseException, trace: TracebackType | None = None) -> str:
     """Returns the user's frames, the class and message of `error`, and its notes, as lines."""
-    is_own = isinstance(error, CtlError)  # whose message is short
+    is_own = isinstance(error, CtlError)  # its message is short
     text = str(error) if is_own else shortened(str(error), (*LIBRARIES, _PACKAGE))
     name = type(error).__name__
     lines = [f"Traceback of your code {_HINT}:"]
@@ -75,26 +75,26 @@ def add_note(error: BaseException, note: str) -> None:
 
 def shortened(text: str, libraries: tuple[str, ...]) -> str:
     """Returns an error message without colors, frames in `libraries`, and TensorFlow's node names."""
-    kept: list[str] = []
+    lines_to_show: list[str] = []
     frames, skips, skipped_indent = set[str](), False, 0
     for line in _COLORS.sub("", text).splitlines():
         content, indent = line.strip(), len(line) - len(line.lstrip())
         frame = _FRAME.match(content)
         if frame:
             skips, skipped_indent = True, indent  # of the code that follows, which is read below
-            is_library = any(place in frame[1] for place in libraries)
+            is_library = any(part in frame[1] for part in libraries)
             if not (is_library or frame[1].startswith(_STANDARD_LIBRARY) or frame[0] in frames):
                 frames.add(frame[0])
                 source = linecache.getline(frame[1], int(frame[2])).strip()
-                kept += [f"  {content.rstrip(' *')}", *([f"    {source}"] if source else [])]
+                lines_to_show += [f"  {content.rstrip(' *')}", *([f"    {source}"] if source else [])]
         elif content.startswith("Arguments received by"):
-            break  # Keras repeats the arguments of the layer, whose shapes are in the message
+            break  # Keras repeats the arguments of the layer; the message has their shapes
         elif content and not (skips and indent > skipped_indent) and not _NODE_LINE.match(content):
             skips = False
-            kept.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_LONGEST_LINE])
-    if len(kept) > _MOST_LINES:
-        kept = [*kept[: _MOST_LINES // 2], "  ...", *kept[-_MOST_LINES // 2 :]]
-    return "\n".join(kept)
+            lines_to_show.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_LONGEST_LINE])
+    if len(lines_to_show) > _MOST_LINES:
+        lines_to_show = [*lines_to_show[: _MOST_LINES // 2], "  ...", *lines_to_show[-_MOST_LINES // 2 :]]
+    return "\n".join(lines_to_show)
 
 
 def core(text: str) -> str:
@@ -115,7 +115,7 @@ def _frames(trace: TracebackType | None) -> list[str]:
 
 
 def _is_of_a_library(filename: str) -> bool:
-    return any(place in filename for place in LIBRARIES) or filename.startswith(_STANDARD_LIBRARY)
+    return any(part in filename for part in LIBRARIES) or filename.startswith(_STANDARD_LIBRARY)
 
 
 def _is_of_ctl(filename: str) -> bool:

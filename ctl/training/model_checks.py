@@ -37,7 +37,7 @@ def _unbuilt_layer(model: Any) -> Any:
 def _creates_variables(layer: Any) -> bool:
     """Returns True if the class of the layer, rather than the base class, has a method `build`."""
     bases = type(layer).__mro__
-    owner = next((kind for kind in bases if "build" in vars(kind)), None)
+    owner = next((base for base in bases if "build" in vars(base)), None)
     is_base = owner is None or owner.__name__ in ("Layer", "Model", "Functional", "Operation")
     module = "" if owner is None else owner.__module__
     return not (is_base and module.startswith("keras.")) and not module.startswith(

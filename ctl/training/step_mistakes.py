@@ -33,7 +33,7 @@ _TEXT_LABELS = (
     "The labels are strings, and the loss takes integers. The batch is {batch}. Map labels to integers in "
     "train_data, e.g. with keras.layers.StringLookup."
 )
-# words that all are in the text of an error -> the explanation; the first match counts
+# phrases that all occur in the text of an error -> the explanation; the first match counts
 _EXPLANATIONS = (
     (("has no attribute 'numpy'",), _NO_VALUES),
     (("Cannot convert a symbolic",), _NO_VALUES),
@@ -96,7 +96,7 @@ def explain_step_error(error: Exception, batch: str, keys: tuple[str, ...] = ())
       keys: Keys of the batch if it is a dictionary.
     """
     text = str(error)
-    reason = next((why for words, why in _EXPLANATIONS if all(word in text for word in words)), None)
+    reason = next((cause for phrases, cause in _EXPLANATIONS if all(p in text for p in phrases)), None)
     if reason is not None:
         reason = reason.format(batch=batch)
     match = re.search(r"KeyError: (\d+)\b", f"{type(error).__name__}: {text}")
