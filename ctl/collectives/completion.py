@@ -1,16 +1,19 @@
-"""Queues that resume a graph when a collective completes, without a thread that waits.
+"""Signals that resume a graph when a collective completes, without a thread that waits.
 
 A node that waits in Python occupies a thread of TensorFlow. TensorFlow runs `QueueDequeueV2` without a
-thread, so a graph waits there. The queue belongs to a node of the graph. Its serialized handle reaches
-Python with the request, and the thread that completes the request adds one element. For functions it
-runs an eager operation; for graphs of TensorFlow 1 it runs an operation of their session.
+thread, so a graph waits there until the thread that completes the request adds an element. In functions
+each request has a queue of its own, so that no signal of a failed call is left in it. A graph of
+TensorFlow 1 can only use queues of its session: each collective has one, and the element is added by
+another run of the session.
 """
 
 import contextlib
 import functools
+import itertools
+import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -19,52 +22,122 @@ _CPU = "/device:CPU:0"  # has the kernels of queues
 _sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def add_queue() -> tuple[tf.Tensor, tf.Tensor]:
-    """Adds a queue to the current graph; returns its handle and the serialized handle `[]` string.
+class Signal(Protocol):
+    """Signal of one request.
+
+    Attributes:
+      handle: Serialized handle of the queue.
+    """
+
+    handle: bytes
+
+    def send(self) -> None:
+        """Resumes the graph."""
+
+    def release(self) -> None:
+        """Allows another request to use the queue. The graph has resumed."""
+
+    def discard(self) -> None:
+        """Frees the queue of a request whose results are not used."""
+
+
+def add_session_queue() -> tf.Tensor | None:
+    """Adds a queue to a graph of TensorFlow 1; returns its serialized handle `[]`, None for functions.
 
     Each kernel has a queue with a name that is unique in the process.
     """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
     _install_session_registry()
+    _signal_nodes(_outermost_graph())  # now, because a graph may be finalized later
     with tf.device(_CPU):
         queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.bool], shapes=[[]], capacity=-1)
-        handle = tf.raw_ops.SerializeTensor(tensor=queue)
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        _signal_nodes(_outermost_graph())  # now, because a graph may be finalized later
-    return queue, handle
+        return tf.raw_ops.SerializeTensor(tensor=queue)
 
 
-def add_wait(queue: tf.Tensor, request: tf.Operation) -> tf.Operation:
-    """Adds the operation that ends when the queue gets an element; it starts after `request`."""
-    with tf.device(_CPU), tf.control_dependencies([request]):
+def add_wait(handle: tf.Tensor) -> tf.Operation:
+    """Adds the operation that ends when the queue of a serialized handle gets an element."""
+    with tf.device(_CPU):
+        queue = tf.raw_ops.ParseTensor(serialized=handle, out_type=tf.resource)
         (element,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
     return element.op
 
 
-@functools.lru_cache(_MAX_ROUTES)
-def signal_of(handle: bytes) -> Callable[[], None]:
-    """Returns the function that adds an element to a queue.
+class FunctionSignals:
+    """Pool of signals for functions."""
 
-    Raises RuntimeError if the queue belongs neither to a function nor to a known session.
-    """
-    if tf.executing_eagerly():
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._free: deque[_FunctionSignal] = deque()
+        self._lock = threading.Lock()
+
+    def acquire(self) -> Signal:
+        """Returns a signal that no other request uses."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            name = f"ctl_signal_{next(self._numbers)}"
         with tf.device(_CPU):
-            queue = tf.raw_ops.ParseTensor(serialized=handle, out_type=tf.resource)
-            with contextlib.suppress(tf.errors.NotFoundError):
-                tf.raw_ops.QueueSizeV2(handle=queue)
-                return functools.partial(_signal_function, queue)
+            queue = tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.bool], shapes=[[]], capacity=-1, shared_name=name
+            )
+            return _FunctionSignal(queue, tf.raw_ops.SerializeTensor(tensor=queue).numpy(), self)
+
+    def release(self, signal: "_FunctionSignal") -> None:
+        """Takes a signal back."""
+        with self._lock:
+            self._free.append(signal)
+
+
+class _FunctionSignal:
+    def __init__(self, queue: Any, handle: bytes, pool: FunctionSignals):
+        self.handle = handle
+        self._queue = queue
+        self._pool = pool
+
+    def send(self) -> None:
+        with tf.device(_CPU), contextlib.suppress(tf.errors.OpError):  # the queue was discarded
+            tf.raw_ops.QueueEnqueueV2(handle=self._queue, components=[True])
+
+    def release(self) -> None:
+        self._pool.release(self)
+
+    def discard(self) -> None:
+        with tf.device(_CPU), contextlib.suppress(tf.errors.OpError):
+            tf.raw_ops.DestroyResourceOp(resource=self._queue)
+
+
+class _SessionSignal:
+    def __init__(self, session: Any, nodes: "_SignalNodes", handle: bytes):
+        self.handle = handle
+        self._session = weakref.ref(session)
+        self._nodes = nodes
+
+    def send(self) -> None:
+        session = self._session()
+        if session is not None:
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session was closed
+                _run(session, self._nodes.enqueue, self._nodes, self.handle)
+
+    def release(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+@functools.lru_cache(_MAX_ROUTES)
+def session_signal(handle: bytes) -> Signal:
+    """Returns the signal of a queue of a session.
+
+    Raises RuntimeError if no known session has the queue.
+    """
     for session in list(_sessions):
         nodes = _signal_nodes(session.graph)
         if nodes is not None and _owns_queue(session, nodes, handle):
-            return functools.partial(_signal_session, weakref.ref(session), nodes, handle)
+            return _SessionSignal(session, nodes, handle)
     raise RuntimeError(
         "a collective of ctl.hvd runs in a graph that has no known session. Run it with "
-        "tf.compat.v1.Session, in a graph that was not finalized before the function was traced."
+        "tf.compat.v1.Session."
     )
-
-
-def _signal_function(queue: Any) -> None:
-    with contextlib.suppress(tf.errors.OpError), tf.device(_CPU):  # the function has ended
-        tf.raw_ops.QueueEnqueueV2(handle=queue, components=[True])
 
 
 class _SignalNodes:
@@ -100,12 +173,6 @@ def _owns_queue(session: Any, nodes: _SignalNodes, handle: bytes) -> bool:
         _run(session, nodes.size, nodes, handle)
         return True
     return False
-
-
-def _signal_session(session: Any, nodes: _SignalNodes, handle: bytes) -> None:
-    with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session was closed
-        if session() is not None:
-            _run(session(), nodes.enqueue, nodes, handle)
 
 
 def _run(session: Any, fetch: Any, nodes: _SignalNodes, handle: bytes) -> None:

@@ -58,11 +58,11 @@ class FusedNodes(abc.ABC):
         self.shapes: list[tuple[int, ...]] = []
 
     @abc.abstractmethod
-    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-        """Adds the node that requests the exchange; returns the number of the request."""
+    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Adds the node that requests the exchange; returns its number and the handle of its queue."""
 
     @abc.abstractmethod
-    def add_wait(self, request: tf.Operation) -> tf.Operation:
+    def add_wait(self, handle: tf.Tensor) -> tf.Operation:
         """Adds the operation that ends when the exchange is complete. It runs in any case."""
 
     @abc.abstractmethod
@@ -94,7 +94,8 @@ class GraphFusion:
         self._token = tf.timestamp()  # prevents constant folding
         self._empty = _without_shape(tf.zeros([0], nodes.dtype))
         self._number = _without_shape(tf.zeros([], tf.int64))
-        self._signal = nodes.add_wait(self._number.op)
+        self._handle = _without_shape(tf.constant(""))
+        self._signal = nodes.add_wait(self._handle)
         self._joined = self._empty
         self._shape_constants: dict[tuple[int, ...], tf.Tensor] = {}
         self._descendants = _Descendants(graph, self._signal)
@@ -136,8 +137,9 @@ class GraphFusion:
         else:
             unused = [self._empty] * (capacity - len(self._parts))
             self._joined = tf.concat([*self._parts, *unused], axis=0)
-        number = self._nodes.add_request(self._joined, self._token)
+        number, handle = self._nodes.add_request(self._joined, self._token)
         self._number.op._update_input(0, number)
+        self._handle.op._update_input(0, handle)
         total, sizes = self._nodes.add_take(self._number, self._signal, capacity)
         if capacity == 1:
             self._outputs = [total]

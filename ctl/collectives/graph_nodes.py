@@ -9,7 +9,7 @@ ranks.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,19 @@ from ctl.collectives.unclaimed import Unclaimed
 
 NODE_NAME = "CtlCollective"  # part of the name of a node that sends a request
 _SMALL = 1 << 16  # bytes of a tensor that is joined with others
-unclaimed: Unclaimed[PendingCall] = Unclaimed()
+_function_signals = completion.FunctionSignals()
+
+
+class _SignalledCall(NamedTuple):
+    pending_call: PendingCall
+    signal: completion.Signal
+
+
+def _discard(call: _SignalledCall) -> None:
+    call.signal.discard()
+
+
+unclaimed: Unclaimed[_SignalledCall] = Unclaimed(_discard)
 
 
 def add_collective(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
@@ -38,9 +50,8 @@ def add_collective(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
 
 def add_barrier(call: Call) -> tf.Operation:
     """Adds the nodes of a barrier; the returned operation ends when all ranks have run it."""
-    queue, handle = completion.add_queue()
-    number = _add_request(call, lambda: call, [], handle, stateful=True)
-    signal = completion.add_wait(queue, number.op)
+    number, handle = _add_request(call, lambda: call, [], completion.add_session_queue(), stateful=True)
+    signal = completion.add_wait(handle)
 
     def finish(number: Any) -> Any:
         _take(number)
@@ -58,9 +69,9 @@ def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def _add_nodes(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    queue, handle = completion.add_queue()
-    number = _add_request(call, lambda: call, tensors, handle, stateful=True)
-    signal = completion.add_wait(queue, number.op)
+    session_queue = completion.add_session_queue()
+    number, handle = _add_request(call, lambda: call, tensors, session_queue, stateful=True)
+    signal = completion.add_wait(handle)
     numbered = tensors[:-1] if call.has_splits else tensors
     types = [t.dtype for t in numbered]
     if call.kind == "allgather":
@@ -76,43 +87,47 @@ def _add_request(
     call: Call,
     current_call: Callable[[], Call],
     tensors: Sequence[tf.Tensor],
-    handle: tf.Tensor,
+    session_queue: tf.Tensor | None,
     *,
     stateful: bool,
     token: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Adds the node that sends a request; returns the number of the pending collective.
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adds the node that sends a request.
 
     Args:
       call: Collective, as known now.
       current_call: Returns the collective when the node runs.
       tensors: Inputs of the collective.
-      handle: Serialized handle of the queue that signals its end.
+      session_queue: Serialized handle of the queue that signals its end, in a session.
       stateful: Whether the node keeps the order of the program and runs in any case.
       token: Input that prevents constant folding of a node that is not stateful.
+
+    Returns the number of the pending collective and the serialized handle of its queue.
     """
+    count = len(tensors)
 
-    def send(*inputs: Any) -> Any:
-        pending_call = submit(current_call(), inputs[: len(tensors)])
-        number = unclaimed.put(call.name, pending_call)
-        signal = completion.signal_of(_bytes_of(inputs[len(tensors)]))
+    def send(*inputs: Any) -> tuple[Any, Any]:
+        if session_queue is None:
+            signal = _function_signals.acquire()
+        else:
+            signal = completion.session_signal(_bytes_of(inputs[count]))
+        pending_call = submit(current_call(), inputs[:count])
+        number = unclaimed.put(call.name, _SignalledCall(pending_call, signal))
+        pending_call.pending.call_when_finished(signal.send)
+        return np.int64(number), np.array(signal.handle, object)
 
-        def signal_waiting_graph() -> None:
-            if number in unclaimed:  # otherwise the results are being taken already
-                signal()
-
-        pending_call.pending.call_when_finished(signal_waiting_graph)
-        return np.int64(number)
-
-    inputs = [*tensors, handle] if token is None else [*tensors, handle, token]
+    inputs = [*tensors, *(t for t in (session_queue, token) if t is not None)]
     node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
-    number = node(send, inputs, tf.int64, stateful=stateful, name=NODE_NAME)
+    number, handle = node(send, inputs, [tf.int64, tf.string], stateful=stateful, name=NODE_NAME)
     number.set_shape([])
-    return number
+    handle.set_shape([])
+    return number, handle
 
 
 def _take(number: Any) -> list[Any]:
-    return wait_for_results(unclaimed.take(int(number)))
+    pending_call, signal = unclaimed.take(int(number))
+    signal.release()
+    return wait_for_results(pending_call)
 
 
 def _add_take(
@@ -183,15 +198,15 @@ class _FusedCall(FusedNodes):
         super().__init__(dtype)
         self._call = call
         self._cached: Call | None = None
-        self._queue, self._handle = completion.add_queue()
+        self._session_queue = completion.add_session_queue()
 
-    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return _add_request(
-            self._call, self._current_call, [joined], self._handle, stateful=False, token=token
+            self._call, self._current_call, [joined], self._session_queue, stateful=False, token=token
         )
 
-    def add_wait(self, request: tf.Operation) -> tf.Operation:
-        return completion.add_wait(self._queue, request)
+    def add_wait(self, handle: tf.Tensor) -> tf.Operation:
+        return completion.add_wait(handle)
 
     def add_take(
         self, number: tf.Tensor, signal: tf.Operation, capacity: int

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 _MAX_UNCLAIMED = 64  # results of one node that no other node has taken
@@ -10,9 +11,14 @@ T = TypeVar("T")
 
 
 class Unclaimed(Generic[T]):
-    """Thread-safe storage of pending collectives by number."""
+    """Thread-safe storage of pending collectives by number.
 
-    def __init__(self) -> None:
+    Args:
+      discard: Called with each value that is dropped.
+    """
+
+    def __init__(self, discard: Callable[[T], None]) -> None:
+        self._discard = discard
         self._numbers = itertools.count(1)
         self._value_by_number: OrderedDict[int, tuple[str, T]] = OrderedDict()
         self._numbers_by_node: dict[str, deque[int]] = {}
@@ -21,21 +27,21 @@ class Unclaimed(Generic[T]):
     def __len__(self) -> int:
         return len(self._value_by_number)
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._value_by_number
-
     def put(self, node: str, value: T) -> int:
         """Stores a value and returns its number.
 
         A result that no other node uses is dropped after further ones of the same node.
         """
+        dropped = None
         with self._lock:
             number = next(self._numbers)
             self._value_by_number[number] = node, value
             numbers = self._numbers_by_node.setdefault(node, deque())
             numbers.append(number)
             if len(numbers) > _MAX_UNCLAIMED:
-                self._value_by_number.pop(numbers.popleft(), None)
+                dropped = self._value_by_number.pop(numbers.popleft(), None)
+        if dropped is not None:
+            self._discard(dropped[1])
         return number
 
     def take(self, number: int) -> T:

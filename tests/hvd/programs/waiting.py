@@ -10,7 +10,7 @@ assert float(tf.constant(1.0) + 1.0) == 2.0  # starts TensorFlow
 WITHOUT_SESSIONS = len(os.listdir("/proc/self/task"))
 
 import ctl.hvd as hvd  # noqa: E402
-from harness import run_cases  # noqa: E402
+from harness import raised, run_cases  # noqa: E402
 
 tf1 = tf.compat.v1
 
@@ -83,21 +83,36 @@ def case_two_sessions_of_one_finalized_graph():
         check_totals(third.run(results))
 
 
-def case_a_signal_of_an_earlier_run_does_no_harm():
-    """A step that fails may leave a signal that no node has taken."""
-    from ctl.collectives import completion
+def case_signals_of_a_call_that_failed_do_no_harm():
+    """Calls that fail on both ranks between the requests and the results, then calls that do not."""
 
-    signal_of = completion.signal_of
-    completion.signal_of = lambda handle: lambda: [signal_of(handle)() for _ in range(2)]
-    function = tf.function(lambda x: hvd.allgather(x, name="gathered"))
-    graph, results = graph_of(10, total)
-    try:
-        with tf1.Session(graph=graph) as session:
-            for step in range(5):
-                check_totals(session.run(results))
-                assert function(tf.constant([step])).numpy().tolist() == [step] * hvd.size()
-    finally:
-        completion.signal_of = signal_of
+    @tf.function
+    def function(fails, x):
+        tf.debugging.assert_equal(fails, False, message="on purpose")
+        return [hvd.allgather(x + i, name=f"gathered{i}") for i in range(6)]
+
+    for step in range(20):
+        x = tf.constant([step])
+        if step % 2:
+            raised(tf.errors.InvalidArgumentError, lambda x=x: function(True, x), "on purpose")
+        else:
+            values = [value.numpy().tolist() for value in function(False, x)]
+            assert values == [[step + i] * hvd.size() for i in range(6)]
+        hvd.barrier()
+
+
+def case_queues_are_used_again():
+    from ctl.collectives import graph_nodes
+
+    numbers = graph_nodes._function_signals._numbers
+    for num_used, most in ((2, 0), (1, 100)):  # a queue without a reader is replaced, and freed later
+        function = tf.function(lambda x, n=num_used: [hvd.allgather(x), hvd.allgather(x * 2)][:n])
+        for _ in range(100):
+            function(tf.constant([1]))
+        before = next(numbers)
+        for _ in range(100):
+            function(tf.constant([1]))
+        assert next(numbers) - before - 1 <= most
 
 
 def case_functions_of_several_threads():
