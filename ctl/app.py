@@ -106,7 +106,8 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
     except Exception as e:
         if not error_report.can_shorten(e):
             raise
-        print(error_report.short_report(e), file=sys.stderr, flush=True)
+        text = error_report.short_report(e)
+        print(_line_of_a_worker(e) or text, file=sys.stderr, flush=True)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before training.", file=sys.stderr)
@@ -114,10 +115,24 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
 
 
 def _fail(error: CtlError) -> None:
-    print(f"{'error: ' if error.exit_code < 3 else ''}{error}", file=sys.stderr, flush=True)
+    text = _line_of_a_worker(error) or str(error)
+    print(f"{'error: ' if error.exit_code < 3 else ''}{text}", file=sys.stderr, flush=True)
     if error.exit_code == EXIT_RETRY:
         exit_hook.end(EXIT_RETRY)
     sys.exit(error.exit_code)
+
+
+def _line_of_a_worker(error: BaseException) -> str:
+    """Returns one line for an error that all workers have, on a worker other than the chief; else ""."""
+    if not error_report.is_common(error):
+        return ""
+    with contextlib.suppress(UsageError):
+        if not detection.read_topology().is_chief:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            if first_line == "in user code:":
+                first_line = str(error).strip().splitlines()[-1].strip()
+            return f"as on the chief, {type(error).__name__}: {first_line[:150]}"
+    return ""
 
 
 def _work(make_trainer: Callable[..., Any], settings: dict) -> None:

@@ -73,6 +73,16 @@ def add_note(error: BaseException, note: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
 
 
+def mark_as_common(error: BaseException) -> None:
+    """Notes that every worker of the job raises this error, so that the report of one is enough."""
+    error.__dict__["is_common_to_workers"] = True
+
+
+def is_common(error: BaseException) -> bool:
+    """Returns True if `mark_as_common` was called for this error."""
+    return bool(error.__dict__.get("is_common_to_workers", False))
+
+
 def shortened(text: str, libraries: tuple[str, ...]) -> str:
     """Returns an error message without colors, frames in `libraries`, and TensorFlow's node names."""
     lines_to_show: list[str] = []

@@ -36,6 +36,7 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
         yield
     except Exception as e:
         known = ours(e)
+        error_report.mark_as_common(known or e)
         if known is e:
             raise
         if known is not None:
@@ -44,6 +45,7 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
         if explained is None:
             error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
             raise
+        error_report.mark_as_common(explained)
         raise explained from e
 
 

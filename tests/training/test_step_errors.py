@@ -85,3 +85,19 @@ def test_all_frames_are_shown_when_asked_for(way):
 
 def test_every_mistake_of_the_program_is_tested():
     assert {*WORDS, "raises"} == {*MISTAKES}
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("name", ["width", "raises"])
+def test_two_workers_print_the_report_once(name, tmp_path):
+    launch = [sys.executable, "-m", "ctl", "launch", "--workers=2", "--"]
+    program = [sys.executable, str(PROGRAMS / "step_mistakes.py"), name, f"--model_dir={tmp_path}"]
+    flags = ["--train_steps=2", "--global_batch_size=16"]
+    job = processes.run([*launch, *program, *flags], env=environment())
+    output = job.stdout + job.stderr
+    assert job.returncode == (2 if name == "width" else 1), output
+    line = "self.model(batch[0], training=True)" if name == "width" else 'raise RuntimeError("an error of'
+    assert output.count(line) == 1, output
+    other = (tmp_path / "workers" / "job_1.log").read_text()
+    assert line not in other
+    assert "as on the chief, " in other or "error" not in other  # or it was ended before
