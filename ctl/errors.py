@@ -17,8 +17,8 @@ class CtlError(Exception):
 
     Attributes:
       exit_code: Exit code of a process that ends with this error.
-      runs_exit_functions: Whether a process with EXIT_RETRY runs its exit functions, which may wait for
-        a lost peer. Processes with other exit codes always run them.
+      runs_exit_functions: If False, a process with EXIT_RETRY skips its exit functions, because they may
+        wait for a lost peer. Processes with other exit codes always run them.
     """
 
     exit_code = EXIT_FAILED

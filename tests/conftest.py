@@ -142,8 +142,6 @@ def unchanged_environment():
     """A test that leaves variables behind would change what the tests after it see."""
     before = dict(os.environ)
     yield
-    if "TF_NUM_INTEROP_THREADS" not in before:
-        os.environ.pop("TF_NUM_INTEROP_THREADS", None)  # hvd.init() sets it for sessions that come
     after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     before.pop("PYTEST_CURRENT_TEST", None)
     left = sorted(k for k in {*before, *after} if before.get(k) != after.get(k))

@@ -72,7 +72,7 @@ class PendingCall:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def submit(call: Call, arrays: Sequence[Any]) -> PendingCall:
+def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
     """Sends the request of a collective to the engine and returns at once.
 
     Args:
@@ -88,18 +88,20 @@ def submit(call: Call, arrays: Sequence[Any]) -> PendingCall:
     elif call.kind == "alltoall" and arrays[0].ndim and len(arrays[0]) % len(ranks) == 0:
         splits = [len(arrays[0]) // len(ranks)] * len(ranks)
     shapes = [tuple(array.shape) for array in arrays]
-    plane, ready, tensors, joined = members.engine.plane, [], [], call.joined
+    plane, host_arrays, tensors, layout = members.engine.plane, [], [], call.joined
     if plane is not None and plane.carries(call.kind, arrays):
         tensors = [_shaped(_scaled(call, tensor), [-1]) for tensor in arrays]
-        joined = joined or Layout(tuple(t.dtype.name for t in tensors), tuple(shapes))
+        layout = layout or Layout(tuple(t.dtype.name for t in tensors), tuple(shapes))
     else:
-        ready = [np.ascontiguousarray(_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)]
-        ready = [_scaled(call, array) for array in ready]
+        host_arrays = [
+            np.ascontiguousarray(_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)
+        ]
+        host_arrays = [_scaled(call, array) for array in host_arrays]
     pending = members.engine.ask(
         call.kind,
         call.name,
-        ready,
-        joined,
+        host_arrays,
+        layout,
         tensors,
         may_wait=not (call.is_eager or call.is_ahead),
         process_set=members.number,

@@ -2,7 +2,7 @@
 
 A node that waits in Python occupies a thread of TensorFlow. TensorFlow runs `QueueDequeueV2` without a
 thread, so a graph waits there until the thread that completes the request adds an element. In functions
-each request has a queue of its own, so that no signal of a failed call is left in it. A graph of
+each request has a separate queue, so that no signal of a failed call is left in it. A graph of
 TensorFlow 1 can only use queues of its session: each collective has one, and the element is added by
 another run of the session.
 """
@@ -38,7 +38,7 @@ class Signal(Protocol):
         """Allows another request to use the queue. The graph has resumed."""
 
     def discard(self) -> None:
-        """Frees the queue of a request whose results are not used."""
+        """Frees the queue of a request with unused results."""
 
 
 def add_session_queue() -> tf.Tensor | None:

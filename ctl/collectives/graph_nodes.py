@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from ctl.collectives import completion, tensorflow_plane
-from ctl.collectives.calls import Call, PendingCall, submit, wait_for_results
+from ctl.collectives.calls import Call, PendingCall, submit_call, wait_for_results
 from ctl.collectives.graph_fusion import FusedNodes, GraphFusion, TracedCollectives, can_fuse
 from ctl.collectives.requests import Layout
 from ctl.collectives.unclaimed import Unclaimed
@@ -62,7 +62,7 @@ def add_barrier(call: Call) -> tf.Operation:
 
 
 def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether the call has one tensor, which is too small for a message of its own."""
+    """Returns whether the call has one tensor, which is too small for a separate message."""
     first = tensors[0]
     is_single = len(tensors) == 1 and first.shape.is_fully_defined()
     return is_single and first.shape.num_elements() * first.dtype.size <= _SMALL
@@ -99,7 +99,7 @@ def _add_request(
       current_call: Returns the collective when the node runs.
       tensors: Inputs of the collective.
       session_queue: Serialized handle of the queue that signals its end, in a session.
-      stateful: Whether the node keeps the order of the program and runs in any case.
+      stateful: Keeps the order of the program and the node, if its results are unused.
       token: Input that prevents constant folding of a node that is not stateful.
 
     Returns the number of the pending collective and the serialized handle of its queue.
@@ -111,7 +111,7 @@ def _add_request(
             signal = _function_signals.acquire()
         else:
             signal = completion.session_signal(_bytes_of(inputs[count]))
-        pending_call = submit(current_call(), inputs[:count])
+        pending_call = submit_call(current_call(), inputs[:count])
         number = unclaimed.put(call.name, _SignalledCall(pending_call, signal))
         pending_call.pending.call_when_finished(signal.send)
         return np.int64(number), np.array(signal.handle, object)
@@ -149,7 +149,7 @@ def _bytes_of(text: Any) -> bytes:
 
 
 def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    """Adds a collective whose small tensors of one type are joined; large ones are not copied."""
+    """Adds a collective that joins small tensors of one type; large ones are not copied."""
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     large = [i for i, t in enumerate(tensors) if sizes[i] * t.dtype.size > _SMALL]
     groups = [[i] for i in large]

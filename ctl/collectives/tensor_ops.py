@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.collectives import graph_nodes
-from ctl.collectives.calls import Call, submit, wait_for_results
+from ctl.collectives.calls import Call, submit_call, wait_for_results
 
 _LARGE = 1 << 20
 _ALIGNMENT = 64
@@ -25,7 +25,7 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     call.group.check_known()
     if tf.executing_eagerly():
         line = "" if name else _program_line()
-        pending_call = submit(replace(call, name=name or default, line=line), tensors)
+        pending_call = submit_call(replace(call, name=name or default, line=line), tensors)
         return [_tensor(array) for array in wait_for_results(pending_call)]
     call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
     return graph_nodes.add_collective(call, tensors)

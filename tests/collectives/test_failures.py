@@ -14,8 +14,8 @@ from ctl.collectives.failures import LostRankError
 from ctl.errors import EXIT_RETRY
 
 
-def subclasses(kind):
-    return {kind, *(deeper for direct in kind.__subclasses__() for deeper in subclasses(direct))}
+def subclasses(base):
+    return {base, *(deeper for direct in base.__subclasses__() for deeper in subclasses(direct))}
 
 
 def error_classes():
@@ -23,18 +23,18 @@ def error_classes():
     for module in pkgutil.walk_packages(ctl.__path__, "ctl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    return [kind for kind in subclasses(tf.errors.OpError) if kind.__module__.startswith("ctl.")]
+    return [error for error in subclasses(tf.errors.OpError) if error.__module__.startswith("ctl.")]
 
 
 def test_errors_can_be_created_again_copied_and_pickled():
-    kinds = error_classes()
-    assert LostRankError in kinds
-    for kind in kinds:
-        error = kind(None, None, "rank 1 is lost", tf.errors.UNKNOWN)
-        again = kind(error.node_def, error.op, "in a layer: " + error.message, error.error_code)
-        assert str(again) == "in a layer: rank 1 is lost"
+    classes = error_classes()
+    assert LostRankError in classes
+    for error_class in classes:
+        error = error_class(None, None, "rank 1 is lost", tf.errors.UNKNOWN)
+        created = error_class(error.node_def, error.op, "in a layer: " + error.message, error.error_code)
+        assert str(created) == "in a layer: rank 1 is lost"
         for other in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
-            assert type(other) is kind and str(other) == str(error) == "rank 1 is lost"
+            assert type(other) is error_class and str(other) == str(error) == "rank 1 is lost"
 
 
 class Losing(keras.layers.Layer):

@@ -10,28 +10,30 @@ from training import command
 
 pytestmark = pytest.mark.workers
 RARER = [
-    pytest.param(place, worker, marks=pytest.mark.slow)
-    for place, worker in [("data", 1), ("trace", 1), ("build", 0), ("eval_data", 1)]
+    pytest.param(phase, worker, marks=pytest.mark.slow)
+    for phase, worker in [("data", 1), ("trace", 1), ("build", 0), ("eval_data", 1)]
 ]
 
 
 @pytest.mark.parametrize(
-    ("place", "lost"), [("build", 1), ("eval_trace", 1), ("choice", 1), ("choice", 0), *RARER]
+    ("phase", "lost"), [("build", 1), ("eval_trace", 1), ("choice", 1), ("choice", 0), *RARER]
 )
-def test_the_other_worker_can_be_retried(place, lost, tmp_path):
+def test_the_other_worker_can_be_retried(phase, lost, tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    words = command(tmp_path / "run", "--mode=train_and_eval", "--heartbeat_secs=5")
+    arguments = command(tmp_path / "run", "--mode=train_and_eval", "--heartbeat_secs=5")
     jobs, logs = [], [tmp_path / f"worker_{index}.log" for index in (0, 1)]
     try:
         for index, log in enumerate(logs):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             variables = environment(
-                TF_CONFIG=json.dumps(config), FAULTS=f"kill@{place}:{lost}", FAULTS_DIR=str(tmp_path),
+                TF_CONFIG=json.dumps(config), FAULTS=f"kill@{phase}:{lost}", FAULTS_DIR=str(tmp_path),
                 EVALUATES="1",
             )  # fmt: skip
             with log.open("wb") as file:
                 jobs.append(
-                    processes.start(words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=variables)
+                    processes.start(
+                        arguments, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=variables
+                    )
                 )
         codes = [job.wait(TIMEOUT_SECS) for job in jobs]
     finally:

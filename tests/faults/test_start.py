@@ -143,11 +143,11 @@ def test_settings_that_change_no_data_are_shown(tmp_path):
 
 @pytest.mark.parametrize("communication", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_limit_of_open_files_is_named_and_not_taken_for_a_peer_that_is_missing(communication, tmp_path):
-    places = addresses(2)
+    listed = addresses(2)
     program = str(PROGRAMS / "faulty.py")
-    words = [sys.executable, program, "--train_steps=6", f"--communication={communication}"]
-    limited = ["bash", "-c", 'ulimit -n 20; exec "$0" "$@"', *words]
-    (code, output), (other_code, other_output) = ends([start(tmp_path, i, places, limited) for i in (0, 1)])
+    arguments = [sys.executable, program, "--train_steps=6", f"--communication={communication}"]
+    limited = ["bash", "-c", 'ulimit -n 20; exec "$0" "$@"', *arguments]
+    (code, output), (other_code, other_output) = ends([start(tmp_path, i, listed, limited) for i in (0, 1)])
     assert "`ulimit -n` is 20" in output and "ulimit -n 4096" in output, output[-2000:]
     assert "waits for rank" not in output + other_output
     assert code == other_code == (0 if communication == "auto" else 2), output[-2000:]

@@ -63,8 +63,8 @@ def case_collectives_of_a_session_in_another_order_on_each_rank():
 
 def case_barriers_and_gathers_of_a_session():
     def build(i):
-        done = hvd.barrier(name=f"barrier{i}")
-        with tf.control_dependencies([done]):
+        barrier = hvd.barrier(name=f"barrier{i}")
+        with tf.control_dependencies([barrier]):
             return hvd.allgather(tf.fill([hvd.rank() + 1], i), name=f"rows{i}")
 
     graph, results = graph_of(20, build)
@@ -116,7 +116,7 @@ def case_queues_are_used_again():
 
 
 def case_functions_of_several_threads():
-    """Each waits in a function of its own; together they need more threads than there are."""
+    """Each thread waits in a separate function; together they need more threads than there are."""
     functions = [
         tf.function(lambda x, i=i: [hvd.allgather(x + j, name=f"t{i}.{j}") for j in range(5)])
         for i in range(6)
@@ -170,8 +170,8 @@ def case_nodes_are_linear_in_the_number_of_collectives():
             assert (value.numpy() == i * hvd.size()).all()
         return len(function.get_concrete_function(xs).graph.get_operations())
 
-    few, many = count_nodes(16), count_nodes(256)
-    assert many <= 16 * few and many < 9 * 256, (few, many)
+    num_nodes = [count_nodes(16), count_nodes(256)]
+    assert num_nodes[1] <= 16 * num_nodes[0] and num_nodes[1] < 9 * 256, num_nodes
 
 
 def case_gradients_are_not_registered_for_each_call():
@@ -184,7 +184,7 @@ def case_gradients_are_not_registered_for_each_call():
         def gradient():
             with tf.GradientTape(persistent=True) as tape:
                 y = [hvd.allreduce(x * float(i), op=hvd.Sum) for i in range(5)]
-            return [tape.gradient(one, x) for one in y]
+            return [tape.gradient(total, x) for total in y]
 
         for i, value in enumerate(gradient()):
             assert value.numpy().tolist() == [float(i * hvd.size())] * 2
