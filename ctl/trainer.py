@@ -295,12 +295,11 @@ class Trainer:
         if self.topology.evaluates:
             return []  # the chief writes
         formats = formats or export_lib.default_formats(self)
-        targets = export_lib.targets(self, formats)
         if directory is None:
             validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
-        served = export_lib.signatures_of(self)
         with moving_averages.in_place(self):
+            targets, served = export_lib.targets(self, formats), export_lib.signatures_of(self)
             paths = export_lib.export(targets, directory, self.topology, served)
         HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths

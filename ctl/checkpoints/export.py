@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3
+from ctl.distribute.keras_objects import attribute, is_keras3
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io import paths
@@ -53,7 +53,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
 
 def possible(model: Any) -> tuple[str, ...]:
     """The formats that `model` can be written in."""
-    keras_like = [w for w, method in _METHODS.items() if callable(getattr(model, method, None))]
+    keras_like = [w for w, method in _METHODS.items() if callable(attribute(model, method))]
     return tuple(keras_like) or (("saved_model",) if isinstance(model, tf.Module) else ())
 
 
@@ -67,13 +67,13 @@ def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
     Raises:
       UsageError: For an unknown format or model, or a format that the model cannot be written in.
     """
-    named = {n: v for n, v in vars(trainer).items() if not n.startswith("_") and possible(v)}
     found = []
     for word in parse_formats(",".join(formats)):
         name, colon, wanted = word.rpartition(":")
         name = name if colon else "model"
         model = getattr(trainer, name, None)
         if wanted not in possible(model):
+            named = {n: v for n, v in vars(trainer).items() if not n.startswith("_") and possible(v)}
             raise UsageError(f"export of {word}: {_refusal(name, model, named)}")
         found.append(Target(model, wanted, name if colon else "."))
     return found

@@ -9,9 +9,7 @@ from ctl.errors import UsageError
 from ctl.io import error_report
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-_OF_AN_INPUT = re.compile(
-    r"IteratorGetNext|Iterator::|OptionalGetValue|MultiDeviceIterator|in_user_pipeline"
-)
+_OF_AN_INPUT = re.compile(r"\{\{node \S*IteratorGetNext\w*\}\}|Error in user-defined function passed to")
 _IN_A_FUNCTION = re.compile(
     r"Error in user-defined function passed to (\w+)Dataset\S* .*?Iterator::\S+: (.*)"
 )
@@ -61,6 +59,8 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
             "(TensorFlow reports no name). Write the file again, or leave it out."
         )
     function = _IN_A_FUNCTION.search(text)
+    if function and isinstance(error, tf.errors.InvalidArgumentError):
+        return None  # raised by the user's own code
     if function:
         where = f"a function of its pipeline ({function[1].lower()}) failed"
         return UsageError(f"{method}: {where}: {function[2].rstrip('.')}.")

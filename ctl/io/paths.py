@@ -185,6 +185,7 @@ def is_lasting(error: OSError) -> bool:
 def persistently(
     act: Callable[[], T],
     pauses_secs: Sequence[float] = PAUSES_SECS,
+    *,
     is_lasting: Callable[[OSError], bool] = is_lasting,
     where: AnyPath | None = None,
 ) -> T:

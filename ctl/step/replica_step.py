@@ -66,14 +66,14 @@ class Recorder(threading.local):
         """Raises UsageError for a call within a condition, a loop or a function that the step traces."""
         if self.tracing and tf.compat.v1.get_default_graph() is not self.graph:
             raise UsageError(
-                f"{method}() is called within an `if`, a `while` or a `for` on tensors, or in a "
+                f"{method} is called within a condition or loop on tensors (`if`, `while`, `for`), or in a "
                 f"tf.function of the step's own; expected a call in every step. {fix}"
             )
 
     def minimize(self, update: gradient_path.Update, how: gradient_path.Gradients) -> None:
         """Applies the update now, or keeps it until the step is over."""
         self.check_graph(
-            "minimize",
+            "minimize()",
             "Write self.minimize(loss, tape, when=step % 2 == 0) in place of `if step % 2 == 0: ...`.",
         )
         update.even, update.in_program = self.even, self.in_program
@@ -94,7 +94,9 @@ class Recorder(threading.local):
         """Keeps a number until the step returns. Raises UsageError for what it cannot keep."""
         if not self.tracing:
             raise UsageError(f"log({name!r}) within a tf.function that is no step; call it outside.")
-        self.check_graph("log", "Log the value in every step, e.g. tf.where(condition, value, 0.0).")
+        self.check_graph(
+            f"log({name!r})", "Log the value in every step, e.g. tf.where(condition, value, 0.0)."
+        )
         if not isinstance(name, str) or not name or name in self.logged:
             raise UsageError(
                 f"log() got the name {name!r}; expected a text that the step has not logged yet."

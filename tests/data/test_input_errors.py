@@ -14,7 +14,6 @@ CASES = {
     "late": r"damaged file: corrupted record at byte \d{4,}",
     "numpy": r"\(\) cannot read its data: .*No such file or directory: '.*nope\.npy'",
     "image": r"a function of its pipeline \(map\) failed: .*nope\.png; No such file",
-    "parse": r"a function of its pipeline \(map\) failed: .*Feature: x .*required",
 }
 
 
@@ -39,9 +38,6 @@ def source(kind, directory):
     data = tf.data.TFRecordDataset(str(path))
     if kind == "image":
         return data.map(lambda _: tf.strings.length(tf.io.read_file(f"{directory}/nope.png")))
-    if kind == "parse":
-        features = {"x": tf.io.FixedLenFeature([8], tf.float32)}
-        return data.map(lambda row: tf.io.parse_single_example(row, features)["x"])
     return data.map(lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [8]))
 
 
@@ -65,6 +61,16 @@ def test_data_that_cannot_be_read_are_one_sentence(kind, method, tmp_path):
     with pytest.raises(ctl.UsageError, match=f"{method}.*{CASES[kind]}") as raised:
         trainer.train(300 // BATCH) if method == "train_data" else trainer.evaluate()
     assert "\n" not in str(raised.value) and raised.value.exit_code == 2
+
+
+def test_an_assertion_of_the_user_in_a_step_is_left_as_it_is():
+    class Asserting(Small):
+        def eval_step(self, batch):
+            tf.debugging.assert_less(batch[0], -1e9)
+            return super().eval_step(batch)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        Asserting("module", strategy="default", writers=[]).evaluate()
 
 
 def test_the_user_s_own_errors_are_left_as_they_are():
