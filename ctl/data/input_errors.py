@@ -13,6 +13,7 @@ _OF_AN_INPUT = re.compile(r"\{\{node \S*IteratorGetNext\w*\}\}|Error in user-def
 _IN_A_FUNCTION = re.compile(
     r"Error in user-defined function passed to (\w+)Dataset\S* .*?Iterator::\S+: (.*)"
 )
+_PYTHON_ERROR = re.compile(r"\w+(Error|Exception)\b")
 _NO_MATCH = re.compile(r"No files matched pattern: ([^'\"]*)")
 _CORRUPT = re.compile(r"(corrupted|truncated) record at (\d+)")
 
@@ -59,7 +60,8 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
             "(TensorFlow reports no name). Write the file again, or leave it out."
         )
     function = _IN_A_FUNCTION.search(text)
-    if function and isinstance(error, tf.errors.InvalidArgumentError):
+    is_argument = isinstance(error, tf.errors.InvalidArgumentError)
+    if is_argument and (function or _PYTHON_ERROR.match(text)):
         return None  # raised by the user's own code
     if function:
         where = f"a function of its pipeline ({function[1].lower()}) failed"

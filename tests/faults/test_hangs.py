@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from launching import BEATS, is_alive, pid_in, wait_for
+from launching import BEATS, is_alive, pid_of, wait_for
 
 pytestmark = [
     pytest.mark.workers,
@@ -38,7 +38,7 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
         "--workers=2", "--heartbeat_timeout_secs=3", SOON,
     )  # fmt: skip
     wait_for(lambda: beats(job, 0) and beats(job, 1))
-    pids = [pid_in(job.log(i)) for i in range(2)]
+    pids = [pid_of(job, i) for i in range(2)]
     os.kill(pids[victim], signal.SIGSTOP)
     stopped = time.monotonic()
     wait_for(lambda: not any(map(is_alive, pids)))
@@ -75,7 +75,7 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
         "--workers=2", "--grace_secs=1000", SOON,
     )  # fmt: skip
     job.wait_for_logs("pid ")
-    pid = pid_in(job.log(1))
+    pid = pid_of(job, 1)
     os.kill(pid, signal.SIGSTOP)
     (job.dir / "lost").touch()
     code, err = job.end()
@@ -155,7 +155,7 @@ def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     job.start(TRAINS + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON)
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)
-    pid = pid_in(job.log(0))
+    pid = pid_of(job, 0)
     assert is_alive(pid) and not job.attempts
     os.kill(pid, signal.SIGSTOP)
     code, err = job.end()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import BEATS, TELL_SIGNALS, is_alive, pid_in, wait_for
+from launching import BEATS, TELL_SIGNALS, is_alive, pid_of, wait_for
 
 pytestmark = pytest.mark.workers
 
@@ -40,7 +40,7 @@ print(task["cluster"]["worker"])
         "--workers=2", SOON,
     )  # fmt: skip
     job.wait_for_logs("pid ")
-    pids = [pid_in(job.log(i)) for i in range(2)]
+    pids = [pid_of(job, i) for i in range(2)]
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
     wait_for(lambda: not any(map(is_alive, pids)))
@@ -323,7 +323,7 @@ def test_what_workers_have_started_ends_with_the_launcher_too(job, how):
         "--workers=2", "--grace_secs=0.5",
     )  # fmt: skip
     job.wait_for_logs("pid ")
-    pids = [pid_in(job.log(i)) for i in range(2)]
+    pids = [pid_of(job, i) for i in range(2)]
     assert all(map(is_alive, pids))
     job.process.send_signal(signal.Signals[how])
     job.end()

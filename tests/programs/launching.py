@@ -139,3 +139,9 @@ def is_alive(pid):
 
 def pid_in(text):
     return int(re.search(r"pid (\d+)", text)[1])
+
+
+def pid_of(job, name):
+    """The number after "pid" in a worker's log, once its line is complete."""
+    wait_for(lambda: re.search(r"pid \d+\s", job.log(name)))
+    return pid_in(job.log(name))

@@ -10,7 +10,7 @@ import sys
 import termios
 
 import pytest
-from launching import TELL_SIGNALS, is_alive, pid_in, read_until, wait_for
+from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
@@ -62,7 +62,7 @@ def test_a_second_signal_kills_at_once(job):
 def test_a_killed_launcher_leaves_no_worker(job):
     job.start(TELL_SIGNALS + "print('pid', os.getpid())\nwait_for(lambda: False)", "--workers=2")
     job.wait_for_logs("pid ")
-    pids = [pid_in(job.log(i)) for i in range(2)]
+    pids = [pid_of(job, i) for i in range(2)]
     assert all(map(is_alive, pids))
     job.process.kill()
     wait_for(lambda: not any(map(is_alive, pids)))
@@ -78,7 +78,7 @@ def test_what_a_worker_has_started_ends_with_it(job):
         """
     )
     assert code == 0
-    wait_for(lambda: not is_alive(pid_in(job.log(0))))
+    wait_for(lambda: not is_alive(pid_of(job, 0)))
 
 
 def test_a_worker_that_lost_its_port_starts_all_once_more_on_other_ports(job):

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from launching import TELL_SIGNALS, is_alive, pid_in, wait_for
+from launching import TELL_SIGNALS, is_alive, pid_of, wait_for
 
 pytestmark = pytest.mark.workers
 
@@ -152,7 +152,7 @@ def test_a_worker_started_again_ends_with_a_killed_launcher_too(job):
     )
     names = ("job_0", "job_1", "ps_0")
     wait_for(lambda: all("pid " in job.log(n) for n in names))
-    pids = [pid_in(job.log(n)) for n in names]
+    pids = [pid_of(job, n) for n in names]
     job.process.kill()
     wait_for(lambda: not any(map(is_alive, pids)))
 
@@ -209,7 +209,7 @@ if role != "evaluator": (here / "gone").touch()
 def test_however_the_launcher_ends_no_process_of_any_role_is_left(job, how):
     job.start("print('pid', os.getpid())\nwait_for(lambda: False)", *ALL, "--grace_secs=0.5")
     wait_for(lambda: all("pid " in job.log(n) for n in LOGS))
-    pids = [pid_in(job.log(n)) for n in LOGS]
+    pids = [pid_of(job, n) for n in LOGS]
     assert all(map(is_alive, pids))
     job.process.send_signal(signal.Signals[how])
     code, _ = job.end()
