@@ -126,6 +126,9 @@ def compute(
             f"minimize() found no gradient for any of {len(variables)} variables; expected the "
             "loss to depend on them. Compute the loss inside `with tf.GradientTape() as tape:`."
         )
+    for gradient, variable in pairs:
+        if isinstance(gradient, tf.IndexedSlices) and variable.shape.rank:  # a static shape, if it is known
+            gradient.values.set_shape([None, *variable.shape[1:]])
     kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)

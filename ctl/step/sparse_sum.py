@@ -3,9 +3,10 @@
 Each replica has another number of rows in every step, but within one graph call TensorFlow's collectives
 keep the shape of their first execution (decision 16). So rows are padded to one of a few sizes; replicas
 agree on the size of each step, and each size has a collective of its own. In that collective, a sum, each
-replica fills a slot and leaves the others zero. Where the slots would be larger than the dense table, the
-dense table is summed, and beside it how many gradients each row has: a lazy optimizer must not see rows
-that no replica had.
+replica fills a slot and leaves the others zero. Where equal rows may be merged and the slots would be
+larger than the dense table, the dense table is summed, and beside it the number of gradients of each row: a
+lazy optimizer must not get rows that no replica had. Rows that must not be merged always use slots: Adam of
+Keras 3, for example, squares each row alone, so a sum of equal rows would be another update.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import tensorflow as tf
 NO_ROW = -1  # index of a row that does not count
 _SMALLEST = 64  # rows
 _GROWTH = 4  # from one size to the next: at most so many times the rows are sent
-_UNMERGED = 16
+_MOST_ELEMENTS = 2**31 - 1  # of one collective
 _DIGIT = 1 << 20  # numbers of rows travel as floats, in two digits
 
 
@@ -72,8 +73,7 @@ class SparseSum:
     Args:
       gradients: this replica's tf.IndexedSlices; rows of index NO_ROW are left out.
       lengths: rows of each one's table.
-      merge: equal rows may be added up. Else they are not, unless there are _UNMERGED times more of them
-        than a table is worth.
+      merge: equal rows may be added up. If False, every row arrives as it was sent.
       even: a static number of rows is the same on all replicas.
     """
 
@@ -95,7 +95,7 @@ class SparseSum:
             sum(lengths),
             self._rows.values.shape[1],
             replicas,
-            worth=1 if merge else _UNMERGED,
+            merge=merge,
         )
         if merge and len(self._ways) > 1:
             self._rows = _merged(self._rows)
@@ -206,19 +206,28 @@ def _merged(rows: _Rows) -> _Rows:
     return _Rows(indices, tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices)))
 
 
-def _ways(known: int | None, length: int, width: int, replicas: int, worth: int) -> list[Any]:
-    """How rows may be sent, from the smallest number of rows to any; one, if their number is `known`.
+def _ways(known: int | None, length: int, width: int, replicas: int, *, merge: bool) -> list[Any]:
+    """Returns the ways to send rows, in increasing order of size; one way if their number is `known`.
 
-    Slots may be `worth` times as large as the table.
+    The last way takes any number of rows: the dense table if rows may be merged, else the largest slots
+    that one collective can carry.
     """
-    largest = worth * length * (width + 1) / (replicas * (width + 2))  # rows
+    if not merge:
+        most = _MOST_ELEMENTS // (replicas * (width + 2))
+        return [_Slots(size, replicas) for size in ([known] if known is not None else _sizes(most))]
+    largest = length * (width + 1) / (replicas * (width + 2))  # rows; more cost more than the table
     if known is not None:
         return [_Slots(known, replicas) if known < largest else _Table(length)]
-    slots, size = [], _SMALLEST
+    return [*(_Slots(size, replicas) for size in _sizes(largest)), _Table(length)]
+
+
+def _sizes(largest: float) -> list[int]:
+    """Returns the sizes of slots below `largest` (rows)."""
+    sizes, size = [], _SMALLEST
     while size < largest:
-        slots.append(_Slots(size, replicas))
+        sizes.append(size)
         size *= _GROWTH
-    return [*slots, _Table(length)]
+    return sizes
 
 
 def _switch(choice: Any, branches: list) -> Any:

@@ -3,9 +3,9 @@
     python tests/benchmarks/hvd.py --rounds=5
     python tests/benchmarks/hvd.py --rounds=3 --horovod=PATH/bin/python --ranks=3
 
-Each round runs all sides, one after the other, as processes on loopback; printed are medians over
-rounds of the medians over calls, and ratios: below 1 where ours is faster. --horovod names a Python that
-can import `horovod.tensorflow`. Without one, the last column divides the ratio to TensorFlow by
+Each round runs all sides, one after the other, as processes on loopback. The table shows medians over
+rounds of the medians over calls, their ratios, which are below 1 where ours is faster, and in brackets the
+smallest and the largest ratio of one round. --horovod names a Python that can import `horovod.tensorflow`. Without one, the last column divides the ratio to TensorFlow by
 what Horovod 0.28.1 (with Gloo) was measured at beside the same collectives on another machine: an estimate.
 --busy keeps all cores busy with other processes meanwhile.
 """
@@ -58,10 +58,7 @@ def main():
         for _ in range(flags.rounds):
             for side, found in rounds.items():
                 found.append(run(side, flags))
-    report({
-        side: {k: statistics.median(one[k] for one in found) for k in found[0]}
-        for side, found in rounds.items()
-    })  # fmt: skip
+    report(rounds)
 
 
 @contextlib.contextmanager
@@ -94,20 +91,30 @@ def run(side, flags):
         return json.loads(out.read_text())
 
 
-def report(sides):
-    """Milliseconds of each side, and ours divided by the others'."""
-    mine, theirs = sides["ours"], {side: found for side, found in sides.items() if side != "ours"}
-    estimates = "tensorflow" in theirs and "horovod" not in theirs
-    heads = [f"{side + ' ms':>14} {'ours/':>7}" for side in theirs]
+def report(rounds):
+    """Prints the milliseconds of each side, and the ratios of ours to the other sides."""
+    medians = {
+        side: {case: statistics.median(one[case] for one in found) for case in found[0]}
+        for side, found in rounds.items()
+    }
+    peers = [side for side in rounds if side != "ours"]
+    estimates = peers == ["tensorflow"]
+    heads = [f"{side + ' ms':>14} {'ours/ (spread)':>21}" for side in peers]
     print(f"{'case':28} {'ours ms':>9}", *heads, *(["  est. ours/Horovod"] if estimates else []))
-    for case, ms in mine.items():
+    for case, ms in medians["ours"].items():
         cells = [f"{case:28} {ms:9.2f}"]
-        for found in theirs.values():
-            other = found.get(case)
-            cells.append(" " * 22 if other is None else f"{other:14.2f} {ms / other:7.2f}")
+        for side in peers:
+            other_ms = medians[side].get(case)
+            if other_ms is None:
+                cells.append(" " * 36)
+                continue
+            pairs = zip(rounds["ours"], rounds[side], strict=True)
+            ratios = sorted(ours[case] / theirs[case] for ours, theirs in pairs)
+            spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            cells.append(f"{other_ms:14.2f} {ms / other_ms:5.2f} {spread:>15}")
         if estimates and case in RECORDED:
             horovod_ms, ring_ms = RECORDED[case]
-            cells.append(f"{ms / theirs['tensorflow'][case] / (horovod_ms / ring_ms):18.2f}")
+            cells.append(f"{ms / medians['tensorflow'][case] / (horovod_ms / ring_ms):18.2f}")
         print(*cells)
 
 
@@ -136,8 +143,11 @@ def horovod(module, sizes):
     hvd = importlib.import_module(module)
     import tensorflow as tf
 
+    start = time.perf_counter()
     hvd.init()
-    figures = {}
+    figures = {"hvd.init": 1e3 * (time.perf_counter() - start)}
+    hvd.allreduce(tf.ones([1]))
+    figures["init and first all-reduce"] = 1e3 * (time.perf_counter() - start)
     for kb in sizes:
         x = tf.ones([kb * 256])
         for words, op in (("eager", hvd.Sum), ("eager, Average", hvd.Average)):
@@ -151,6 +161,14 @@ def horovod(module, sizes):
     grouped = tf.function(lambda ts: hvd.grouped_allreduce(ts, op=hvd.Sum))
     figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
     figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
+    figures["100 x 4 KB grouped, eager"] = timed(
+        lambda: hvd.grouped_allreduce(many, op=hvd.Sum), **calls_of(20)
+    )
+    for kb in (1024, 16384):
+        x = tf.ones([kb * 256])
+        figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), **calls_of(repeats(kb)))
+    variables = [tf.Variable(tf.ones([128, 128])) for _ in range(20)]
+    figures["20 variables broadcast"] = timed(lambda: hvd.broadcast_variables(variables, 0), **calls_of(20))
     for name in ("none", "fp16"):
         compression = getattr(hvd.Compression, name)
 

@@ -178,3 +178,79 @@ def test_fit_with_an_embedding_and_short_batches_is_that_of_keras(two_replicas):
     data = tf.data.Dataset.from_tensor_slices((words, tags)).batch(8)
     found = ctl.fit(mine, data, epochs=4, verbose=0)
     np.testing.assert_allclose(found.history["loss"], expected.history["loss"], atol=1e-5)
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+# 256 rows a batch for a table of 3 rows: as a dense table they would be much less to send
+LABELS = np.random.default_rng(0).integers(0, 3, (1000, 1))
+TARGETS = np.float32(LABELS + np.random.default_rng(1).normal(size=(1000, 4)))
+
+
+def small_table(optimizer):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((1,)), keras.layers.Embedding(3, 4), keras.layers.Flatten()]
+    model = keras.Sequential(layers)
+    model.compile(OPTIMIZERS[optimizer](), "mse")
+    return model
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["static", "unknown"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fit_updates_a_small_table_as_keras_does(two_replicas, optimizer, known):
+    count = 768 if known else 1000
+    arrays = LABELS[:count], TARGETS[:count]
+    how = {"epochs": 5, "shuffle": False, "verbose": 0}
+    expected = small_table(optimizer).fit(*arrays, batch_size=256, **how)
+    with two_replicas.scope():
+        model = small_table(optimizer)
+    if known:
+        found = ctl.fit(model, *arrays, batch_size=256, **how)
+    else:
+        found = ctl.fit(model, tf.data.Dataset.from_tensor_slices(arrays).batch(256), epochs=5, verbose=0)
+    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("merge_rows", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, optimizer, merge_rows):
+    """A table smaller and one larger than its rows, in batches whose size is known and unknown."""
+
+    class Tables(ctl.Trainer):
+        def build(self):
+            start = np.random.default_rng(0).normal(size=[3000, 2]).astype(np.float32)
+            self.model = tf.Module()
+            self.model.tables = [tf.Variable(start[:3]), tf.Variable(start)]
+            self.optimizer = OPTIMIZERS[optimizer]()
+            self.optimizer.build(self.model.tables)
+            self.gradients = ctl.Gradients(merge_rows=merge_rows)
+
+        def train_data(self, batch_size):
+            words = np.random.default_rng(1).integers(0, 3, [8 * batch_size - 10, 4])
+            if self.is_static:
+                return ctl.from_arrays(words[: 7 * batch_size], batch_size, shuffle=False)
+            return tf.data.Dataset.from_tensor_slices(words).batch(batch_size)
+
+        def train_step(self, words):
+            with tf.GradientTape() as tape:
+                rows = [
+                    tf.nn.embedding_lookup(t, words * f)
+                    for t, f in zip(self.model.tables, (1, 900), strict=True)
+                ]
+                scores = {"loss": tf.add_n([tf.reduce_sum((r - 1.0) ** 2, axis=[1, 2]) for r in rows])}
+                loss = self.average(scores["loss"])
+            self.minimize(loss, tape)
+            return scores
+
+    for is_static in (True, False):
+        found = []
+        for strategy in ("default", two_replicas):
+            trainer = Tables(strategy=strategy, global_batch_size=64, **NO_SAVE)
+            trainer.is_static = is_static
+            trainer.train(7)
+            found.append([t.numpy() for t in trainer.model.tables])
+        assert_equal(*found, atol=2e-6)
