@@ -54,6 +54,8 @@ _NAMES = {
     "example_numbers": "ctl.data.arrays",
     "fit": "ctl.keras.fit",
     "from_arrays": "ctl.data.arrays",
+    "predict": "ctl.keras.fit",
+    "synchronize_batch_norm": "ctl.keras.batch_norm",
     "make_strategy": "ctl.distribute.strategies",
     "run": "ctl.app",
     "scale_learning_rate": "ctl.step.gradients",
@@ -105,7 +107,8 @@ if TYPE_CHECKING:
         Stopped,
         UsageError,
     )
-    from ctl.keras.fit import History, evaluate, fit
+    from ctl.keras.batch_norm import synchronize_batch_norm
+    from ctl.keras.fit import History, evaluate, fit, predict
     from ctl.keras.trainer import KerasTrainer
     from ctl.metrics.console import ConsoleWriter
     from ctl.metrics.figures import Audio, Matrix, PrCurve

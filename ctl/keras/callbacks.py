@@ -20,7 +20,7 @@ from ctl.keras.own_steps import has_own
 from ctl.keras.trainer import KerasTrainer
 from ctl.training import validation
 
-NOT_OF_KERAS = {"steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate"}
+_NOT_OF_KERAS = ("steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate")
 _REFUSED = {  # why, and what to write
     "BackupAndRestore": "its backup lacks the place in the data; write "
     "checkpoints=ctl.BackupCheckpoints(backup_dir)",
@@ -242,6 +242,11 @@ def _is_of_keras(callback: Any, *names: str) -> bool:
     return any(c.__name__ in names and c.__module__.startswith("keras.") for c in type(callback).__mro__)
 
 
+def is_metric_of_keras(name: str) -> bool:
+    """Returns False for the metrics that ctl adds, such as "gradient_norm/critic_optimizer"."""
+    return not name.startswith(_NOT_OF_KERAS)
+
+
 def _of_keras(values: Mapping[str, float]) -> dict[str, float]:
-    """Without what ctl adds to the numbers of Keras."""
-    return {name: value for name, value in values.items() if name.split("/")[0] not in NOT_OF_KERAS}
+    """Returns the metrics of Keras."""
+    return {name: value for name, value in values.items() if is_metric_of_keras(name)}

@@ -8,9 +8,9 @@ from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.keras.callbacks import (
-    NOT_OF_KERAS,
     BatchCallbackTrainer,
     KerasCallbacks,
+    is_metric_of_keras,
     is_of_batches,
     sorted_callbacks,
 )
@@ -61,7 +61,7 @@ class History:
         if not prefix and epoch not in self.epoch:
             self.epoch.append(epoch)
         for name, value in values.items():
-            if name.split("/")[0] not in NOT_OF_KERAS:
+            if is_metric_of_keras(name):
                 self.history.setdefault(prefix + name, []).append(value)
 
     def take(self, epochs: Sequence[int], logs: Mapping[str, Sequence[float]]) -> None:
@@ -104,6 +104,8 @@ def fit(
     writers: Sequence[MetricWriter] | None = None,
     seed: int = 0,
     save_every_steps: int | None = None,
+    own_step: str | None = None,
+    sync_batch_norm: bool = False,
 ) -> History:
     """Trains a compiled Keras 3 model, made in the scope of its strategy; every worker calls it alike.
 
@@ -117,6 +119,9 @@ def fit(
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints, writers: where states and metrics go; by default model_dir, and the console.
       save_every_steps: steps between checkpoints; None: once an epoch.
+      own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several replicas,
+        where its losses are means over the batch; see docs/keras.md.
+      sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
     """
     shown_by, (ours, theirs) = _writers(writers, verbose, model_dir), sorted_callbacks(callbacks, model)
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
@@ -129,6 +134,8 @@ def fit(
         seed=seed,
         validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
         class_weight=class_weight,
+        own_step=own_step,
+        sync_batch_norm=sync_batch_norm,
         model_dir=model_dir,
         global_batch_size=source.batch_size,
         evaluate_ema=False,  # as Model.fit, see _finished

@@ -1,11 +1,37 @@
-"""A model's own `train_step` and `test_step`: called as Keras's loop does, on one replica."""
+"""A model's own `train_step` and `test_step`: called as Keras's loop calls them.
+
+On several replicas every replica calls the step with its part of the batch (`own_step="mean"`). The losses
+are means over a replica's examples, so gradients, values and updates of `Mean` metrics are averaged over
+replicas in proportion to their examples.
+"""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute.keras_objects import layers_of
 from ctl.errors import UsageError
+from ctl.keras.replaced_methods import replaced
+from ctl.keras.step_logs import StepLogs
+from ctl.step import finiteness
+from ctl.step.gradients import Update, new_update
+from ctl.step.keras_losses import GlobalMeans, undivided_means
+from ctl.step.keras_metrics import across_replicas
+from ctl.step.optimizers import WITHOUT_SUM
+
+OWN_STEP_MEAN = "mean"
+
+
+class _Thread(threading.local):
+    """The means over replicas of the step that this thread traces; None: one replica."""
+
+    means: "ReplicaMeans | None" = None
+
+
+_thread = _Thread()
 
 
 def has_own(model: Any, method: str) -> bool:
@@ -13,67 +39,171 @@ def has_own(model: Any, method: str) -> bool:
     return not getattr(getattr(type(model), method, None), "__module__", "keras.").startswith("keras.")
 
 
-@tf.autograph.experimental.do_not_convert
-def call_own_step(method: Any, data: Any, metrics: Sequence[Any]) -> dict[str, Any]:
-    """Calls `train_step` or `test_step`; what it returns, as values of a step.
+def own_methods(model: Any) -> list[str]:
+    """Returns the overridden methods that decide how a model is trained and evaluated."""
+    return [m for m in ("train_step", "test_step", "compute_loss") if has_own(model, m)]
 
-    A metric that the step has updated stands for the numbers of its name; other numbers are averaged.
+
+class ReplicaMeans:
+    """Means over replicas in proportion to their examples, while one replica's step is traced.
+
+    Args:
+      means: counts of examples of this replica and of all of them.
+      minimize: (update) -> None, sums the gradients over replicas and applies them.
+      empty: true where this replica has no example; None: never.
+      local_workers: number of workers that make steps of their own; 0: gradients are summed.
+      optimizers: of the model, by name; "" is the name of `model.optimizer`.
     """
-    with _updates(metrics) as updated:
-        logs = method(data)
-    if not isinstance(logs, Mapping):
+
+    def __init__(
+        self,
+        means: GlobalMeans,
+        minimize: Callable[[Update], None],
+        empty: Any,
+        local_workers: int,
+        optimizers: Mapping[str, Any],
+    ):
+        self._minimize, self._empty, self._local_workers = minimize, empty, local_workers
+        self.optimizers = [o for o in optimizers.values() if o is not None]
+        self._labels = {id(optimizer): name for name, optimizer in optimizers.items()}
+        self.share = tf.convert_to_tensor(means.share_of_rows(tf.constant(1.0)))  # of the global batch
+
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Applies the mean of the gradients over replicas; variables without a gradient stay."""
+        factor = self.share * self._local_workers if self._local_workers else self.share
+        scaled = [
+            (_times(gradient, factor), variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+        if not scaled:
+            raise UsageError(
+                f"{type(optimizer).__name__}.apply got no gradient for any of {len(variables)} variables; "
+                "expected a loss that depends on them."
+            )
+        flag = finiteness.flag_of(tf.constant(0.0))
+        update = new_update(scaled, optimizer, flag, self._empty, bool(self._local_workers))
+        update.label = self._labels.get(id(optimizer), "")
+        self._minimize(update)
+
+
+def _times(gradient: Any, factor: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+@tf.autograph.experimental.do_not_convert
+def call_own_step(
+    method: Any, data: Any, logs: StepLogs, means: ReplicaMeans | None = None
+) -> dict[str, Any]:
+    """Calls `train_step` or `test_step` and returns its values by name.
+
+    Args:
+      logs: converts the dictionary that the method returns.
+      means: on several replicas, the means over them.
+    """
+    if means is None:
+        values = logs.of(lambda: method(data))
+    else:
+        with _averaged(method.__self__, means):
+            values = logs.of(lambda: method(data), means.share)
+    if values is None:
         raise UsageError(
-            f"{method.__qualname__} returned {type(logs).__name__}; expected a dictionary from names to "
+            f"{method.__qualname__} did not return a dictionary; expected a dictionary from names to "
             "numbers, e.g. {m.name: m.result() for m in self.metrics}."
         )
-    values = dict(_flat(logs))
-    found = {}
-    for metric in metrics:
-        if id(metric) not in updated:
-            continue
-        result = metric.result()
-        names = set(result) if isinstance(result, Mapping) else {metric.name}
-        if names <= set(values):
-            found[metric.name] = metric
-            values = {name: value for name, value in values.items() if name not in names}
-    return {**values, **found}
+    return values
 
 
 @contextlib.contextmanager
-def _updates(metrics: Sequence[Any]) -> Iterator[set[int]]:
-    """The ids of the metrics that are updated within the block."""
-    seen: set[int] = set()
-
-    def noted(metric: Any) -> Any:
-        update = metric.update_state
-
-        def update_state(*args: Any, **kwargs: Any) -> Any:
-            seen.add(id(metric))
-            return update(*args, **kwargs)
-
-        return update_state
-
-    for metric in metrics:
-        object.__setattr__(metric, "update_state", noted(metric))
+def _averaged(model: Any, means: ReplicaMeans) -> Iterator[None]:
+    """Within the block, optimizers and `Mean` metrics average over replicas."""
+    before, _thread.means = _thread.means, means
     try:
-        yield seen
+        with (
+            undivided_means(),
+            replaced(means.optimizers, "apply", _apply_mean),
+            replaced(filter(_is_mean, model.metrics), "update_state", _update_mean),
+        ):
+            yield
     finally:
-        for metric in metrics:
-            object.__delattr__(metric, "update_state")
+        _thread.means = before
 
 
-def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in logs.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value)
-        else:
-            yield name, value
+def _apply_mean(optimizer: Any, apply: Callable) -> Callable:
+    @functools.wraps(apply)
+    def apply_mean(gradients: Any, trainable_variables: Any = None) -> None:
+        if _thread.means is None:
+            return apply(gradients, trainable_variables)
+        if trainable_variables is None:
+            trainable_variables = optimizer._trainable_variables
+        return _thread.means.apply(optimizer, list(gradients), list(trainable_variables))
+
+    setattr(apply_mean, WITHOUT_SUM, apply)
+    return apply_mean
 
 
-def build_by_tracing(model: Any, data: Any) -> None:
-    """Makes the variables of a model, its metrics and its optimizers: traces the step, and runs nothing."""
-    step = tf.function(lambda batch: call_own_step(model.train_step, batch, ()), autograph=False)
-    step.get_concrete_function(data)
+def _is_mean(metric: Any) -> bool:
+    """True for a `Mean`, which takes values as they are, as opposed to targets and predictions."""
+    update_state = type(metric).update_state
+    return update_state.__qualname__ == "Mean.update_state" and update_state.__module__.startswith("keras.")
+
+
+def _update_mean(metric: Any, update_state: Callable) -> Callable:
+    @functools.wraps(update_state)
+    def update_mean(values: Any, sample_weight: Any = None) -> Any:
+        if _thread.means is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = _thread.means.share
+        return update_state(values, sample_weight=sample_weight)
+
+    return update_mean
+
+
+def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) -> None:
+    """Creates the variables of a model, its metrics and its optimizers by a trace of its step.
+
+    Args:
+      data: an example batch, as `train_step` gets it on one replica.
+
+    Raises UsageError on several replicas for layers whose variables only the step would create.
+    """
+    replicas = strategy.num_replicas_in_sync
+
+    def step(batch: Any) -> None:
+        model.train_step(batch)
+
+    if replicas == 1:
+        tf.function(step, autograph=False).get_concrete_function(data)
+        return
+    if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # else none is written
+        model._symbolic_build(data_batch=data)  # does nothing where all is built
+    optimizers = [o for o in (model.optimizer, *own_optimizers(model).values()) if o is not None]
+
+    def on_replicas(batch: Any) -> None:
+        strategy.run(step, (batch,))
+
+    with replaced(optimizers, "apply", functools.partial(_build_only, strategy)):
+        try:
+            tf.function(on_replicas, autograph=False).get_concrete_function(data)
+        except Exception as e:
+            unbuilt = [layer for layer in layers_of(model)[1:] if not layer.built]
+            if not unbuilt:
+                raise
+            raise UsageError(
+                f"the layer {unbuilt[0].name!r} of {type(model).__name__} has no variables yet, and a step "
+                f"on {replicas} replicas cannot create them. Begin its model with keras.Input(shape), or "
+                "call build(shape) before training."
+            ) from e
+
+
+def _build_only(strategy: Any, optimizer: Any, _: Callable) -> Callable:
+    def build(gradients: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None and not optimizer.built:
+            across_replicas(strategy, lambda: optimizer.build(list(trainable_variables)))
+
+    return build
 
 
 def own_optimizers(model: Any) -> dict[str, Any]:
@@ -85,13 +215,21 @@ def own_optimizers(model: Any) -> dict[str, Any]:
     }
 
 
-def check_one_replica(model: Any, replicas: int) -> None:
-    """Raises UsageError for own steps on several replicas."""
-    own = [m for m in ("train_step", "test_step") if has_own(model, m)]
-    if own:
+def check_own_step(value: str | None) -> None:
+    """Raises UsageError for what is no way to run own steps on several replicas."""
+    if value not in (None, OWN_STEP_MEAN):
         raise UsageError(
-            f"{type(model).__name__} has a {' and a '.join(own)} of its own, which trains on one replica; "
-            f"here are {replicas}. Its loss would be a mean over one replica's rows, and the sum of their "
-            "gradients depends on how rows are shared. Write a ctl.Trainer with that step: self.average "
-            "for the mean, self.minimize for the update."
+            f"own_step is {value!r}; expected {OWN_STEP_MEAN!r}, for a step whose loss is a mean over the "
+            "batch, or None."
+        )
+
+
+def check_several_replicas(model: Any, replicas: int, own_step: str | None) -> None:
+    """Raises UsageError for own steps on several replicas whose losses are of an unknown kind."""
+    if own_step is None and (own := own_methods(model)):
+        raise UsageError(
+            f"{type(model).__name__} has its own {' and '.join(own)}, and the strategy has {replicas} "
+            "replicas, which each get a part of the batch. If its losses are means over the batch, write "
+            'ctl.fit(..., own_step="mean"): gradients and values are then averaged over replicas. '
+            "Otherwise write a ctl.Trainer with that step, or train on one device."
         )

@@ -8,26 +8,32 @@ The loss, its weights, the metrics and the optimizer are those the model was com
 the data, the checkpoints and the writers are ours.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3
+from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import own_steps
-from ctl.keras.own_steps import has_own
+from ctl.keras.batch_norm import synchronize_batch_norm
+from ctl.keras.own_steps import ReplicaMeans, has_own
+from ctl.keras.step_logs import StepLogs
 from ctl.step import update_lock
 from ctl.step.gradients import Gradients
-from ctl.step.keras_losses import GlobalMeans
+from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.trainer import Trainer
+
+_log = logging.getLogger("ctl")
 
 
 class KerasTrainer(Trainer):
     """Trains a compiled Keras 3 model; `fit` makes one, a binary can hand it to `ctl.run`.
 
-    On one replica a model's own `train_step` and `test_step` are called. Its gradients do not go through
-    `minimize`: nobody checks that they are finite. Numbers that it returns without a metric are averaged.
+    A model's own `train_step` and `test_step` are called, on several replicas with `own_step="mean"`. On
+    one replica the gradients of such a step do not go through `minimize`, so they are not checked. The
+    values that it returns are reported as Keras does: results of metrics, else the newest value.
 
     >>> ctl.KerasTrainer(build_and_compile_model, train=(x, y), strategy="auto").train(1000)
 
@@ -42,48 +48,65 @@ class KerasTrainer(Trainer):
         train: Any,
         validation: Any = None,
         class_weight: Mapping[int, float] | None = None,
+        own_step: str | None = None,
+        sync_batch_norm: bool = False,
         **options: Any,
     ):
-        """Keeps and checks.
+        """Validates and stores the arguments.
 
         Args:
           model: a compiled model, made inside the strategy's scope; or a function that returns one,
             which is called there.
           train, validation: datasets of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in
-            such tuples; or functions of the global batch size that return these.
+            such tuples; or functions of the global batch size that return these. `train` is None for a
+            trainer that only evaluates or predicts.
           class_weight: label -> weight of its examples in the loss and the weighted metrics.
+          own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several
+            replicas, as one whose losses are means over the batch.
+          sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
           options: of `ctl.Trainer`. The strategy is the one the model was made under, unless given.
         """
         if not _is_model(model) and not callable(model):
             raise UsageError(f"model is {model!r}; expected a compiled Keras model, or a function.")
+        own_steps.check_own_step(own_step)
         if _is_model(model):
-            check_model(model)
+            check_model(model, trains=train is not None)
             options.setdefault("strategy", model.distribute_strategy)
         super().__init__(**options)
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
         self._warned = True  # of batches smaller than what `average` divides by: Keras divides by rows
         self._class_weight = None if class_weight is None else class_weights(class_weight)
+        self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
+        self._step_logs: dict[str, StepLogs] = {}
+        self._has_warned_of_losses = False
         self.metrics: list[Any] = []
         self.optimizers: dict[str, Any] = {}
 
     def build(self) -> None:
         """The compiled model, its optimizer and its metrics, all with their variables."""
         self.model = self._make_model()
-        check_model(self.model)
-        if self.jit_compile == "off" and self.model.get_compile_config().get("jit_compile") is True:
+        check_model(self.model, trains=self._data["train"] is not None)
+        if self.jit_compile == "off" and _compile_argument(self.model, "jit_compile") is True:
             self.jit_compile = "step"
-        if self.topology.num_replicas > 1:
-            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off")
+        replicas = self.topology.num_replicas
+        if replicas > 1:
+            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off", self._own_step)
+        if self._sync_batch_norm:
+            synchronize_batch_norm(self.model)
+        batch = self._example_batch()
         if has_own(self.model, "train_step"):
-            own_steps.build_by_tracing(
-                self.model, self._for_own_step(self._first_batch(), self._class_weight)
-            )
+            if self._data["train"] is not None:
+                data = self._for_own_step(batch, self._class_weight)
+                own_steps.build_by_tracing(self.model, data, self.strategy)
+                self.model.built = True  # as far as the step needs it
             self.optimizers = own_steps.own_optimizers(self.model)
-        else:
-            _build_for(self.model, self._first_batch())
-        self._check_loss()
-        self.optimizer = self.model.optimizer
+            self._check_own_evaluation()
+        elif batch is not None:
+            _build_for(self.model, batch)
+        optimizer, trains = self.model.optimizer, self._data["train"] is not None
+        is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
+        self.optimizer = None if is_unused else optimizer
         self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
         self.metrics = list(self.model.metrics)
 
@@ -93,22 +116,20 @@ class KerasTrainer(Trainer):
     def eval_data(self, batch_size: int) -> Any:
         return _of(self._data["validation"], batch_size)
 
-    def _check_loss(self) -> None:
-        """Raises UsageError if Keras's own steps have no loss."""
-        if self.model._compile_loss is not None or self.model.losses:
+    def _check_own_evaluation(self) -> None:
+        """Raises UsageError if a model with its own train_step has no loss to evaluate."""
+        model, has_loss = self.model, self.model._compile_loss is not None or self.model.losses
+        if has_loss or has_own(model, "compute_loss") or has_own(model, "test_step"):
             return
-        if not has_own(self.model, "train_step"):
-            raise UsageError("the model was compiled without a loss; give compile(loss=...).")
-        if self._data["validation"] is not None and not has_own(self.model, "test_step"):
+        if self._data["validation"] is not None:
             raise UsageError(
-                f"{type(self.model).__name__} has a train_step of its own and was compiled without a loss, "
-                "so it cannot be evaluated. Write a test_step too, or leave the validation data out."
+                f"{type(model).__name__} has its own train_step and was compiled without a loss, so it "
+                "cannot be evaluated. Write a test_step too, or leave the validation data out."
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if has_own(self.model, "train_step"):
-            data = self._for_own_step(batch, self._class_weight)
-            return own_steps.call_own_step(self.model.train_step, data, self.metrics)
+        if self._calls("train_step"):
+            return self._call_own("train_step", batch, self._class_weight)
         x, y, weight = _unpacked(batch, self._class_weight)
         with tf.GradientTape() as tape, self._global_means(batch) as means:
             predicted = _call(self.model, x, training=True)
@@ -117,13 +138,31 @@ class KerasTrainer(Trainer):
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        if has_own(self.model, "test_step"):
-            return own_steps.call_own_step(self.model.test_step, self._for_own_step(batch), self.metrics)
+        if self._calls("test_step"):
+            return self._call_own("test_step", batch, None)
         x, y, weight = _unpacked(batch, None)
         with self._global_means(batch) as means:
             predicted = _call(self.model, x, training=False)
             loss = self._total_loss(means, x, y, predicted, weight, training=False)
         return self._counted(batch, means, x, y, predicted, weight, loss)
+
+    def _calls(self, method: str) -> bool:
+        """Whether the method of the model is called, instead of the steps of this class."""
+        several = self.topology.num_replicas > 1
+        return has_own(self.model, method) or (several and has_own(self.model, "compute_loss"))
+
+    @tf.autograph.experimental.do_not_convert
+    def _call_own(self, method: str, batch: Any, weight_of: Callable | None) -> dict[str, Any]:
+        data, known, means = self._for_own_step(batch, weight_of), self._recorder, None
+        logs = self._step_logs.setdefault(method, StepLogs(lambda: self.model.metrics, self.strategy))
+        if self.topology.num_replicas > 1:
+            known.averaged = True
+            with self._global_means(batch) as counts:
+                means = ReplicaMeans(
+                    counts, lambda update: known.minimize(update, self.gradients), known.empty,
+                    known.local_workers, {"": self.model.optimizer, **self.optimizers},
+                )  # fmt: skip
+        return own_steps.call_own_step(getattr(self.model, method), data, logs, means)
 
     @tf.autograph.experimental.do_not_convert
     def _for_own_step(self, batch: Any, weight_of: Callable | None = None) -> Any:
@@ -144,8 +183,15 @@ class KerasTrainer(Trainer):
         """This replica's share of the loss; what layers add counts by the rows it comes from."""
         self._recorder.averaged = True
         model = self.model
+        if model._compile_loss is None and not model.losses and not has_own(model, "compute_loss"):
+            raise UsageError(
+                f"{type(model).__name__} was compiled without a loss, and no layer calls add_loss. Write "
+                "compile(loss=...), or a compute_loss in the class of the model."
+            )
         if self.topology.num_replicas == 1:
             return model._compute_loss(x, y, predicted, weight, training=training)
+        if training:
+            self._warn_of_added_losses()
         # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
         added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
         loss = model._compile_loss(y, predicted, weight) if model._compile_loss else None
@@ -163,24 +209,44 @@ class KerasTrainer(Trainer):
             self.model.compute_metrics(x, y, predicted, sample_weight=weight)
         return {m.name: m for m in self.metrics}
 
-    def _first_batch(self) -> Any:
-        """Something of the shapes of a batch."""
+    def _warn_of_added_losses(self) -> None:
+        """Names the layers that call `add_loss`, once on the chief."""
+        names = [layer.name for layer in layers_of(self.model) if getattr(layer, "_losses", None)]
+        if names and self.topology.is_chief and not self._has_warned_of_losses:
+            self._has_warned_of_losses = True
+            _log.warning(
+                "Losses that the layers %s add are taken as means over the examples of a replica. On %d "
+                "replicas a loss that is a sum over examples would be too small: divide it by the number "
+                "of examples, or train on one device.",
+                ", ".join(map(repr, names)),
+                self.topology.num_replicas,
+            )
+
+    def _example_batch(self) -> Any:
+        """A batch with the shapes that one replica gets; None without data."""
+        rows = -(-self.global_batch_size // self.topology.num_replicas)
         source = self.train_data(self.global_batch_size)
+        if source is None:
+            source = self.eval_data(self.global_batch_size)
+        if source is None:
+            return None
         if isinstance(source, tf.data.Dataset):
             specs = tf.nest.flatten(source.element_spec)
-            if all(s.shape.rank and None not in s.shape[1:] for s in specs):
+            if all(isinstance(s, tf.TensorSpec) and _is_known(s.shape[1:]) for s in specs):
+                one = self.topology.num_replicas == 1
                 return tf.nest.map_structure(
-                    lambda s: tf.zeros([1, *s.shape[1:]], s.dtype), source.element_spec
+                    lambda s: tf.zeros([s.shape[0] if one and s.shape[0] else rows, *s.shape[1:]], s.dtype),
+                    source.element_spec,
                 )
             for batch in source.take(1):
                 return batch
             raise UsageError("the training data is empty; expected at least one batch.")
         arrays = getattr(source, "_arrays", source)
-        return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:1]), arrays)
+        return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:rows]), arrays)
 
 
-def check_model(model: Any) -> None:
-    """Raises UsageError for what is no compiled Keras 3 model, or trains in a way of its own."""
+def check_model(model: Any, *, trains: bool = True) -> None:
+    """Raises UsageError for what is no compiled Keras 3 model, or cannot be trained if it `trains`."""
     if not is_keras3(model):
         raise UsageError(
             f"model is a {type(model).__module__}.{type(model).__name__}; expected a Keras 3 model. "
@@ -191,30 +257,35 @@ def check_model(model: Any) -> None:
             "the model is not compiled. Call model.compile(optimizer=..., loss=...) first, inside the "
             "strategy's scope."
         )
-    if model.optimizer is None and not has_own(model, "train_step"):
+    if trains and model.optimizer is None and not has_own(model, "train_step"):
         raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
     if model.run_eagerly:
         raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
 
 
-def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
+def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool, own_step: str | None) -> None:
     replicas = strategy.num_replicas_in_sync
-    own_steps.check_one_replica(model, replicas)
+    own_steps.check_several_replicas(model, replicas, own_step)
     if getattr(model, "_distribute_strategy", strategy) is not strategy:
         raise UsageError(
             "the model was made outside the strategy's scope. Make and compile it under `with "
             "strategy.scope():`, or give a function that makes it."
-        )
-    if not type(model).compute_loss.__module__.startswith("keras."):
-        raise UsageError(
-            f"{type(model).__name__} has a compute_loss of its own, whose mean over a global batch on "
-            f"{replicas} replicas is unknown. Write a ctl.Trainer and use self.average there."
         )
     if jit_compile:
         raise UsageError(
             f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
             "replicas, which XLA cannot do. Compile it without, or train on one device."
         )
+
+
+def _compile_argument(model: Any, name: str) -> Any:
+    """Returns an argument of `Model.compile` as it was given; the objects need not be serializable."""
+    given = getattr(model, "_compile_config", None)
+    return getattr(given, "config", {}).get(name)
+
+
+def _is_known(shape: Any) -> bool:
+    return shape.rank is not None and shape.is_fully_defined()
 
 
 def _is_model(thing: Any) -> bool:
@@ -230,13 +301,15 @@ def _build_for(model: Any, batch: Any) -> None:
     """Makes every variable of model, metrics and optimizer, before anything is traced."""
     x, y, weight = _unpacked(batch, None)
     model._symbolic_build(data_batch=(x, y) if weight is None else (x, y, weight))
-    if not model.optimizer.built:
+    if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 @tf.autograph.experimental.do_not_convert
 def _call(model: Any, x: Any, training: bool) -> Any:
-    return model(x, training=training) if model._call_has_training_arg else model(x)
+    """Calls the model; loss objects inside of it return means over this replica's examples."""
+    with undivided_means():
+        return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -129,11 +129,17 @@ def compute(
     for gradient, variable in pairs:
         if isinstance(gradient, tf.IndexedSlices) and variable.shape.rank:  # a static shape, if it is known
             gradient.values.set_shape([None, *variable.shape[1:]])
-    kept = [*(g for g, _ in pairs), finiteness.flag_of(loss)]
+    return new_update(pairs, optimizer, finiteness.flag_of(loss), empty, bool(local_workers))
+
+
+def new_update(
+    pairs: Sequence[tuple[Any, Any]], optimizer: Any, loss_flag: Any, empty: Any = None, local: bool = False
+) -> Update:
+    """Returns the update of pairs (gradient, variable) of this replica; see `compute` for `empty`."""
+    kept = [*(g for g, _ in pairs), loss_flag]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
-    own = [v for _, v in pairs]
-    return Update(kept, own, optimizer, may_be_empty=empty is not None, local=bool(local_workers))
+    return Update(kept, [v for _, v in pairs], optimizer, may_be_empty=empty is not None, local=local)
 
 
 def _zeros(gradient: Any) -> Any:

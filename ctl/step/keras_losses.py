@@ -6,10 +6,12 @@ In a user's step such a call is refused (`refuse_division`). For compiled models
 called by Keras, `GlobalMeans` makes of it the replica's share of the mean over the global batch.
 """
 
+import contextlib
 import functools
 import logging
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +23,7 @@ _MODULE = "keras.src.losses.loss"
 class _InThisThread(threading.local):
     replicas = 1  # how many, while a step is traced that must not call a loss object
     means: "GlobalMeans | None" = None
+    undivided = False  # within `undivided_means`
 
 
 _state = _InThisThread()
@@ -35,6 +38,17 @@ def refuse_division(num_replicas: int) -> None:
 def allow_division() -> None:
     """Ends `refuse_division`."""
     _state.replicas = 1
+
+
+@contextlib.contextmanager
+def undivided_means() -> Iterator[None]:
+    """Within the block a loss object returns the mean over this replica's examples, as on one device."""
+    _install()
+    before, _state.undivided = _state.undivided, True
+    try:
+        yield
+    finally:
+        _state.undivided = before
 
 
 class GlobalMeans:
@@ -171,8 +185,9 @@ def _install() -> None:
         dtype: Any = None,
     ) -> Any:
         whole = reduction not in (None, "none")
-        if _state.means is None or not whole:
-            if _state.replicas > 1 and whole and reduction != "sum" and values.shape.rank != 0:
+        if _state.means is None or _state.undivided or not whole:
+            divides = whole and reduction != "sum" and values.shape.rank != 0
+            if _state.replicas > 1 and divides and not _state.undivided:
                 _refuse()
             return reduce(values, sample_weight, mask, reduction, dtype)
         values = tf.cast(values, dtype or values.dtype)
@@ -183,9 +198,15 @@ def _install() -> None:
     module.reduce_weighted_values = reduce_weighted_values
     unscale = getattr(module, "unscale_loss_for_distribution", None)
     if unscale is not None:
-        module.unscale_loss_for_distribution = lambda value: (
-            unscale(value) if _state.means is None else _state.means.mean_of_share(value)
-        )
+        module.unscale_loss_for_distribution = functools.partial(_unscaled, unscale)
+        scale = module.scale_loss_for_distribution
+        module.scale_loss_for_distribution = lambda value: value if _state.undivided else scale(value)
+
+
+def _unscaled(unscale: Any, value: Any) -> Any:
+    if _state.undivided:
+        return value
+    return unscale(value) if _state.means is None else _state.means.mean_of_share(value)
 
 
 def _refuse() -> None:

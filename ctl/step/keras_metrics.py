@@ -107,13 +107,13 @@ def _built_first(metric: Any, strategy: tf.distribute.Strategy) -> Callable[...,
             given = dict(zip(names, args, strict=False)) | named
             used = [given[n] for n in ("y_true", "y_pred") if n in given] or list(given.values())[:1]
             shapes = [tf.convert_to_tensor(value).shape for value in used]
-            _across_replicas(strategy, functools.partial(metric._build, *shapes[-wanted:]))
+            across_replicas(strategy, functools.partial(metric._build, *shapes[-wanted:]))
         return update_state(*args, **named)
 
     return built_first
 
 
-def _across_replicas(strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
+def across_replicas(strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
     """Makes variables once for all replicas, outside the graph; in replica context."""
 
     def made(_: Any = None) -> None:

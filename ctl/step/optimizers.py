@@ -15,6 +15,8 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
 
+WITHOUT_SUM = "without_sum"  # attribute of an `apply` that sums: the `apply` of the optimizer's class
+
 
 def scale_of(optimizer: Any) -> Any:
     """What the loss is to be multiplied by before its gradient, a float32 scalar; None for nothing."""
@@ -39,7 +41,8 @@ def apply_without_sum(optimizer: Any, gradients: list, variables: list) -> None:
     """Applies gradients that were summed over replicas, still scaled by `scale_of`."""
     if is_keras3(optimizer):
         with _keras3_summed_already(optimizer) as overwrite_steps:
-            optimizer.apply(gradients, variables)
+            apply = getattr(optimizer.apply, WITHOUT_SUM, optimizer.apply)
+            apply(gradients, variables)
         if overwrite_steps:
             _overwrite_by_average(
                 getattr(optimizer, "inner_optimizer", optimizer), variables, overwrite_steps

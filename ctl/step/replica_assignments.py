@@ -33,6 +33,17 @@ _KERAS_SUM = (
     'replicas would be added up. Write keras.Variable(..., aggregation="sum", '
     'synchronization="on_read"), or use a Keras metric.'
 )
+_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
+_UNSYNCHRONIZED = (
+    "the layer {0!r} would normalize the examples of each of {1} replicas by themselves, so the model would "
+    "be trained with other numbers than on one device. Write BatchNormalization(synchronized=True), or "
+    "call ctl.synchronize_batch_norm(model) in build(), or write ctl.fit(..., sync_batch_norm=True): the "
+    "layer is the same on one device."
+)
+_MASKED = (
+    "the layer {0!r} normalizes inputs with a mask, which Keras does by itself on each of {1} replicas, also "
+    "with synchronized=True. Use keras.layers.LayerNormalization, or train on one device."
+)
 _install_lock = threading.Lock()
 
 
@@ -93,12 +104,25 @@ def _install() -> None:
 def _check(variable: Any, value: Any) -> None:
     if _state.num_replicas == 1:
         return
+    _check_normalization()
     if variable.aggregation == tf.VariableAggregation.NONE and not (
         _is_made_of_variables(value, variable) or _is_called_by(_TRUSTED_MODULES)
     ):
         raise UsageError(_NO_AGGREGATION.format(_described(variable), _state.num_replicas))
     if variable.aggregation == tf.VariableAggregation.SUM and _is_called_by(_KERAS_VARIABLES, "assign_"):
         raise UsageError(_KERAS_SUM.format(_described(variable), _state.num_replicas))
+
+
+def _check_normalization() -> None:
+    """Raises UsageError if a BatchNormalization assigns statistics of one replica's examples."""
+    frame = _calling_frame((_NORMALIZATION,), "call")
+    layer = None if frame is None else frame.f_locals.get("self")
+    if frame is None or layer is None:
+        return
+    if not getattr(layer, "synchronized", True):
+        raise UsageError(_UNSYNCHRONIZED.format(layer.name, _state.num_replicas))
+    if frame.f_locals.get("mask") is not None:
+        raise UsageError(_MASKED.format(layer.name, _state.num_replicas))
 
 
 def _is_made_of_variables(value: Any, variable: Any) -> bool:
@@ -131,10 +155,15 @@ def _described(variable: Any) -> str:
 
 def _is_called_by(modules: tuple[str, ...], function: str = "") -> bool:
     """Returns True if a frame of the stack is in one of `modules`, in a function with that prefix."""
+    return _calling_frame(modules, function) is not None
+
+
+def _calling_frame(modules: tuple[str, ...], function: str = "") -> Any:
+    """Returns the innermost frame in one of `modules` and in a function with that prefix, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         name, code = frame.f_globals.get("__name__", ""), frame.f_code
         if name.startswith(modules) and code.co_name.startswith(function):
-            return True
+            return frame
         frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return None

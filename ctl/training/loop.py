@@ -198,6 +198,7 @@ class TrainLoop:
             marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
             limits = [e - step for e in marks if e is not None]
             asked = 1 if profiles else max(1, self._next_length(step, limits))
+            self.interval.begin_steps()
             before = self.interval.sums()
             with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
                 ran = self._profile() if profiles else self._run(asked, timed=not traced)

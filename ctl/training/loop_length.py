@@ -92,6 +92,11 @@ class Interval:
         self.timed_steps = 0
         self.arrays: dict[str, np.ndarray] = {}  # metrics of rank >= 1, read with the newest `means`
 
+    def begin_steps(self) -> None:
+        """Resets the metrics before the first step of an interval, as a callback may have used them."""
+        if not self.steps:
+            keras_metrics.reset(self._totals.metrics.values())
+
     def ran(self, steps: int, secs: float | None) -> None:
         """Counts a loop; `secs` None for one that also compiled."""
         self.steps += steps

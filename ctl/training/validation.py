@@ -349,17 +349,23 @@ def _outside(name: str) -> str:
 
 
 def _batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
-    """Keras 3's moving statistics drift apart per replica, without an error, unless synchronised."""
-    if trainer.strategy.num_replicas_in_sync == 1:
+    """Raises UsageError for layers that normalize each replica by itself, where no trace can tell.
+
+    Under the other strategies the trace shows whether the statistics of a layer change; see
+    `replica_assignments`.
+    """
+    word = strategies.word_of(trainer.strategy)
+    if trainer.strategy.num_replicas_in_sync == 1 or word in ("mirrored", "multi_worker"):
         return
     for thing in owned.values():
         for layer in layers_of(thing):
-            drifts = is_keras3(layer) and not getattr(layer, "synchronized", True)
-            if type(layer).__name__ == "BatchNormalization" and drifts and layer.trainable:
+            is_alone = is_keras3(layer) and not getattr(layer, "synchronized", True)
+            if type(layer).__name__ == "BatchNormalization" and is_alone and layer.trainable:
                 raise UsageError(
-                    f"The layer {layer.name!r} would keep other moving statistics on each of "
-                    f"{trainer.strategy.num_replicas_in_sync} replicas. Write "
-                    "BatchNormalization(synchronized=True), which is the same on one replica."
+                    f"the layer {layer.name!r} would normalize the examples of each of "
+                    f"{trainer.strategy.num_replicas_in_sync} replicas by themselves. Write "
+                    "BatchNormalization(synchronized=True), or call ctl.synchronize_batch_norm(model) in "
+                    "build(): the layer is the same on one device."
                 )
 
 

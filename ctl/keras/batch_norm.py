@@ -1,0 +1,28 @@
+"""BatchNormalization over all replicas.
+
+Keras 3 normalizes each replica's examples by themselves, so on several replicas a model is trained with
+other numbers than on one device. `synchronized=True` computes mean and variance over all replicas.
+"""
+
+from typing import Any
+
+from ctl.distribute.keras_objects import is_keras3, layers_of
+from ctl.errors import UsageError
+
+
+def synchronize_batch_norm(model: Any) -> int:
+    """Sets `synchronized` on every BatchNormalization layer of a Keras 3 model; returns their number.
+
+    Call it before the model is traced: in `build`, or before `ctl.fit`. Works for layers inside of other
+    models, such as those of `keras.applications`. Weights, names and saved files stay the same. Raises
+    UsageError for what is no model of Keras 3.
+
+    >>> self.model = keras.applications.MobileNetV2(weights=None)
+    >>> ctl.synchronize_batch_norm(self.model)
+    """
+    if not is_keras3(model) or not layers_of(model):
+        raise UsageError(f"model is a {type(model).__name__}; expected a Keras 3 model or layer.")
+    layers = [layer for layer in layers_of(model) if type(layer).__name__ == "BatchNormalization"]
+    for layer in layers:
+        layer.synchronized = True
+    return len(layers)
