@@ -120,8 +120,8 @@ class Trainer:
         self._writers = writers
         self._session: Session | None = None
         self._recorder = Recorder()
-        self._warned = False
-        self._eval_is_known = False
+        self._warned = self._eval_is_known = False
+        self._rows_may_vary = False  # of batches on one replica: their number divides no loss
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
     __repr__ = run_metadata.one_line

@@ -50,6 +50,10 @@ class ArrayData:
         """Applies `function` to batches `[b, ...]`, like `tf.data.Dataset.map` after `batch`."""
         return self._copy(functions=(*self._functions, function))
 
+    def first_rows(self, count: int) -> Any:
+        """Returns the first `count` examples as tensors, without the functions of `map`."""
+        return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:count]), self._arrays)
+
     def in_order(self) -> "ArrayData":
         """The same examples without shuffling."""
         return self._copy(shuffle=False)

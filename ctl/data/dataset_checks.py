@@ -36,7 +36,7 @@ def check_dataset(
             )
         if global_batch_size and shape[0] not in (None, global_batch_size):
             element = tuple_of(dataset.element_spec)
-            if not _is_batched(dataset):
+            if not is_batched(dataset):
                 raise UsageError(
                     f"{name} is not batched: its elements are {element}; expected global batches of "
                     f"{global_batch_size} rows. Write dataset.batch(batch_size)."
@@ -48,7 +48,7 @@ def check_dataset(
             )
 
 
-def _is_batched(dataset: tf.data.Dataset) -> bool:
+def is_batched(dataset: tf.data.Dataset) -> bool:
     """Returns True if a part of the pipeline makes batches, or its source appears to."""
     if any("Batch" in type(part).__name__ for part in made_of(dataset)):
         return True

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import input_errors, passes, resume_position, row_windows, sharding
+from ctl.data import dataset_checks, input_errors, passes, resume_position, row_windows, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
 from ctl.data.batches import Batches, Cut, counted, device_of, from_replica_batches, prefetched
-from ctl.data.dataset_checks import check_dataset
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
 TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
+UNEQUAL_ROWS = "the components of a batch have unequal numbers of rows"
 
 
 def open_train_data(
@@ -41,6 +41,7 @@ def open_train_data(
     position: resume_position.SavedIterator | None = None,
     resumable: bool = True,
     batches_per_pass: int | None = None,
+    rows_may_vary: bool = False,
     indexed: bool = False,
 ) -> Batches:
     """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
@@ -49,7 +50,8 @@ def open_train_data(
     compiled loop itself.
 
     Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
-    Raises UsageError for anything that is not batches of `global_batch_size`.
+    Raises UsageError for anything that is not batches of `global_batch_size`, which on one replica
+    counts steps only if `rows_may_vary`.
     """
     # a job that goes on may have any number of workers
     check_batch_size(global_batch_size, topology, whole=not start_examples)
@@ -63,11 +65,15 @@ def open_train_data(
         row_windows.refuse("only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset")
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, topology, start_examples)
-    check_dataset(source, "train_data", global_batch_size, topology)
+    rows_may_vary &= topology.num_replicas == 1
+    dataset_checks.check_dataset(
+        source, "train_data", None if rows_may_vary else global_batch_size, topology
+    )
     how = "skip" if position is None else "iterator"
-    source = resume_position.checked_dataset(source, how, is_chief=topology.is_chief, resumable=resumable)
+    warns = topology.is_chief and (resumable or topology.num_workers > 1)
+    source = resume_position.checked_dataset(source, how, warns=warns, resumable=resumable)
     where = source, strategy, topology, global_batch_size
-    return _open_dataset(*where, start_examples, epochs, position, batches_per_pass)
+    return _open_dataset(*where, start_examples, epochs, position, batches_per_pass, rows_may_vary)
 
 
 def _open_dataset(
@@ -79,6 +85,7 @@ def _open_dataset(
     epochs: float | None,
     position: resume_position.SavedIterator | None,
     known: int | None,
+    rows_may_vary: bool,
 ) -> Batches:
     count = cardinality(source)
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -94,7 +101,7 @@ def _open_dataset(
             return passes.open_passes(
                 source,
                 lambda part, skip: _open_part(
-                    part, strategy, topology, global_batch_size, skip, None, None
+                    part, strategy, topology, global_batch_size, skip, None, None, rows_may_vary
                 ),
                 number=number,
                 skipped=skipped,
@@ -106,7 +113,8 @@ def _open_dataset(
         steps = math.ceil(epochs * count)
         # a saved iterator knows how often its data are repeated: a longer run needs the same number
         source = source.repeat(math.ceil(epochs) if position is None else resume_position.MOST_PASSES)
-    opened = _open_part(source, strategy, topology, global_batch_size, skipped, steps, position)
+    where = source, strategy, topology, global_batch_size
+    opened = _open_part(*where, skipped, steps, position, rows_may_vary)
     return dataclasses.replace(opened, steps_per_epoch=count, description=description)
 
 
@@ -118,10 +126,12 @@ def _open_part(
     skipped: int,
     steps: int | None,
     position: resume_position.SavedIterator | None,
+    rows_may_vary: bool,
 ) -> Batches:
     """Opens a dataset that ends after `steps` steps in all, or at a time that nobody knows, or never."""
     endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    dataset = rows_checked(source, global_batch_size)
+    most_rows = None if rows_may_vary else global_batch_size
+    dataset = rows_checked(source, most_rows, num_replicas=topology.num_replicas)
     if steps is not None:
         steps = max(0, steps - skipped)
     if position is None:
@@ -163,15 +173,16 @@ def open_eval_data(
         source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
-    check_dataset(source, "eval_data", None, None if is_known else topology)
+    dataset_checks.check_dataset(source, "eval_data", None, None if is_known else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
     count = None if sharding.by_tensorflow(source, topology) else cardinality(source)
+    checked = rows_checked(source, None, num_replicas=topology.num_replicas)
     return Batches(
-        iterator=_iterator(source, strategy, topology),
+        iterator=_iterator(checked, strategy, topology),
         steps=count,
         ends_unknown=count is None,
         steps_per_epoch=count,
@@ -298,18 +309,32 @@ def as_source(source: Any, name: str, batch_size: int, shuffle: bool) -> Any:
     )
 
 
-def rows_checked(dataset: tf.data.Dataset, global_batch_size: int) -> tf.data.Dataset:
-    """Where the batch size is only known when batches come, one that is too large is an error."""
-    if isinstance(num_rows(dataset.element_spec), int):
+def rows_checked(
+    dataset: tf.data.Dataset, most_rows: int | None, *, num_replicas: int = 1
+) -> tf.data.Dataset:
+    """Returns the dataset with checks of rows that are not static, which raise as a batch is read.
+
+    No batch may have more than `most_rows` rows (None: any number). On several replicas, which each get
+    some of the rows of every component, all components have the same number.
+    """
+    components = tf.nest.flatten(dataset.element_spec)
+    static = [num_rows(spec) for spec in components]
+    checks_most = most_rows is not None and not isinstance(static[0], int)
+    checks_equal = num_replicas > 1 and (None in static or len(set(static)) > 1)
+    if not checks_most and not checks_equal:
         return dataset
 
     @tf.autograph.experimental.do_not_convert
     def check(*batch: Any) -> Any:
-        rows = num_rows(_one(batch))
-        message = f"{TOO_MANY_ROWS} {global_batch_size}"
-        most = tf.constant(global_batch_size, tf.int64)
-        fits = tf.debugging.assert_less_equal(tf.cast(rows, tf.int64), most, message)
-        with tf.control_dependencies([fits]):
+        counts = [tf.cast(num_rows(part), tf.int64) for part in tf.nest.flatten(_one(batch))]
+        checks = []
+        if checks_most:
+            message, most = f"{TOO_MANY_ROWS} {most_rows}", tf.constant(most_rows, tf.int64)
+            checks.append(tf.debugging.assert_less_equal(counts[0], most, message))
+        if checks_equal and len(counts) > 1:
+            message = f"{UNEQUAL_ROWS} ({dataset_checks.tuple_of(dataset.element_spec)})"
+            checks.append(tf.debugging.assert_equal(tf.stack(counts[1:]), counts[0], message))
+        with tf.control_dependencies(checks):
             return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
 
     options = dataset.options()

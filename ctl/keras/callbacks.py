@@ -32,6 +32,7 @@ _REFUSED = {  # why, and what to write
 }
 _WRITES_FILES = ("CSVLogger", "RemoteMonitor")
 _OF_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_OF_PREDICT_BATCHES = ("on_predict_batch_begin", "on_predict_batch_end")
 _OF_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 
 
@@ -188,15 +189,18 @@ class BatchCallbackTrainer(KerasTrainer):
         return self._session.callbacks.carry_out(step, [decision])
 
 
-def sorted_callbacks(given: Any, model: Any) -> tuple[list[Callback], list[Any]]:
-    """Those of ctl, and those of Keras; raises UsageError for others, with what to write instead."""
+def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple[list[Callback], list[Any]]:
+    """Returns the callbacks of ctl and those of Keras.
+
+    Raises UsageError for others, and for those of test batches if there is an evaluation.
+    """
     ours: list[Callback] = []
     theirs: list[Any] = []
     for callback in given if isinstance(given, (list, tuple)) else [given] if given else []:
         if is_callback(callback):
             ours.append(callback)
         elif _is_of_keras(callback, "Callback"):
-            _check(callback, model)
+            _check(callback, model, evaluates)
             theirs.append(callback)
         else:
             raise UsageError(
@@ -206,6 +210,28 @@ def sorted_callbacks(given: Any, model: Any) -> tuple[list[Callback], list[Any]]
     return ours, theirs
 
 
+def callback_list(given: Any, model: Any) -> Any:
+    """Returns a `keras.callbacks.CallbackList` for an evaluation or predictions outside of a training.
+
+    Raises UsageError for callbacks that it cannot call.
+    """
+    from keras import callbacks as keras_callbacks
+
+    ours, theirs = sorted_callbacks(given, model)
+    if ours:
+        raise UsageError(
+            f"callbacks has a {type(ours[0]).__name__}, which follows a training; expected Keras callbacks "
+            "with on_test_begin, on_test_end, on_predict_begin or on_predict_end."
+        )
+    for callback in theirs:
+        if _overrides(callback, _OF_PREDICT_BATCHES):
+            raise UsageError(
+                f"{type(callback).__name__} has on_predict_batch_begin or on_predict_batch_end, which are "
+                "not called here. Use on_predict_begin and on_predict_end, or call model.predict."
+            )
+    return keras_callbacks.CallbackList(theirs, model=model)
+
+
 def is_of_batches(callback: Any) -> bool:
     """Whether a Keras callback has something to do at each batch."""
     if getattr(callback, "save_freq", None) == "epoch" and _is_of_keras(callback, "ModelCheckpoint"):
@@ -213,7 +239,7 @@ def is_of_batches(callback: Any) -> bool:
     return _overrides(callback, _OF_BATCHES)
 
 
-def _check(callback: Any, model: Any) -> None:
+def _check(callback: Any, model: Any, evaluates: bool) -> None:
     name = type(callback).__name__
     refused = {n: why for n, why in _REFUSED.items() if _is_of_keras(callback, n)}
     if has_own(model, "train_step"):  # whose gradients nobody checks
@@ -226,7 +252,7 @@ def _check(callback: Any, model: Any) -> None:
         )
     if _is_of_keras(callback, "CallbackList"):
         raise UsageError("callbacks is a CallbackList; expected a list of the callbacks themselves.")
-    if _overrides(callback, _OF_TEST_BATCHES):
+    if evaluates and _overrides(callback, _OF_TEST_BATCHES):
         raise UsageError(
             f"{name} has on_test_batch_begin or on_test_batch_end, and an evaluation runs many batches in "
             "one graph call. Use on_test_begin and on_test_end, or write a ctl.Trainer with an eval_step."

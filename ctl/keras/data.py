@@ -1,17 +1,21 @@
 """What `ctl.fit` and `ctl.evaluate` are given as data: arrays, datasets, PyDatasets and generators."""
 
 import inspect
+import logging
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from ctl.data import dataset_checks
 from ctl.data.arrays import ArrayData, from_arrays
 from ctl.data.dataset_traits import made_of
+from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import python_batches
 from ctl.keras.python_batches import Generated, generated_batches, is_generator, is_py_dataset
 
+_log = logging.getLogger("ctl")
 _EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a generator"
 
 
@@ -25,7 +29,14 @@ class Epochs(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Arrays or batches, what validation_split takes off, the global batch size, steps of an epoch."""
+    """Training data of `ctl.fit`.
+
+    Attributes:
+      data: arrays, a dataset, a PyDataset or `Generated` batches.
+      rest: arrays that `validation_split` takes off the end, or None.
+      batch_size: examples of a global batch.
+      steps: steps of an epoch.
+    """
 
     data: Any
     rest: Any
@@ -58,6 +69,7 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
                 "validation_split go with arrays."
             )
         return (generated_batches(x) if is_generator(x) else x), None
+    x, y, weight = (tf.nest.map_structure(_as_text, part) for part in (x, y, weight))
     if x is None or not all(hasattr(a, "shape") for a in tf.nest.flatten(x)):
         raise UsageError(f"x is a {type(x).__name__}; expected {_EXPECTED}.{_hint(x)}")
     arrays = tuple(a for a in (x, y, weight) if a is not None)
@@ -68,6 +80,15 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     count = tf.nest.flatten(arrays)[0].shape[0]
     at = math.floor(count * (1.0 - split))
     return _cut(arrays, 0, at), _cut(arrays, at, count)
+
+
+def single_pass(x: Any, y: Any, weight: Any, batch_size: int | None, steps: int | None) -> Source:
+    """Returns one pass over x, y and weights, or `steps` batches of it, for one evaluation."""
+    source = training_source((x, y, weight), 0.0, batch_size, steps or 1)
+    if isinstance(source.data, Generated):
+        data = source.data.dataset
+        return source._replace(data=data if steps is None else data.take(steps))
+    return source._replace(data=validation_source(source.data, source.batch_size, steps))
 
 
 def _called(x: Any) -> str:
@@ -82,6 +103,15 @@ def _hint(x: Any) -> str:
     return ""
 
 
+def _as_text(array: Any) -> Any:
+    """Returns an array of Python texts, as pandas gives them, with the dtype of strings."""
+    is_of_objects = isinstance(array, np.ndarray) and array.dtype == object and array.size
+    if not is_of_objects or not all(isinstance(text, (str, bytes)) for text in array.flat):
+        return array
+    encoded = [text.encode() if isinstance(text, str) else text for text in array.flat]
+    return np.array(encoded).reshape(array.shape)
+
+
 def _cut(arrays: Any, low: int, high: int) -> Any:
     return tf.nest.map_structure(lambda a: a[low:high], arrays)
 
@@ -90,7 +120,9 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
     if not isinstance(source, (tf.data.Dataset, Generated)) and not is_py_dataset(source):
         return 32 if batch_size is None else positive("batch_size", batch_size)
     if batch_size is not None:
-        raise UsageError("x is a dataset of batches; leave batch_size out.")
+        _log.warning("batch_size=%s is ignored: x has batches of its own.", batch_size)
+    if isinstance(source, tf.data.Dataset):
+        _check_batched(source)
     if isinstance(source, Generated):
         return source.rows
     if is_py_dataset(source):
@@ -107,6 +139,36 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
         if first.shape.rank:
             return int(tf.shape(first)[0])
     raise UsageError("x is an empty dataset, or not batched; expected dataset.batch(n).")
+
+
+def _check_batched(dataset: tf.data.Dataset) -> None:
+    """Raises UsageError for single examples in memory, as opposed to batches."""
+    slices = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
+    if slices and not dataset_checks.is_batched(dataset):
+        raise UsageError(
+            f"x is not batched: its elements are {dataset_checks.tuple_of(dataset.element_spec)}. Write "
+            "dataset.batch(batch_size)."
+        )
+
+
+def check_equal_rows(data: Any, replicas: int) -> None:
+    """Raises UsageError on several replicas if inputs and targets of a batch have unequal rows.
+
+    Rows that are not static are checked as batches are read.
+    """
+    if replicas == 1 or not isinstance(data, tf.data.Dataset):
+        return
+    specs = tf.nest.flatten(data.element_spec)
+    rows = [spec.shape[0] if spec.shape.rank else None for spec in specs]
+    if None in rows and not any("Batch" in type(part).__name__ for part in made_of(data)):
+        rows = [num_rows(part) for batch in data.take(1) for part in tf.nest.flatten(batch)]
+    known = {int(n) for n in rows if n is not None}
+    if len(known) > 1:
+        raise UsageError(
+            f"inputs and targets of a batch have {', '.join(map(str, sorted(known)))} rows, and each of "
+            f"{replicas} replicas gets its part of the rows of both. Train on one device, or make batches "
+            "with one row per example, e.g. with padded_batch."
+        )
 
 
 def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
@@ -160,6 +222,7 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
     if isinstance(data, tf.data.Dataset):
         return data if steps is None else data.take(steps)
     arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
+    arrays = tf.nest.map_structure(_as_text, arrays)
     if steps is not None:
         arrays = _cut(arrays, 0, steps * batch_size)
     return from_arrays(arrays, batch_size, shuffle=False)

@@ -10,11 +10,22 @@ from ctl.errors import UsageError
 from ctl.keras.callbacks import (
     BatchCallbackTrainer,
     KerasCallbacks,
+    callback_list,
     is_metric_of_keras,
     is_of_batches,
     sorted_callbacks,
 )
-from ctl.keras.data import Epochs, positive, repeated, training_source, validation_source
+from ctl.keras.data import (
+    Epochs,
+    check_equal_rows,
+    positive,
+    repeated,
+    single_pass,
+    training_source,
+    validation_source,
+)
+from ctl.keras.keras_words import in_keras_words
+from ctl.keras.predictor import KerasPredictor
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.console_text import short_number
@@ -80,6 +91,7 @@ class History:
         return f"History({epochs}{': ' if newest else ''}{newest})"
 
 
+@in_keras_words()
 def fit(
     model: Any,
     x: Any = None,
@@ -123,9 +135,11 @@ def fit(
         where its losses are means over the batch; see docs/keras.md.
       sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
     """
-    shown_by, (ours, theirs) = _writers(writers, verbose, model_dir), sorted_callbacks(callbacks, model)
+    shown_by = _writers(writers, verbose, model_dir)
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
     data = source.rest if validation_data is None else validation_data
+    ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
+    check_equal_rows(source.data, _replicas_of(model))
     every = positive("validation_freq", validation_freq) * (data is not None)
     plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
     trainer = (BatchCallbackTrainer if any(map(is_of_batches, theirs)) else KerasTrainer)(
@@ -153,6 +167,8 @@ def _trained(
     trainer: KerasTrainer, model: Any, plan: Epochs, callbacks: Sequence[Any], params: Mapping[str, Any]
 ) -> History:
     """Trains, and calls the callbacks of Keras."""
+    if trainer.topology.num_workers > 1:
+        _refuse_evaluation_of_keras(model)
     params = {**params, "steps": plan.steps}
     history = History(model, params)
     history.starts(plan.steps, plan.first, plan.evaluate_every)
@@ -180,6 +196,18 @@ def _trained(
     return history
 
 
+def _refuse_evaluation_of_keras(model: Any) -> None:
+    """Makes `model.evaluate` an error, as Keras cannot sum its results over workers."""
+
+    def evaluate(*_: Any, **__: Any) -> None:
+        raise UsageError(
+            "model.evaluate returns one value per replica on several workers. Call ctl.evaluate(model, x, "
+            "y) with the same arguments, on every worker."
+        )
+
+    object.__setattr__(model, "evaluate", evaluate)
+
+
 def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:
     """Everything once an epoch, but evaluations as planned."""
     steps = plan.steps
@@ -201,24 +229,89 @@ def _finished(trainer: KerasTrainer) -> None:
         model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
+@in_keras_words()
 def evaluate(
     model: Any,
     x: Any = None,
     y: Any = None,
-    *,
     batch_size: int | None = None,
+    verbose: Any = "auto",
     sample_weight: Any = None,
     steps: int | None = None,
-) -> dict[str, float]:
-    """The loss and metrics of a compiled Keras 3 model; every example counts once on all workers.
+    callbacks: Any = None,
+    return_dict: bool = True,
+    *,
+    own_step: str | None = None,
+) -> Any:
+    """Returns the loss and metrics of a compiled Keras 3 model; every worker calls it alike.
 
-    The arguments are those of `Model.evaluate(..., return_dict=True)`.
+    The arguments are those of `Model.evaluate`, except that `return_dict` is True by default. x may be
+    arrays, a dataset, a PyDataset or a generator of *global* batches. Every example counts once.
+
+    Args:
+      verbose: 0 prints nothing, else the chief prints one line.
+      callbacks: Keras callbacks; `on_test_begin` and `on_test_end` are called, methods of batches refused.
+      return_dict: False returns a list in the order of `Model.evaluate`, or the loss alone.
+      own_step: "mean" runs a model's own `test_step` or `compute_loss` on several replicas.
+
+    Raises UsageError before any work.
     """
-    source = training_source((x, y, sample_weight), 0.0, batch_size, steps or 1)
-    data = validation_source(x if source.is_generator else source.data, source.batch_size, steps)
-    return KerasTrainer(
-        model, train=data, validation=data, global_batch_size=source.batch_size, writers=[]
-    ).evaluate()
+    check_verbose(verbose)
+    source = single_pass(x, y, sample_weight, batch_size, steps)
+    caller = callback_list(callbacks, model)
+    size = _divisible(source.batch_size, model)
+    trainer = KerasTrainer(
+        model, train=None, validation=source.data, global_batch_size=size, own_step=own_step, writers=[]
+    )
+    caller.on_test_begin()
+    values = dict(trainer.evaluate())
+    caller.on_test_end(values)
+    if verbose and trainer.topology.is_chief:
+        print("evaluation: " + ", ".join(f"{n} {short_number(v)}" for n, v in values.items()), flush=True)
+    if return_dict:
+        return values
+    return next(iter(values.values())) if len(values) == 1 else model._flatten_metrics_in_order(values)
+
+
+@in_keras_words()
+def predict(
+    model: Any,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
+    """Returns the outputs of a Keras 3 model for all of x, as arrays `[n, ...]` in the model's structure.
+
+    The arguments are those of `Model.predict`; nothing is printed. Each process predicts all of x on its
+    own replicas, so one worker may call it alone. Raises UsageError before any work.
+    """
+    check_verbose(verbose)
+    source = single_pass(x, None, None, batch_size, steps)
+    caller = callback_list(callbacks, model)
+    trainer = KerasPredictor(model, global_batch_size=_divisible(source.batch_size, model), writers=[])
+    caller.on_predict_begin()
+    outputs = trainer.predict(source.data)
+    caller.on_predict_end()
+    return outputs
+
+
+def _divisible(batch_size: int, model: Any) -> int:
+    """Returns the batch size, rounded up to a multiple of the replicas, as no number depends on it."""
+    replicas = _replicas_of(model)
+    return -(-batch_size // replicas) * replicas
+
+
+def _replicas_of(model: Any) -> int:
+    strategy = getattr(model, "distribute_strategy", None)
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def check_verbose(verbose: Any) -> None:
+    """Raises UsageError for a value that `Model.fit` does not know."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
 
 
 def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
@@ -230,8 +323,7 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 def _writers(
     given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriter]:
-    if verbose not in ("auto", 0, 1, 2):
-        raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
+    check_verbose(verbose)
     if given is not None:
         return list(given)
     writers: list[MetricWriter] = [ConsoleWriter(live=False if verbose == 2 else None)] if verbose else []

@@ -39,11 +39,6 @@ def has_own(model: Any, method: str) -> bool:
     return not getattr(getattr(type(model), method, None), "__module__", "keras.").startswith("keras.")
 
 
-def own_methods(model: Any) -> list[str]:
-    """Returns the overridden methods that decide how a model is trained and evaluated."""
-    return [m for m in ("train_step", "test_step", "compute_loss") if has_own(model, m)]
-
-
 class ReplicaMeans:
     """Means over replicas in proportion to their examples, while one replica's step is traced.
 
@@ -154,7 +149,11 @@ def _is_mean(metric: Any) -> bool:
 def _update_mean(metric: Any, update_state: Callable) -> Callable:
     @functools.wraps(update_state)
     def update_mean(values: Any, sample_weight: Any = None) -> Any:
-        if _thread.means is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+        if (
+            _thread.means is not None
+            and sample_weight is None
+            and tf.convert_to_tensor(values).shape.rank == 0
+        ):
             sample_weight = _thread.means.share
         return update_state(values, sample_weight=sample_weight)
 
@@ -224,9 +223,13 @@ def check_own_step(value: str | None) -> None:
         )
 
 
-def check_several_replicas(model: Any, replicas: int, own_step: str | None) -> None:
-    """Raises UsageError for own steps on several replicas whose losses are of an unknown kind."""
-    if own_step is None and (own := own_methods(model)):
+def check_several_replicas(
+    model: Any, replicas: int, own_step: str | None, *, trains: bool, evaluates: bool
+) -> None:
+    """Raises UsageError for own methods on several replicas whose losses are of an unknown kind."""
+    used = {"train_step": trains, "test_step": evaluates, "compute_loss": True}
+    own = [method for method, is_used in used.items() if is_used and has_own(model, method)]
+    if own and own_step is None:
         raise UsageError(
             f"{type(model).__name__} has its own {' and '.join(own)}, and the strategy has {replicas} "
             "replicas, which each get a part of the batch. If its losses are means over the batch, write "

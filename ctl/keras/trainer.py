@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from ctl.data.arrays import ArrayData, from_arrays
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
@@ -75,7 +76,7 @@ class KerasTrainer(Trainer):
         super().__init__(**options)
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
-        self._warned = True  # of batches smaller than what `average` divides by: Keras divides by rows
+        self._warned = self._rows_may_vary = True  # Keras divides by the rows of each batch
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
         self._step_logs: dict[str, StepLogs] = {}
@@ -91,7 +92,14 @@ class KerasTrainer(Trainer):
             self.jit_compile = "step"
         replicas = self.topology.num_replicas
         if replicas > 1:
-            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off", self._own_step)
+            own_steps.check_several_replicas(
+                self.model,
+                replicas,
+                self._own_step,
+                trains=self._data["train"] is not None,
+                evaluates=self._data["validation"] is not None,
+            )
+            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off")
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
@@ -241,8 +249,8 @@ class KerasTrainer(Trainer):
             for batch in source.take(1):
                 return batch
             raise UsageError("the training data is empty; expected at least one batch.")
-        arrays = getattr(source, "_arrays", source)
-        return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:rows]), arrays)
+        arrays = source if isinstance(source, ArrayData) else from_arrays(source, rows, shuffle=False)
+        return arrays.first_rows(rows)
 
 
 def check_model(model: Any, *, trains: bool = True) -> None:
@@ -263,9 +271,8 @@ def check_model(model: Any, *, trains: bool = True) -> None:
         raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
 
 
-def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool, own_step: str | None) -> None:
+def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
     replicas = strategy.num_replicas_in_sync
-    own_steps.check_several_replicas(model, replicas, own_step)
     if getattr(model, "_distribute_strategy", strategy) is not strategy:
         raise UsageError(
             "the model was made outside the strategy's scope. Make and compile it under `with "

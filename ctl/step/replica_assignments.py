@@ -35,14 +35,14 @@ _KERAS_SUM = (
 )
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 _UNSYNCHRONIZED = (
-    "the layer {0!r} would normalize the examples of each of {1} replicas by themselves, so the model would "
-    "be trained with other numbers than on one device. Write BatchNormalization(synchronized=True), or "
-    "call ctl.synchronize_batch_norm(model) in build(), or write ctl.fit(..., sync_batch_norm=True): the "
-    "layer is the same on one device."
+    "the layer {0!r} would normalize the examples of each of {1} replicas by themselves, so the model "
+    "would be trained with other numbers than on one device. Write BatchNormalization(synchronized=True), "
+    "or call ctl.synchronize_batch_norm(model) in build(), or ctl.fit(..., sync_batch_norm=True): on one "
+    "device the layer is the same."
 )
 _MASKED = (
-    "the layer {0!r} normalizes inputs with a mask, which Keras does by itself on each of {1} replicas, also "
-    "with synchronized=True. Use keras.layers.LayerNormalization, or train on one device."
+    "the layer {0!r} normalizes inputs with a mask, which Keras does on each of {1} replicas by itself, "
+    "also with synchronized=True. Use keras.layers.LayerNormalization, or train on one device."
 )
 _install_lock = threading.Lock()
 

@@ -49,11 +49,9 @@ def explained(
             "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
             "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."
         )
-    if isinstance(error, tf.errors.InvalidArgumentError) and pipeline.TOO_MANY_ROWS in text:
-        return UsageError(
-            f"Step {step + 1}: {pipeline.TOO_MANY_ROWS}, {batch_size}. Write "
-            "dataset.batch(batch_size) with the batch_size that train_data is given."
-        )
+    of_rows = _of_rows(text, batch_size, topology)
+    if isinstance(error, tf.errors.InvalidArgumentError) and of_rows:
+        return UsageError(f"Step {step + 1}: {of_rows}")
     if isinstance(error, tf.errors.OpError) and _XLA[0] in text:
         return UsageError(
             f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
@@ -65,6 +63,22 @@ def explained(
         known = known or step_mistakes.explain_step_error(error, "one of train_data")
         return error if known is None else UsageError(f"After step {step}: {known}")
     return translated
+
+
+def _of_rows(text: str, batch_size: int, topology: Topology) -> str:
+    """Returns the explanation of a batch whose rows cannot be used, or an empty string."""
+    if pipeline.TOO_MANY_ROWS in text:
+        return (
+            f"{pipeline.TOO_MANY_ROWS}, {batch_size}. Write dataset.batch(batch_size) with the batch_size "
+            "that train_data is given."
+        )
+    if pipeline.UNEQUAL_ROWS in text:
+        return (
+            f"{_first_line(text, (pipeline.UNEQUAL_ROWS,))}, and each of {topology.num_replicas} replicas "
+            "gets its share of the rows of every component. Give all components one row per example, or "
+            "train on one device."
+        )
+    return ""
 
 
 @contextlib.contextmanager

@@ -92,6 +92,7 @@ def _open_batches(
         position=session.position,
         resumable=not isinstance(session.manager, NullCheckpoints),
         batches_per_pass=session.pass_batches,
+        rows_may_vary=trainer._rows_may_vary,
         indexed=compiled,
         **where,
     )

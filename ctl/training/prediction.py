@@ -44,7 +44,7 @@ def _call_of(model: Any) -> Any:
 
     def call(batch: Any) -> Any:
         inputs = batch[0] if isinstance(batch, tuple) else batch
-        return model(inputs, training=False) if hasattr(model, "predict_step") else model(inputs)
+        return model.predict_step((inputs,)) if hasattr(model, "predict_step") else model(inputs)
 
     return call
 

@@ -48,6 +48,7 @@ class TrainerProtocol(Protocol):
     _session: "Session | None"
     _warned: bool
     _eval_is_known: bool
+    _rows_may_vary: bool
 
     @property
     def step(self) -> int: ...

@@ -1,0 +1,44 @@
+"""Predictions of a Keras 3 model that need not be compiled."""
+
+from typing import Any
+
+import tensorflow as tf
+from ctl.distribute.keras_objects import is_keras3
+from ctl.errors import UsageError
+from ctl.trainer import Trainer
+
+
+class KerasPredictor(Trainer):
+    """A trainer that only predicts, for `ctl.predict`."""
+
+    def __init__(self, model: Any, **options: Any):
+        """Validates and stores the model.
+
+        Args:
+          model: a Keras 3 model, compiled or not.
+          options: of `ctl.Trainer`; the strategy is the one that the model was made under.
+
+        Raises UsageError for anything else than a Keras 3 model.
+        """
+        if not is_keras3(model) or not hasattr(model, "predict_step"):
+            raise UsageError(f"model is a {type(model).__name__}; expected a Keras 3 model.")
+        super().__init__(strategy=model.distribute_strategy or tf.distribute.get_strategy(), **options)
+        self._given = model
+
+    def build(self) -> None:
+        self.model = self._given
+
+    def predict(self, data: Any = None) -> Any:
+        """Outputs of the model for all inputs of `data`; see `Trainer.predict`."""
+        self._create_variables(data)
+        return super().predict(data)
+
+    def _create_variables(self, data: Any) -> None:
+        """Creates the variables of a model that was never called, as replicas cannot."""
+        if self._given.built:
+            return
+        batches = data.take(1) if isinstance(data, tf.data.Dataset) else [data.first_rows(1)]
+        for batch in batches:
+            inputs = batch[0] if isinstance(batch, tuple) else batch
+            with self.strategy.scope():
+                self._given(tf.nest.map_structure(lambda part: part[:1], inputs))
