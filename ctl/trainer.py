@@ -225,7 +225,7 @@ class Trainer:
             )
         session = preparation.prepared(self)
         with moving_averages.in_place(self):
-            return prediction.predict(self, session, data)
+            return prediction.run_prediction(self, session, data)
 
     def save(self) -> str | None:
         """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.

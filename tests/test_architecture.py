@@ -201,7 +201,8 @@ def test_the_public_names_are_a_promise():
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",
         "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
-        "from_arrays", "make_strategy", "run", "scale_learning_rate", "shard",
+        "from_arrays", "make_strategy", "predict", "run", "scale_learning_rate", "shard",
+        "synchronize_batch_norm",
     ])  # fmt: skip
     for name in ctl.__all__:
         assert getattr(ctl, name) is not None

@@ -97,7 +97,7 @@ def test_batch_normalization_has_to_be_synchronised_between_replicas(two_replica
             np.testing.assert_allclose(a, b, atol=1e-5)
         return
     with pytest.raises(ctl.UsageError, match=r"BatchNormalization\(synchronized=True\)"):
-        make(building(build), two_replicas).prepare()
+        make(building(build), two_replicas).train(1)
     make(building(build)).prepare()
 
 

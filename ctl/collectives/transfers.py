@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives import rings
+from ctl.collectives import memory, rings
 from ctl.collectives.arithmetic import dtype_named, rows_of
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.requests import Request
@@ -54,7 +54,9 @@ def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[TransferRequest]) -
 
 
 def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int) -> np.ndarray:
-    buffer = array.copy()
+    buffer = memory.aligned(array.size, array.dtype)  # which TensorFlow takes over without a copy
+    if ranks[me] == root:
+        buffer[...] = array
     rings.ring_broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
     return buffer
 

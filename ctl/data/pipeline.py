@@ -70,8 +70,7 @@ def open_train_data(
         source, "train_data", None if rows_may_vary else global_batch_size, topology
     )
     how = "skip" if position is None else "iterator"
-    warns = topology.is_chief and (resumable or topology.num_workers > 1)
-    source = resume_position.checked_dataset(source, how, warns=warns, resumable=resumable)
+    source = resume_position.checked_dataset(source, how, is_chief=topology.is_chief, resumable=resumable)
     where = source, strategy, topology, global_batch_size
     return _open_dataset(*where, start_examples, epochs, position, batches_per_pass, rows_may_vary)
 
@@ -328,12 +327,14 @@ def rows_checked(
     def check(*batch: Any) -> Any:
         counts = [tf.cast(num_rows(part), tf.int64) for part in tf.nest.flatten(_one(batch))]
         checks = []
-        if checks_most:
-            message, most = f"{TOO_MANY_ROWS} {most_rows}", tf.constant(most_rows, tf.int64)
-            checks.append(tf.debugging.assert_less_equal(counts[0], most, message))
         if checks_equal and len(counts) > 1:
             message = f"{UNEQUAL_ROWS} ({dataset_checks.tuple_of(dataset.element_spec)})"
             checks.append(tf.debugging.assert_equal(tf.stack(counts[1:]), counts[0], message))
+        with tf.control_dependencies(checks):
+            most = tf.constant(most_rows or 0, tf.int64)
+        if checks_most:
+            message = f"{TOO_MANY_ROWS} {most_rows}"
+            checks.append(tf.debugging.assert_less_equal(counts[0], most, message))
         with tf.control_dependencies(checks):
             return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
 

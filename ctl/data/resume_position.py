@@ -58,7 +58,7 @@ def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:
 
 
 def checked_dataset(
-    dataset: tf.data.Dataset, mode: str, *, warns: bool, resumable: bool = True
+    dataset: tf.data.Dataset, mode: str, *, is_chief: bool, resumable: bool = True
 ) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
 
@@ -73,14 +73,14 @@ def checked_dataset(
             f"train_data cannot save its iterator: {'; '.join(reasons)}. Write data_position = 'skip', or "
             "use TensorFlow operations without a state."
         )
-    if reasons and warns:
+    if reasons and is_chief:
         _log.warning(
             "train_data is resumed exactly only if it gives the same examples when it is made again: %s.",
             "; ".join(reasons),
         )
     if not traits.parallel_state or mode == "iterator":
         return dataset
-    if warns:
+    if is_chief:
         _log.info(
             "train_data draws random numbers in a map with num_parallel_calls, where their order differs "
             "from run to run; that map is done one example at a time. To have it in parallel, write "

@@ -122,42 +122,33 @@ def fit(
     """Trains a compiled Keras 3 model, made in the scope of its strategy; every worker calls it alike.
 
     The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
-    or a generator. All but arrays hold *global* batches, the same on every worker; `batch_size` (32 for
-    arrays) is the global one. Returns the `History`. Raises UsageError before any work.
+    or a generator. All but arrays hold *global* batches, the same on every worker. Returns the `History`.
+    Raises UsageError before any work.
 
     Args:
-      callbacks: of `ctl`, such as `ctl.EarlyStopping`, or of Keras, which every worker calls with the same
-        logs: what the chief's decide counts (stop, learning rate). Those of batches make loops of one step.
+      batch_size: examples of a global batch of arrays; 32 by default.
+      callbacks: of ctl or Keras, called on every worker; the chief's decisions (stop, learning rate) count.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
       checkpoints, writers: where states and metrics go; by default model_dir, and the console.
       save_every_steps: steps between checkpoints; None: once an epoch.
-      own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several replicas,
-        where its losses are means over the batch; see docs/keras.md.
+      own_step: "mean" runs own steps on several replicas, as means over the batch; see docs/keras.md.
       sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
     """
-    shown_by = _writers(writers, verbose, model_dir)
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
     data = source.rest if validation_data is None else validation_data
     ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
     check_equal_rows(source.data, _replicas_of(model))
     every = positive("validation_freq", validation_freq) * (data is not None)
     plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
-    trainer = (BatchCallbackTrainer if any(map(is_of_batches, theirs)) else KerasTrainer)(
-        model,
-        train=repeated(source, plan, seed if shuffle else None),
-        seed=seed,
+    per_batch = any(map(is_of_batches, theirs))
+    trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
+        model, train=repeated(source, plan, seed if shuffle else None), seed=seed,
         validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
-        class_weight=class_weight,
-        own_step=own_step,
-        sync_batch_norm=sync_batch_norm,
-        model_dir=model_dir,
-        global_batch_size=source.batch_size,
-        evaluate_ema=False,  # as Model.fit, see _finished
-        checkpoints=checkpoints,
-        intervals=_intervals(model, plan, save_every_steps, any(map(is_of_batches, theirs))),
-        writers=shown_by,
-        callbacks=ours,
-    )
+        class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
+        global_batch_size=source.batch_size, evaluate_ema=False,  # as Model.fit, see _finished
+        checkpoints=checkpoints, intervals=_intervals(model, plan, save_every_steps, per_batch),
+        writers=_writers(writers, verbose, model_dir), callbacks=ours,
+    )  # fmt: skip
     if source.is_generator and (model_dir or checkpoints):
         _log.warning(_GENERATOR_RESUMES)
     return _trained(trainer, model, plan, theirs, {"verbose": verbose, "epochs": epochs})

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from ctl.errors import UsageError
 from ctl.keras.replaced_methods import replaced
 from ctl.step import keras_metrics
 
@@ -110,6 +111,8 @@ class StepLogs:
         flat = dict(_flat(logs))
         found, reported = _of_metrics(flat, results)
         for name in sorted(flat.keys() - reported):
+            if self._strategy.num_replicas_in_sync > 1:
+                _check_independent(name, flat[name], metrics)
             newest = self._newest_value(name, metrics)
             newest.update_state(flat[name], weight)
             found[name] = newest
@@ -151,6 +154,24 @@ def _of_metrics(
             found = {name: one for name, one in found.items() if name not in keys}
             found[metric.name] = metric
     return found, reported
+
+
+def _check_independent(name: str, value: Any, metrics: Sequence[Any]) -> None:
+    """Raises UsageError if a value depends on a metric, which has the examples of one replica only."""
+    if not tf.is_tensor(value) or not hasattr(value, "graph"):
+        return
+    metric_handles = {value.graph.capture(part.handle).ref() for part in keras_metrics.parts_of(metrics)}
+    visited, pending = set(), [value]
+    while pending:
+        tensor = pending.pop()
+        if tensor.ref() in metric_handles:
+            raise UsageError(
+                f"the step returns {name!r}, which depends on the result of a metric: on several replicas "
+                "that is the result of one replica's examples. Return the result itself, or write a metric."
+            )
+        if tensor.op.name not in visited:
+            visited.add(tensor.op.name)
+            pending += tensor.op.inputs
 
 
 def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -74,9 +74,9 @@ def _of_rows(text: str, batch_size: int, topology: Topology) -> str:
         )
     if pipeline.UNEQUAL_ROWS in text:
         return (
-            f"{_first_line(text, (pipeline.UNEQUAL_ROWS,))}, and each of {topology.num_replicas} replicas "
-            "gets its share of the rows of every component. Give all components one row per example, or "
-            "train on one device."
+            f"{text[text.index(pipeline.UNEQUAL_ROWS) :].partition(']')[0]}, and each of "
+            f"{topology.num_replicas} replicas gets its share of the rows of every component. Give all "
+            "components one row per example, or train on one device."
         )
     return ""
 

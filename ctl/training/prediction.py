@@ -13,7 +13,7 @@ from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def predict(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
+def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
     """What `Trainer.predict` returns; the trainer is prepared."""
     if not callable(trainer.model):
         raise UsageError(

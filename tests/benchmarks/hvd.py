@@ -5,9 +5,9 @@
 
 Each round runs all sides, one after the other, as processes on loopback. The table shows medians over
 rounds of the medians over calls, their ratios, which are below 1 where ours is faster, and in brackets the
-smallest and the largest ratio of one round. --horovod names a Python that can import `horovod.tensorflow`. Without one, the last column divides the ratio to TensorFlow by
-what Horovod 0.28.1 (with Gloo) was measured at beside the same collectives on another machine: an estimate.
---busy keeps all cores busy with other processes meanwhile.
+smallest and the largest ratio of one round. --horovod names a Python that can import `horovod.tensorflow`.
+Without one, the last column divides the ratio to TensorFlow by the ratio that Horovod 0.28.1 (with Gloo)
+had to the same collectives on another machine: an estimate. --busy keeps all cores busy otherwise.
 """
 
 import argparse

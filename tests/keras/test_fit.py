@@ -194,7 +194,6 @@ REFUSED = {
                r"checkpoints=ctl\.BackupCheckpoints"),
     "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays, a tf.data.Dataset"),
     "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
-    "a batch size beside a dataset": (classifier, (DATA,), {"batch_size": 4}, "leave batch_size out"),
     "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),
     "validation_freq": (classifier, (X, Y), {"validation_freq": [1, 3]}, "validation_freq is"),
     "no loss": (without_a_loss, (X, Y), {}, "without a loss"),

@@ -177,7 +177,7 @@ def test_callbacks_that_cannot_work_are_refused_with_what_to_write(case):
     x, y, _ = numbers()
     model = classifier()
     with pytest.raises(ctl.UsageError, match=words):
-        ctl.fit(model, x, y, verbose=0, callbacks=[make()])
+        ctl.fit(model, x, y, verbose=0, callbacks=[make()], validation_data=(x, y))
     assert not int(model.optimizer.iterations.numpy())
 
 

@@ -155,7 +155,6 @@ REFUSED = {
     "endless": (lambda: Endless(X, Y), {}, "without a length; give steps_per_epoch"),
     "a function": (lambda: generated, {"steps_per_epoch": 1}, r"Call the function: generated\(\)"),
     "targets": (lambda: Shuffled(X, Y), {"y": Y}, "has targets and weights itself"),
-    "a batch size": (lambda: Shuffled(X, Y), {"batch_size": 4}, "leave batch_size out"),
     "four parts": (lambda: Shuffled(X, Y, Y, Y), {}, "a batch of 4 parts"),
     "no batch": (lambda: Shuffled(X[:0], Y[:0]), {}, "has the length 0"),
     "validation": (lambda: Shuffled(X, Y), {"validation_data": generated()}, "would use up"),

@@ -1,0 +1,312 @@
+"""Programs of the kinds that keras.io publishes have the numbers of `Model.fit`, or are refused."""
+
+import functools
+
+import ctl
+import keras
+import numpy as np
+import published
+import pytest
+import tensorflow as tf
+from published import BATCH, OTHERS, OWN_STEPS, PROGRAMS, arrays, assert_same, regression, trained
+
+ONE = tf.distribute.get_strategy
+
+
+@functools.cache
+def of_model_fit(name):
+    return trained(name)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_one_device_every_program_has_the_numbers_of_model_fit(name):
+    assert_same(trained(name, ONE()), of_model_fit(name))
+
+
+@pytest.mark.parametrize("name", {**OWN_STEPS, **OTHERS})
+def test_on_two_replicas_a_program_has_the_numbers_of_one_device(name, two_replicas):
+    assert_same(trained(name, two_replicas), of_model_fit(name))
+
+
+def test_an_own_test_step_is_a_mean_over_the_validation_data(two_replicas):
+    validation = {"validation_data": (arrays(3, 21)[0],)}
+    expected = trained("denoiser", **validation)
+    assert_same(trained("denoiser", ONE(), **validation), expected)
+    assert_same(trained("denoiser", two_replicas, **validation), expected)
+
+
+def refused(make, strategy, *data, **how):
+    with strategy.scope():
+        model = make()
+    with pytest.raises(ctl.UsageError) as error:
+        ctl.fit(model, *data, batch_size=BATCH, verbose=0, **how)
+    return str(error.value)
+
+
+def test_own_steps_on_two_replicas_need_a_word_about_their_losses(two_replicas):
+    make, data, _ = OWN_STEPS["distiller"]
+    message = refused(make, two_replicas, *data())
+    assert "Distiller has its own compute_loss" in message and 'own_step="mean"' in message
+    message = refused(OWN_STEPS["siamese"][0], two_replicas, arrays()[0])
+    assert "Siamese has its own train_step" in message
+    assert "own_step is 'sum'; expected 'mean'" in refused(make, two_replicas, *data(), own_step="sum")
+
+
+class Rooted(published.Autoencoder):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "root": tf.sqrt(logs["error"])}
+
+
+def test_a_number_made_of_a_metric_s_result_is_right_or_refused(two_replicas, monkeypatch):
+    monkeypatch.setitem(PROGRAMS, "rooted", (lambda: published.compiled(Rooted()), published.inputs, {}))
+    assert_same(trained("rooted", ONE()), trained("rooted"))
+    message = refused(lambda: published.compiled(Rooted()), two_replicas, arrays()[0], own_step="mean")
+    assert "'root', which depends on the result of a metric" in message
+
+
+def test_an_own_test_step_that_is_not_used_is_not_refused(two_replicas):
+    class Own(keras.Model):
+        def test_step(self, data):
+            raise AssertionError
+
+    with two_replicas.scope():
+        model = published.functional(Own, loss="mse")
+    ctl.fit(model, *arrays(), batch_size=BATCH, verbose=0)
+
+
+def test_statistics_that_change_on_each_replica_are_refused_and_can_be_synchronized(two_replicas):
+    message = refused(published.normalized, two_replicas, *arrays())
+    assert "sync_batch_norm=True" in message and "ctl.synchronize_batch_norm(model)" in message
+
+    def masked():
+        x = keras.Input((5, 3))
+        hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Masking()(x))
+        return published.compiled(keras.Model(x, keras.layers.Dense(1)(hidden)), loss="mse")
+
+    x = np.ones((32, 5, 3), np.float32)
+    assert "with a mask" in refused(masked, two_replicas, x, x[:, :, :1])
+
+
+def test_synchronize_batch_norm_reaches_the_layers_of_inner_models():
+    inner = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization()])
+    model = keras.Sequential([keras.Input((6,)), inner, keras.layers.BatchNormalization()])
+    assert ctl.synchronize_batch_norm(model) == 2 and inner.layers[0].synchronized
+    with pytest.raises(ctl.UsageError, match="expected a Keras 3 model"):
+        ctl.synchronize_batch_norm(3)
+
+
+class Evaluates(keras.callbacks.Callback):
+    """Uses the model, and so its metrics, at the end of each epoch."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.act(self.model)
+
+
+@pytest.mark.parametrize("act", [
+    lambda m: m.evaluate(*arrays(5), verbose=0), lambda m: m.predict(arrays()[0][:1], verbose=0),
+    lambda m: m.test_on_batch(*arrays(5)), lambda m: m.metrics[-1].update_state(arrays()[1], arrays(5)[1]),
+], ids=["evaluate", "predict", "test_on_batch", "metric"])  # fmt: skip
+@pytest.mark.parametrize("validates", [False, True])
+def test_what_a_callback_does_with_the_model_changes_no_later_number(act, validates):
+    histories = []
+    for fit in (keras.Model.fit, ctl.fit):
+        keras.utils.set_random_seed(1)
+        model = regression(metrics=["mae"])
+        how = {"validation_data": arrays(3, 21)} if validates else {}
+        history = fit(model, *arrays(), batch_size=BATCH, epochs=3, shuffle=False, verbose=0,
+                      callbacks=[Evaluates(act)], **how)  # fmt: skip
+        histories.append(history.history)
+    assert histories[0].keys() == histories[1].keys()
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5, err_msg=name)
+
+
+def graphs():
+    """Batches of four graphs, whose nodes are merged: more rows of inputs than targets."""
+
+    def batches():
+        generator = np.random.default_rng(0)
+        for _ in range(6):
+            sizes = generator.integers(2, 9, 4)
+            nodes = generator.normal(size=(sizes.sum(), 6)).astype(np.float32)
+            of_graph = np.repeat(np.arange(4), sizes).astype(np.int32)
+            yield (nodes, of_graph), generator.normal(size=(4, 1)).astype(np.float32)
+
+    spec = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int32)), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    return data.apply(tf.data.experimental.assert_cardinality(6))
+
+
+class GraphModel(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        nodes, of_graph = inputs
+        return tf.math.unsorted_segment_sum(self.out(nodes), of_graph, tf.reduce_max(of_graph) + 1)
+
+
+def test_inputs_with_more_rows_than_targets_train_on_one_device_only(two_replicas, caplog):
+    losses = []
+    for fit in (keras.Model.fit, ctl.fit):
+        keras.utils.set_random_seed(1)
+        model = published.compiled(GraphModel(), loss="mse")
+        losses.append(fit(model, graphs(), epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    with two_replicas.scope():
+        model = published.compiled(GraphModel(), loss="mse")
+    with pytest.raises(ctl.UsageError, match="inputs and targets of a batch have 4, 21 rows"):
+        ctl.fit(model, graphs(), verbose=0)
+    assert "train_data" not in caplog.text
+
+
+def test_rows_that_differ_are_found_as_batches_are_read(two_replicas):
+    x, y = arrays()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    data = data.map(lambda x, y: (tf.repeat(x, 2, axis=0), y))
+    with two_replicas.scope():
+        model = regression()
+    with pytest.raises(ctl.UsageError, match="unequal numbers of rows"):
+        ctl.fit(model, data, verbose=0)
+
+
+def test_a_sum_that_a_layer_adds_is_named_on_two_replicas(two_replicas, caplog):
+    trained("endpoint", two_replicas)
+    assert caplog.text.count("'endpoint") == 1 and "is a sum over examples" in caplog.text
+
+
+KERAS_WORDS = {
+    "rows": (lambda m: ctl.fit(m, arrays()[0], arrays()[1][:9], verbose=0), "x, y and sample_weight have"),
+    "not batched": (lambda m: ctl.fit(m, tf.data.Dataset.from_tensor_slices(arrays()), verbose=0),
+                    r"x is not batched: .* Write dataset\.batch\(batch_size\)"),
+    "endless validation": (lambda m: ctl.fit(m, *arrays(), verbose=0, validation_data=tf.data.Dataset
+                                             .from_tensor_slices(arrays()).batch(8).repeat()),
+                           "validation_data is endless"),
+    "not finite": (lambda m: ctl.fit(m, arrays()[0] * np.nan, arrays()[1], verbose=0),
+                   r"NaN or infinite.*global_clipnorm=1\.0\.$"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KERAS_WORDS)
+def test_errors_of_fit_name_its_arguments(case):
+    act, words = KERAS_WORDS[case]
+    with pytest.raises(ctl.CtlError, match=words) as error:
+        act(regression())
+    for word in ("train_data", "eval_data", "global_batch_size", "self.", "--", "from_arrays"):
+        assert word not in str(error.value)
+
+
+def test_a_batch_size_that_replicas_cannot_share_is_named_as_in_keras(two_replicas):
+    with two_replicas.scope():
+        model = regression()
+    with pytest.raises(ctl.UsageError, match=r"^batch_size is 7, which 2 replicas cannot split evenly"):
+        ctl.fit(model, *arrays(), batch_size=7, verbose=0)
+
+
+def test_a_model_without_any_loss_is_refused_before_its_first_step():
+    with pytest.raises(ctl.UsageError, match=r"no layer calls add_loss. Write compile\(loss=...\)"):
+        ctl.fit(published.functional(keras.Model), *arrays(), verbose=0)
+
+
+def test_a_batch_size_beside_batches_is_ignored_as_in_keras(caplog):
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return tuple(a[8 * i : 8 * i + 8] for a in arrays())
+
+    history = ctl.fit(regression(), Data(), batch_size=4, verbose=0)
+    assert history.params["steps"] == 3 and "batch_size=4 is ignored" in caplog.text
+
+
+class Watch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_test_end(self, logs=None):
+        self.calls.append(sorted(logs))
+
+
+def test_evaluate_has_the_arguments_and_results_of_keras(two_replicas, capsys):
+    model = regression(metrics=["mae"])
+    with two_replicas.scope():
+        other = regression(metrics=["mae"])
+    other.set_weights(model.get_weights())
+    expected = model.evaluate(*arrays(), 8, 0)
+    for one in (model, other):
+        assert ctl.evaluate(one, *arrays(), 7, 0, return_dict=False) == pytest.approx(expected, rel=1e-5)
+        watch = Watch()
+        found = ctl.evaluate(one, *arrays(), callbacks=[watch])
+        assert found == pytest.approx(dict(zip(("loss", "mae"), expected, strict=True)), rel=1e-5)
+        assert watch.calls == ["begin", ["loss", "mae"]]
+    assert capsys.readouterr().out.count("evaluation: loss ") == 2
+    assert ctl.evaluate(regression(), *arrays(), verbose=0, return_dict=False) > 0
+
+    def batches():
+        for i in range(3):
+            yield tuple(a[8 * i : 8 * i + 8] for a in arrays())
+
+    two = [a[:16] for a in arrays()]
+    first = ctl.evaluate(model, batches(), verbose=0, steps=2)
+    assert first == pytest.approx(model.evaluate(*two, verbose=0, return_dict=True), rel=1e-5)
+    with pytest.raises(ctl.UsageError, match='verbose is 3; expected "auto"'):
+        ctl.evaluate(model, *arrays(), verbose=3)
+
+
+def test_a_model_without_an_optimizer_can_be_evaluated():
+    model = regression()
+    model.compile(optimizer=None, loss="mse")
+    assert ctl.evaluate(model, *arrays(), verbose=0)["loss"] == pytest.approx(
+        model.evaluate(*arrays(), verbose=0), rel=1e-5
+    )
+    with pytest.raises(ctl.UsageError, match="compiled without an optimizer"):
+        ctl.fit(model, *arrays(), verbose=0)
+
+
+def test_predictions_are_those_of_keras_for_any_number_of_rows(two_replicas):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])  # not compiled
+    with two_replicas.scope():
+        other = keras.Sequential([keras.layers.Dense(2)])  # and without variables
+    ctl.predict(other, arrays()[0][:1])
+    other.set_weights(model.get_weights())
+    expected = model.predict(arrays()[0], verbose=0)
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(7)
+    for one in (model, other):
+        np.testing.assert_allclose(ctl.predict(one, arrays()[0], 5), expected, atol=1e-6)
+        np.testing.assert_allclose(ctl.predict(one, data), expected, atol=1e-6)
+        np.testing.assert_allclose(ctl.predict(one, data, steps=2), expected[:14], atol=1e-6)
+
+
+class Doubles(keras.Model):
+    def predict_step(self, data):
+        return 2.0 * self(data[0] if isinstance(data, tuple) else data)
+
+
+def test_an_own_predict_step_is_called():
+    model = published.functional(Doubles)
+    expected = model.predict(arrays()[0], verbose=0)
+    np.testing.assert_allclose(ctl.predict(model, arrays()[0]), expected, atol=1e-6)
+
+
+def test_texts_of_pandas_are_texts():
+    x = keras.Input((1,), dtype="string")
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    texts = np.array(["a", "b", "other", b"a"] * 8, dtype=object)[:, None]
+    y = np.arange(32.0)[:, None]
+    losses = []
+    for data in (texts, np.array([t if isinstance(t, str) else t.decode() for t in texts.flat])[:, None]):
+        keras.utils.set_random_seed(1)
+        model = published.compiled(keras.Model(x, keras.layers.Dense(1)(lookup(x))), loss="mse")
+        losses.append(ctl.fit(model, data, y, epochs=2, verbose=0, validation_data=(data, y)).history)
+    assert losses[0] == losses[1]
