@@ -13,6 +13,8 @@ from ctl.collectives import graph_nodes
 from ctl.collectives.calls import Call, submit_call, wait_for_results
 
 _LARGE = 1 << 20
+_MANY = 8  # arrays
+_SMALL = 1 << 16  # bytes of an array; larger ones are not worth another copy
 _ALIGNMENT = 64
 _FRAMEWORK_FOLDERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
@@ -26,7 +28,7 @@ def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default:
     if tf.executing_eagerly():
         line = "" if name else _program_line()
         pending_call = submit_call(replace(call, name=name or default, line=line), tensors)
-        return [_tensor(array) for array in wait_for_results(pending_call)]
+        return _tensors(wait_for_results(pending_call))
     call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
     return graph_nodes.add_collective(call, tensors)
 
@@ -44,6 +46,17 @@ def _program_line() -> str:
     if frame is None:
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns eager tensors. Many small arrays of one dtype and shape become tensors by one operation."""
+    first = arrays[0] if arrays else None
+    if len(arrays) < _MANY or not isinstance(first, np.ndarray) or first.nbytes > _SMALL:
+        return [_tensor(array) for array in arrays]
+    kind = first.dtype, first.shape
+    if not all(isinstance(array, np.ndarray) and (array.dtype, array.shape) == kind for array in arrays):
+        return [_tensor(array) for array in arrays]
+    return tf.unstack(tf.convert_to_tensor(np.stack(arrays)), num=len(arrays))
 
 
 def _tensor(array: Any) -> tf.Tensor:

@@ -24,6 +24,7 @@ Average, Sum, Adasum = arithmetic.AVERAGE, arithmetic.SUM, arithmetic.ADASUM
 Min, Max, Product = arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT
 
 _plain = tf.autograph.experimental.do_not_convert
+_NO_NUMBERS = {dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)}
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
@@ -376,8 +377,8 @@ def join(device: int = -1) -> int:
 def _tensor(given: Any) -> tf.Tensor:
     if isinstance(given, tf.IndexedSlices):
         raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
-    tensor = tf.convert_to_tensor(given)
-    if tensor.dtype in (tf.string, tf.resource, tf.variant):
+    tensor = given if isinstance(given, tf.Tensor) else tf.convert_to_tensor(given)
+    if tensor.dtype.as_datatype_enum in _NO_NUMBERS:
         raise TypeError(
             f"a tensor of {tensor.dtype.name} came; expected numbers or truth values. Texts travel with "
             "hvd.allgather_object() and hvd.broadcast_object()."

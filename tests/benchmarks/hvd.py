@@ -32,6 +32,7 @@ RECORDED = {
     "100 x 4 KB separate": (6.4, 123.9), "100 x 4 KB grouped": (8.9, 4.8), "CNN step": (34.9, 38.1),
 }  # fmt: skip
 MODULES = {"ours": "ctl.hvd", "horovod": "horovod.tensorflow"}
+SIDES = ["ours", "tensorflow", "horovod", "plain"]  # the last: TensorFlow without any communication
 
 
 def main():
@@ -39,16 +40,20 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--horovod", metavar="PYTHON", help="that can import horovod.tensorflow")
-    parser.add_argument("--sides", nargs="+", choices=["ours", "tensorflow", "horovod"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES)
     parser.add_argument("--large", action="store_true", help="256 MB as well")
     parser.add_argument("--busy", action="store_true", help="beside a process per core that never rests")
-    parser.add_argument("--only", choices=["ours", "tensorflow", "horovod"], help="one side, here")
+    parser.add_argument("--only", choices=SIDES, help="one side, here")
     parser.add_argument("--out", help="where rank 0 writes its figures")
     flags = parser.parse_args()
     if flags.only:
         sizes = SIZES_KB + [LARGE_KB] * flags.large
-        tensorflow_s = flags.only == "tensorflow"
-        figures = tensorflow(sizes) if tensorflow_s else horovod(MODULES[flags.only], sizes)
+        if flags.only == "plain":
+            figures = local_steps()
+        elif flags.only == "tensorflow":
+            figures = tensorflow(sizes)
+        else:
+            figures = horovod(MODULES[flags.only], sizes)
         if figures:
             Path(flags.out).write_text(json.dumps(figures))
         return
@@ -169,6 +174,7 @@ def horovod(module, sizes):
         figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), **calls_of(repeats(kb)))
     variables = [tf.Variable(tf.ones([128, 128])) for _ in range(20)]
     figures["20 variables broadcast"] = timed(lambda: hvd.broadcast_variables(variables, 0), **calls_of(20))
+    figures |= local_steps()
     for name in ("none", "fp16"):
         compression = getattr(hvd.Compression, name)
 
@@ -179,6 +185,19 @@ def horovod(module, sizes):
         figures["CNN step" + said] = timed(cnn_step(gradients), **calls_of(40))
         figures["161 variables" + said] = timed(deep_step(gradients), **calls_of(15))
     return figures if hvd.rank() == 0 else None
+
+
+def local_steps():
+    """Steps without any sum over ranks, and the threads of the process."""
+
+    def gradients(tape, loss, variables):
+        return tape.gradient(loss, variables)
+
+    return {
+        "CNN step, no sum": timed(cnn_step(gradients), **calls_of(40)),
+        "161 variables, no sum": timed(deep_step(gradients), **calls_of(15)),
+        "threads of the process": float(len(os.listdir("/proc/self/task"))),
+    }
 
 
 def tensorflow(sizes):

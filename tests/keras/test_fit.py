@@ -226,7 +226,7 @@ def test_verbose_is_that_of_keras(verbose, monkeypatch, capfd, tmp_path):
 
 def test_another_verbose_is_refused():
     with pytest.raises(ctl.UsageError, match="verbose is 'quiet'; expected"):
-        ctl.fit(classifier(), None, verbose="quiet")
+        ctl.fit(classifier(), *numbers()[:2], verbose="quiet")
 
 
 def test_repr_of_a_history_has_its_newest_numbers():

@@ -289,6 +289,16 @@ def normalized():
     return compiled(keras.Model(x, layers.Dense(1)(layers.BatchNormalization()(x))), loss="mse")
 
 
+def small_table():
+    """Many more words in a batch than rows in the table."""
+    words, embedding = keras.Input((8,), dtype="int32"), layers.Embedding(2, 4)
+    return compiled(keras.Model(words, layers.Dense(1)(layers.Flatten()(embedding(words)))), loss="mse")
+
+
+def words():
+    return np.random.default_rng(2).integers(0, 2, (EXAMPLES, 8)), arrays()[1]
+
+
 def inputs():
     return arrays()[:1]
 
@@ -320,6 +330,7 @@ OTHERS = {
     "endpoint": (endpoint, with_targets, {}),
     "schedule": (lambda: regression(keras.optimizers.SGD(Warm())), arrays, {}),
     "optimizer without configuration": (lambda: regression(Unnamed(0.01)), arrays, {}),
+    "small table": (small_table, words, {}),
     "transfer": (lambda: compiled(Transfer(), loss="mse"), arrays, {}),
     "normalized": (normalized, arrays, {"sync_batch_norm": True}),
 }

@@ -6,7 +6,7 @@ import pytest
 from published import OWN_STEPS, arrays, assert_same, trained
 
 pytestmark = pytest.mark.workers
-CASES = (*OWN_STEPS, "endpoint")
+CASES = (*OWN_STEPS, "endpoint", "small table")
 
 
 @pytest.fixture(scope="module")
