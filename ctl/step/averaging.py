@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl.distribute import replica_sum
 from ctl.errors import UsageError
 from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
@@ -97,7 +98,7 @@ def everywhere(count: Any, local_workers: int = 0) -> Any:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return count
-    return tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, count))
+    return tf.stop_gradient(replica_sum.sum_over_all_replicas(count))
 
 
 _EXACT_IN_FLOAT32 = 2**24

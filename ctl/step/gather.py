@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute import replica_sum
 from ctl.errors import UsageError
 
 
@@ -35,7 +36,7 @@ def gather(rows: Any, largest: int, empty: Any = None) -> tuple[Any, Any]:
     with tf.control_dependencies([fits] if fits is not None else []):
         number = tf.identity(number)  # else the operations below may fail first, in other words
     counts = tf.one_hot(replica, replicas, on_value=number, off_value=0, dtype=tf.int32)
-    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
+    counts = replica_sum.sum_over_all_replicas(counts)
     sent = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
     before = replica * largest
     rest = replicas * largest - before - number

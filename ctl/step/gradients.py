@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute import replica_sum
 from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of, wire_dtype_of
 from ctl.errors import UsageError
 from ctl.step import early_update, finiteness, optimizers, update_lock
@@ -338,12 +339,12 @@ def _summed_together(context: Any, parts: list) -> list:
     if engine_of(context.strategy) is not None:  # which sums each where it lies
         found: list = [None] * len(parts)
         for places in in_buckets(parts, bucket_bytes_of(context.strategy)):
-            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [parts[i] for i in places])
+            totals = replica_sum.sum_over_all_replicas([parts[i] for i in places])
             for i, total in zip(places, totals, strict=True):
                 found[i] = total
         return found
     flat = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+    total = replica_sum.sum_over_all_replicas(flat)
     pieces = tf.split(total, [_size(part) for part in parts])
     return [tf.reshape(piece, tf.shape(part)) for piece, part in zip(pieces, parts, strict=True)]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from ctl.distribute import replica_sum
 from ctl.errors import UsageError
 
 _MODULE = "keras.src.losses.loss"
@@ -100,9 +101,8 @@ class GlobalMeans:
             return list(counts)
         if self._local or all(isinstance(c, (int, float)) for c in counts):
             return [c * self._num_replicas for c in counts]
-        context = tf.distribute.get_replica_context()
         here = tf.stack([tf.cast(c, tf.float32) for c in counts])
-        total = tf.stop_gradient(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+        total = tf.stop_gradient(replica_sum.sum_over_all_replicas(here))
         return tf.unstack(total, num=len(counts))
 
     def reduce(self, values: Any, sample_weight: Any, mask: Any, reduction: Any, same_rank: Any) -> Any:

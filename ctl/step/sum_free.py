@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from ctl.distribute import replica_sum
 from ctl.distribute.engine_all_reduce import wire_dtype_of
 from ctl.step.eight_bit import EightBitSums
 
@@ -61,11 +62,16 @@ def without_sums(first: int) -> Iterator[list[SumOfStep]]:
             found.extend(SumOfStep(t.shape, t.dtype, graph, call) for t in tensors)
         return value
 
+    def kept_in_replica(value: Any) -> Any:
+        return kept(tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM, value)
+
     kind.all_reduce = kept
+    sum_of_tensors, replica_sum.sum_over_all_replicas = replica_sum.sum_over_all_replicas, kept_in_replica
     EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (kept_rows, repeated_rows))  # type: ignore
     try:
         yield found
     finally:
+        replica_sum.sum_over_all_replicas = sum_of_tensors
         EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (exchanged, gathered))  # type: ignore
         if own is None:
             del kind.all_reduce

@@ -15,7 +15,7 @@ from ctl.collectives.graph_nodes import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
 from ctl.data.dataset_checks import tuple_of
-from ctl.distribute import collective_debug
+from ctl.distribute import collective_debug, replica_sum
 from ctl.distribute.topology import Topology
 from ctl.io import error_report
 from ctl.step import keras_metrics
@@ -235,8 +235,7 @@ class StepLoop:
             return here
 
         def count(value: Any) -> Any:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, tf.int32))
+            return replica_sum.sum_over_all_replicas(tf.cast(value, tf.int32))
 
         times = self._step.times
         act = lambda: self._strategy.run(count, (here,))  # noqa: E731
