@@ -35,10 +35,12 @@ def doubled_secs(first_secs: float, times: int, most_secs: float) -> float:
 class RestartDecision:
     """Another attempt after a delay, or none.
 
-    `is_news`: the exit code alone does not give the reason.
+    `is_news`: the exit code alone does not give the reason. `is_counted`: the restart counts against
+    `max_restarts`.
     """
 
     delay_secs: float | None = None
+    is_counted: bool = True
     why_not: str = ""
     is_news: bool = False
 
@@ -104,7 +106,7 @@ class RestartPolicy:
         self.restarts += not free
         self._delays += 1
         delay_secs = doubled_secs(self.backoff_secs, self._delays - 1, LONGEST_DELAY_SECS)
-        return RestartDecision(delay_secs=delay_secs)
+        return RestartDecision(delay_secs=delay_secs, is_counted=not free)
 
     def _permanent(self, code: int) -> str:
         if code == EXIT_USAGE:

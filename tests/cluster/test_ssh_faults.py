@@ -1,9 +1,15 @@
 """Jobs on hosts with a real sshd: names on loopback, restarts, cut cables."""
 
 
+import os
+import signal
+import subprocess
+import time
+
 import pytest
 from conftest import ROOT
-from test_ssh_commands import environ
+from launching import wait_for
+from test_ssh_commands import environ, ssh_children
 
 pytestmark = pytest.mark.cluster
 MNIST = ["python", "-m", "models.mnist"]
@@ -31,3 +37,110 @@ def test_a_rank_0_whose_name_is_127_0_1_1_is_reached(ssh_hosts):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]
+
+
+BEATING = """
+import json, os, pathlib, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+print("attempt", os.environ["CTL_ATTEMPT"], "on", os.uname().nodename, flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    now = time.time()
+    beat = {"pid": os.getpid(), "step": 5, "phase": "training", "beat": now, "progressed": now}
+    pathlib.Path(os.environ["CTL_HEARTBEAT"]).write_text(json.dumps(beat))
+    time.sleep(0.2)
+"""
+
+
+class Launch:
+    """A started `ctl launch` whose stderr goes to a file."""
+
+    def __init__(self, ssh_hosts, directory, *arguments):
+        self.logs = directory / "logs"
+        self._errors = directory / "errors"
+        with self._errors.open("wb") as errors:
+            self.process = ssh_hosts.popen(
+                ["ctl", "launch", f"--log_dir={self.logs}", *arguments],
+                env=environ(), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors,
+            )  # fmt: skip
+
+    @property
+    def err(self):
+        return self._errors.read_text()
+
+    def log(self, number):
+        path = self.logs / f"job_{number}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, condition, timeout_secs=120):
+        def is_met():
+            assert self.process.poll() is None, self.err
+            return condition()
+
+        wait_for(is_met, timeout_secs)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            finally:
+                self.process.kill()
+
+
+@pytest.fixture
+def launch(ssh_hosts, tmp_path):
+    """launch(*arguments) -> a job, which is ended with the test."""
+    jobs = []
+
+    def start(*arguments):
+        jobs.append(Launch(ssh_hosts, tmp_path, *arguments))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.stop()
+
+
+def test_a_lost_host_that_returns_is_a_restart_from_the_checkpoint(launch, ssh_hosts, tmp_path):
+    run = tmp_path / "run"
+    job = launch(
+        "-H", "hosta,hostb", "--max_restarts=20", "--",
+        *MNIST, f"--model_dir={run}", "--train_steps=60", "--save_every_steps=20",
+    )  # fmt: skip
+    job.wait_for((run / "checkpoints" / "ckpt-20" / "manifest.json").exists)
+    ssh_hosts.stop("hostb")
+    job.wait_for(lambda: "worker 1 (job 1) lost its machine hostb: " in job.err)
+    ssh_hosts.start("hostb")
+    assert job.process.wait(240) == 0, job.err
+    assert "resuming at step" in job.log(0) and (run / "checkpoints" / "ckpt-60").is_dir()
+
+
+def test_a_cut_cable_is_noticed_and_attempts_are_told_apart(launch, ssh_hosts, tmp_path):
+    """The worker behind the cut still writes heartbeats into the shared directory."""
+    end = tmp_path / "end"
+    options = ["-H", "hosta,hostb", "--max_restarts=20", "--grace_secs=2"]
+    job = launch(*options, "--", "python", "-c", BEATING, end)
+    job.wait_for(lambda: "attempt 1 on hostb" in job.log(1))
+    job.wait_for(lambda: any((job.logs / "heartbeat").glob("job_1*")))
+    time.sleep(2)  # the launcher reads twice a second
+    ssh_hosts.cut("hostb")
+    began = time.monotonic()
+    job.wait_for(lambda: "lost its machine hostb: Timeout, server hostb not responding" in job.err)
+    assert time.monotonic() - began < 60
+    job.wait_for(lambda: job.err.count("because host hostb cannot be reached") >= 4)
+    ssh_hosts.mend("hostb")
+    job.wait_for(lambda: "attempt" in job.log(1))
+    end.touch()
+    assert job.process.wait(60) == 0, job.err
+    assert "restart (not counted; 0 of 20 used)" in job.err and "restart 2 of 20" in job.err, job.err
+    assert job.err.count("0 of 20") == 1, job.err
+
+
+def test_an_ssh_that_is_killed_is_a_restart(launch):
+    program = "import os, sys, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
+    job = launch("-H", "hosta", "--max_restarts=1", "--backoff_secs=0.1", "--", "python", "-c", program)
+    job.wait_for(lambda: "pid" in job.log(0))
+    [ssh] = ssh_children(job.process.pid)
+    os.kill(ssh, signal.SIGKILL)
+    job.wait_for(lambda: "restart" in job.err and "pid" in job.log(0))
+    assert "lost its machine hosta: ssh ended with SIGKILL" in job.err
