@@ -173,7 +173,7 @@ class ElasticJob:
         try:
             here = reachable([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
         except UsageError as e:
-            report(f"{e}; {self._hosts.failed(slot.host)}")
+            report(f"{e}; {self._hosts.unreachable(slot.host)}")
             return
         place = _planned(self._membership.wanted_slots(), slot)
         environ = self._job.environ_of(place, host.address, is_here=remote is None)

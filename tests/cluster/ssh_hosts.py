@@ -31,7 +31,10 @@ _SSH_CONFIG = """Host *
 IdentityFile /etc/ssh/test_key
 UserKnownHostsFile /etc/ssh/test_known_hosts
 """
-_ENTER = 'mount --make-rprivate / && mount --bind "$1/etc" /etc && hostname "$2" && shift 2 && exec "$@"'
+_ENTER = """
+mount --make-rprivate / && mount -t tmpfs tmpfs /run
+mount --bind "$1/etc" /etc && hostname "$2" && shift 2 && exec "$@"
+"""
 _BOOT = """
 mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mkdir /run/sshd
 cat /proc/sys/kernel/random/uuid > /run/boot_id && mount --bind /run/boot_id /proc/sys/kernel/random/boot_id

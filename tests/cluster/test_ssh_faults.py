@@ -144,3 +144,19 @@ def test_an_ssh_that_is_killed_is_a_restart(launch):
     os.kill(ssh, signal.SIGKILL)
     job.wait_for(lambda: "restart" in job.err and "pid" in job.log(0))
     assert "lost its machine hosta: ssh ended with SIGKILL" in job.err
+
+
+def test_a_model_dir_that_is_not_shared_is_refused_when_the_chief_moves(ssh_hosts, tmp_path):
+    """/run is another directory on each host."""
+    options = [f"--log_dir={tmp_path}/logs", "--max_restarts=0", "-H"]
+    command = [*MNIST, "--model_dir=/run/mnist", "--save_every_steps=5"]
+
+    def run(hosts, steps):
+        words = [*options, hosts, "--", *command, f"--train_steps={steps}"]
+        return ssh_hosts.run("ctl", "launch", *words, env=environ(), cwd=ROOT, timeout_secs=240)
+
+    result = run("hosta,hostb", 5)
+    assert result.returncode == 0, result.stderr
+    result = run("hostb,hosta", 10)
+    assert result.returncode == 2, result.stderr
+    assert "The chief finds no checkpoint in /run/mnist/checkpoints, worker 1 at step 5" in result.stdout

@@ -198,6 +198,13 @@ def test_the_real_ssh_understands_its_options():
     assert {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"} <= set(told)
 
 
+def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
+    with pytest.raises(UsageError, match=r"address of host 'elsewhere\.invalid' cannot be found"):
+        hosts.reachable([Host("localhost"), Host("elsewhere.invalid")])
+    names = ["192.0.2.1", "elsewhere.invalid"]
+    assert hosts.reachable(list(map(Host, names))) == names
+
+
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
     places = HostAllocation([Host("localhost", 2)]).places()
     assert not places.remote and len(set(places.tasks[0].tasks["worker"])) == 2
