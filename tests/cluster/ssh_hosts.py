@@ -11,6 +11,7 @@ root and the packages openssh-server and iproute2.
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class SshHosts:
         self.address = {name: f"10.78.0.{i}" for i, name in enumerate(self._names, 1)}
         self._prefix = f"ctl{os.getpid()}"
         self._processes: dict[str, subprocess.Popen] = {}
+        self._relay: subprocess.Popen | None = None
 
     def __enter__(self) -> "SshHosts":
         try:
@@ -85,6 +87,7 @@ class SshHosts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_relay()
         for name in list(self._processes):
             self.stop(name)
         for name in ["switch", *self._names]:
@@ -119,8 +122,29 @@ class SshHosts:
         _run("ip", "-n", self._namespace("switch"), "link", "set", name, "down")
 
     def mend(self, name: str) -> None:
-        """Plugs the cable in again."""
-        _run("ip", "-n", self._namespace("switch"), "link", "set", name, "up")
+        """Plugs the cable in again, without a delay."""
+        _run("ip", "-n", self._namespace("switch"), "link", "set", name, "master", "bridge", "up")
+        _run("ip", "-n", self._namespace("switch"), "link", "del", "slow", check=False)
+
+    def delay(self, name: str, secs: float) -> None:
+        """Delays all frames to and from a host, until `reset`."""
+        switch = self._namespace("switch")
+        _run("ip", "-n", switch, "link", "add", "slow", "type", "veth", "peer", "name", "slowport")
+        _run("ip", "-n", switch, "link", "set", "slowport", "master", "bridge", "up")
+        _run("ip", "-n", switch, "link", "set", "slow", "up")
+        _run("ip", "-n", switch, "link", "set", name, "nomaster")
+        self._relay = subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{switch}", sys.executable,
+             Path(__file__).parent / "slow_link.py", name, "slow", f"{secs}"],
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._relay.stdout.readline() == b"ready\n"
+
+    def _end_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.communicate(timeout=_TIMEOUT_SECS)
+            self._relay = None
 
     def etc(self, name: str) -> Path:
         """The /etc of a host."""
@@ -158,6 +182,7 @@ class SshHosts:
 
     def reset(self) -> None:
         """Undoes changes of /etc/hosts, home directories, login shells, sshd, cables and stopped hosts."""
+        self._end_relay()
         for name in self._names:
             self._make_ssh_files(name)
             self.set_hosts(name)

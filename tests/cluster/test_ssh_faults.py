@@ -1,7 +1,8 @@
-"""Jobs on hosts with a real sshd: names on loopback, restarts, cut cables."""
+"""Jobs on hosts with a real sshd: names on loopback, restarts, cut cables, slow networks."""
 
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -160,3 +161,46 @@ def test_a_model_dir_that_is_not_shared_is_refused_when_the_chief_moves(ssh_host
     result = run("hostb,hosta", 10)
     assert result.returncode == 2, result.stderr
     assert "The chief finds no checkpoint in /run/mnist/checkpoints, worker 1 at step 5" in result.stdout
+
+
+LINEAR = """
+import ctl
+import keras
+import numpy as np
+import tensorflow as tf
+
+class Linear(ctl.Trainer):
+    def build(self):
+        self.model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.01)
+
+    def train_data(self, batch_size):
+        features = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
+        return ctl.from_arrays({"x": features, "y": features.sum(1)}, batch_size)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            error = tf.square(self.model(batch["x"], training=True)[:, 0] - batch["y"])
+            loss = self.average(error)
+        self.minimize(loss, tape)
+        return {"loss": error}
+
+ctl.run(Linear)
+"""
+
+
+def test_the_logged_cost_of_communication_is_that_of_a_step(ssh_hosts, tmp_path):
+    """With a round trip of 100 ms."""
+    program = tmp_path / "linear.py"
+    program.write_text(LINEAR)
+    ssh_hosts.delay("hostb", 0.05)
+    result = ssh_hosts.run(
+        "ctl", "launch", f"--log_dir={tmp_path}/logs", "-H", "hosta,hostb", "--",
+        "python", program, f"--model_dir={tmp_path}/run", "--train_steps=60", "--log_every_steps=20",
+        "--global_batch_size=16", env=environ(), cwd=ROOT, timeout_secs=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    logged = re.search(r"communication: tcp (\S+) ms, ring (\S+) ms per step -> tcp", result.stdout)
+    assert logged, result.stdout
+    real = 1000 / float(re.findall(r"([0-9.]+) steps/s", result.stdout)[-1])
+    assert float(logged[1]) == pytest.approx(real, rel=0.3)
