@@ -181,7 +181,10 @@ class SshHosts:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def reset(self) -> None:
-        """Undoes changes of /etc/hosts, home directories, login shells, sshd, cables and stopped hosts."""
+        """Undoes changes of files, cables and stopped hosts. A changed sshd_config means a restart."""
+        for name in list(self._processes):
+            if (self.etc(name) / "ssh" / "sshd_config").read_text() != _SSHD_CONFIG:
+                self.stop(name)
         self._end_relay()
         for name in self._names:
             self._make_ssh_files(name)
@@ -226,7 +229,7 @@ class SshHosts:
         keys = {n: (self.directory / f"{n}.key.pub").read_text().split()[:2] for n in self._names}
         lines = [" ".join([f"{n},{self.address[n]}", *key]) for n, key in keys.items()]
         (etc / "ssh" / "test_known_hosts").write_text("\n".join(lines) + "\n")
-        (etc / "ssh" / "sshd_config").write_text(_SSHD_CONFIG)
+        (etc / "ssh" / "sshd_config").write_text(_SSHD_CONFIG)  # read when sshd starts
         (etc / "ssh" / "ssh_config").write_text(_SSH_CONFIG)
 
     def set_login(self, name: str, shell: str) -> None:

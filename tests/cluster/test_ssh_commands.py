@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -79,6 +81,33 @@ def test_login_shells_see_no_text_of_the_user(ssh_hosts, tmp_path):
     assert json.loads(result.stdout) == [AWKWARD, str(directory)]
     [words] = (tmp_path / "words").read_text().splitlines()
     assert words == f"exec {sys.executable} {ROOT}/ctl/launch/remote_entry.py"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
+def test_arguments_arrive_unchanged_with_any_login_shell(ssh_hosts, shell):
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    ssh_hosts.set_login("hosta", path)
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *AWKWARD,
+                           env=environ())  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == AWKWARD
+
+
+def test_a_login_that_a_busy_sshd_refuses_is_repeated(ssh_hosts):
+    """Connections before the login fill MaxStartups for the first seconds."""
+    with (ssh_hosts.etc("hosta") / "ssh" / "sshd_config").open("a") as config:
+        config.write("MaxStartups 1\n")
+    ssh_hosts.stop("hosta")
+    ssh_hosts.start("hosta")
+    connect = "import socket, time; s = socket.create_connection(('hosta', 22)); s.recv(9)"
+    command = [sys.executable, "-u", "-c", connect + "; print(1); time.sleep(4)"]
+    with ssh_hosts.popen(command, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout.readline() == b"1\n"
+        result = ssh_hosts.run("ctlrun", "-np", "2", "-H", "hosta:2", "hostname", env=environ())
+    assert (result.returncode, result.stdout.count("hosta")) == (0, 2), result.stderr
 
 
 def test_a_startup_file_that_reads_stdin_is_named(ssh_hosts):
