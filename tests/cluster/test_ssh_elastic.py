@@ -134,3 +134,24 @@ def test_a_host_that_is_unreachable_does_not_delay_the_first_group(elastic, ssh_
     elastic.wait_for("step .* of 1 hosta")
     assert time.monotonic() - began < 40
     assert elastic.end() == 0
+
+
+def test_a_list_of_hosts_that_flaps_ends_in_the_newest_one(elastic):
+    """Hosts come and go while processes start, wait and leave."""
+    elastic.name("hosta:1", "hostb:1")
+    elastic.start("-np", "1", "--max-np", "3")
+    after = elastic.wait_for("of 2 hosta")
+    pauses_secs = [0.5, 2.0, 6.0, 1.0, 4.0, 9.0, 0.2, 3.0, 7.0, 1.5]
+    for i, pause_secs in enumerate(pauses_secs):
+        elastic.name("hosta:1", *(["hostb:1"] if i % 2 else []), *(["hostc:1"] if i % 3 else []))
+        time.sleep(pause_secs)
+        assert elastic.process.poll() is None, elastic.said[-6000:]
+    elastic.name("hosta:1", "hostc:1")
+    after = len(elastic.said)
+    after = elastic.wait_for("step .* of 2 hostc", after=after)
+    elastic.name("hosta:1")
+    after = elastic.wait_for("step .* of 1 hosta", after=after)
+    elastic.name("hosta:1", "hostb:1", "hostc:1")
+    elastic.wait_for("step .* of 3 hostb", after=after)
+    assert elastic.end() == 0, elastic.said[-6000:]
+    assert "is killed" not in elastic.said and "failures" not in elastic.said
