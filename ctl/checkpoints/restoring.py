@@ -123,10 +123,10 @@ def awaited(
             sleep(_POLL_SECS)
 
 
-def newest_of_workers(agreement: HostAllReduce, place: Topology, directory: AnyPath) -> list[int]:
+def newest_of_workers(agreement: HostAllReduce, topology: Topology, directory: AnyPath) -> list[int]:
     """Returns the step of the newest checkpoint that each worker sees, -1 for none. All workers call it."""
     steps = np.zeros(agreement.num_workers)
-    steps[place.worker_index] = _newest_step(directory) + 1
+    steps[topology.worker_index] = _newest_step(directory) + 1
     return [int(step) - 1 for step in agreement.sum(steps)]
 
 
@@ -146,23 +146,24 @@ def check_sees_newest(
       steps: The result of `newest_of_workers`.
     """
     until, newest = clock() + VISIBLE_SECS, max(steps)
-    while (own := _newest_step(directory)) < newest:
+    while (visible := _newest_step(directory)) < newest:
         if clock() >= until:
-            others = ", ".join(f"worker {i} at step {s}" for i, s in enumerate(steps) if s > own)
-            found = f"finds its newest checkpoint at step {own}" if own >= 0 else "finds no checkpoint"
+            workers = ", ".join(f"worker {i} at step {s}" for i, s in enumerate(steps) if s > visible)
+            newest_here = f"its newest checkpoint at step {visible}" if visible >= 0 else "no checkpoint"
             raise UsageError(
-                f"The chief {found} in {directory}, {others}. All workers must see the same model_dir: put "
-                "it on shared storage. To begin without these checkpoints, give another --model_dir."
+                f"The chief finds {newest_here} in {directory}, {workers}. All workers must see the same "
+                "model_dir: put it on shared storage. To begin without these checkpoints, give another "
+                "--model_dir."
             )
         sleep(_POLL_SECS)
 
 
 def _newest_step(directory: AnyPath) -> int:
     try:
-        found, _ = commit.survey(directory)
+        checkpoints, _ = commit.survey(directory)
     except OSError:  # as before the first save
         return -1
-    return max((manifest.step for _, manifest in found), default=-1)
+    return max((manifest.step for _, manifest in checkpoints), default=-1)
 
 
 def chosen_by_chief(

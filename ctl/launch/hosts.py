@@ -159,12 +159,12 @@ def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
 
     UsageError, too, if the address of this machine is needed, and the names of all others are unknown.
     """
-    others = [host.address for host in hosts if not host.is_local]
+    remote_addresses = [host.address for host in hosts if not host.is_local]
     own = interface_address(nics.split(",")[0]) if nics else None
-    if others and own is None:
-        own = next(filter(None, map(_address_towards, others)), None)
+    if remote_addresses and own is None:
+        own = next(filter(None, map(_address_towards, remote_addresses)), None)
         if own is None and any(host.is_loopback for host in hosts):
-            _check_resolves(others[0])
+            _check_resolves(remote_addresses[0])
     return addresses_of(hosts, own, " in -H, or add --network-interfaces NAME")
 
 
@@ -198,7 +198,7 @@ def _address(host: Host, own: str | None, is_alone: bool, option: str) -> str:
 
 
 def _address_towards(other: str) -> str | None:
-    """Our address as seen by another host; nothing is sent."""
+    """Our address as seen by another host, without any packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
         return probe.getsockname()[0]

@@ -68,24 +68,24 @@ class HostHealth:
         return f"something is started there again in {delay_secs:.0f} s at the earliest"
 
     def unreachable(self, target: str) -> str:
-        """ssh could not reach the host or lost it; returns a clause that says when it is tried again.
+        """Notes that ssh could not reach the host or lost it; returns a clause with the time of the retry.
 
         The processes of a host end together with their connection, which counts once.
         """
-        now = self.clock()
-        if now >= self._not_before.get(target, -math.inf):
+        now_secs = self.clock()
+        if now_secs >= self._not_before.get(target, -math.inf):
             outages = self._outages.get(target, 0)
             self._outages[target] = outages + 1
             delay_secs = doubled_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
-            self._not_before[target] = now + delay_secs
-        return f"the host is tried again in {self._not_before[target] - now:.0f} s"
+            self._not_before[target] = now_secs + delay_secs
+        return f"the host is tried again in {self._not_before[target] - now_secs:.0f} s"
 
     def reached(self, target: str) -> None:
-        """A process of the host has connected: the next outage begins with a short pause."""
+        """Notes that a process of the host has connected. The next outage begins with a short pause."""
         self._outages.pop(target, None)
 
     def exclude(self, target: str) -> str:
-        """ssh is refused by the host, which a retry does not change; returns a clause."""
+        """Notes that the host refuses ssh, which a retry does not change; returns a clause."""
         self._not_before[target] = math.inf
         return "nothing more is started there"
 
@@ -332,13 +332,13 @@ class Membership:
         """Whether all workers of the next group wait for it."""
         if self.number:
             return all(w.port for w in self.members)
-        now, waiting = self.hosts.clock(), [w for w in self.workers.values() if w.port]
+        now_secs, waiting = self.hosts.clock(), [w for w in self.workers.values() if w.port]
         if len(waiting) < self.limits.first:
             self._enough_since = None
             return False
-        self._enough_since = now if self._enough_since is None else self._enough_since
+        self._enough_since = now_secs if self._enough_since is None else self._enough_since
         is_complete = all(w.port or w.is_dismissed for w in self.workers.values())
-        return is_complete or now - self._enough_since >= _FIRST_GROUP_SECS
+        return is_complete or now_secs - self._enough_since >= _FIRST_GROUP_SECS
 
     def _newcomers(self) -> list[Worker]:
         """Workers with a slot that wait for their first group."""

@@ -126,10 +126,10 @@ class _Server:
             pipes = {pipe: number for number, c in self._children.items() for pipe in c.stream_by_pipe}
         for pipe in pipes:
             poll.register(pipe, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(_POLL_MSECS)]
-        for pipe in pipes.keys() & ready:
+        active = [descriptor for descriptor, _ in poll.poll(_POLL_MSECS)]
+        for pipe in pipes.keys() & active:
             self._copy(pipes[pipe], pipe)
-        if self._orders in ready:
+        if self._orders in active:
             self._read_orders()
         for number, child in list(self._children.items()):
             if child.popen.poll() is not None:

@@ -91,7 +91,7 @@ class RemoteProcess(Process):
             while data:
                 data = data[os.write(self._descriptors[stream], data) :]
 
-    def note_exit(self, returncode: int, why: str = "", loss: str | None = None) -> None:
+    def note_exit(self, returncode: int, reason: str = "", loss: str | None = None) -> None:
         """Notes the end of the process; only the first call counts."""
         with self._lock:
             if self._exit is not None:
@@ -100,12 +100,12 @@ class RemoteProcess(Process):
             descriptors, self._descriptors = self._descriptors, {}
             for descriptor in descriptors.values():
                 os.close(descriptor)
-            self._exit = replace(end, why=why, loss=loss) if loss else end
+            self._exit = replace(end, why=reason, loss=loss) if loss else end
 
-    def note_error(self, text: str, returncode: int, why: str, loss: str) -> None:
+    def note_error(self, text: str, returncode: int, reason: str, loss: str) -> None:
         """Writes a text to the stderr of the process, and notes its end."""
         self.write(2, text.rstrip().encode() + b"\n")
-        self.note_exit(returncode, why, loss)
+        self.note_exit(returncode, reason, loss)
 
     def _cancel(self, signum: int) -> None:
         """Ends a process that has not started: ssh is still connecting."""
@@ -176,7 +176,7 @@ class HostConnection:
         self._orders.put(json.dumps(order).encode())
 
     def close(self) -> None:
-        """Ends the connection; `poll` kills an ssh that does not end by itself."""
+        """Ends the connection; `poll` kills an ssh that does not end in time."""
         if self._close_secs is None:
             self._orders.put(None)
             self._connect_secs = None
@@ -199,6 +199,8 @@ class HostConnection:
             kill_group(self.pid)
             self._reader.join(_KILL_SECS)
             self._note_end(returncode)
+            if self.has_ended:
+                self._errors.close()
         elif self._close_secs is not None and now_secs >= self._close_secs:
             self.kill()
         elif not self.is_ready and now_secs >= self._ready_by_secs:
@@ -256,8 +258,8 @@ class HostConnection:
         if "stream" in frame:
             process.write(frame["stream"], data)
         elif "error" in frame:
-            why = f"cannot be started: {frame['error']}"
-            process.note_error(f"ctl launch: {frame['error']}", EXIT_USAGE, why, ERROR)
+            reason = f"cannot be started: {frame['error']}"
+            process.note_error(f"ctl launch: {frame['error']}", EXIT_USAGE, reason, ERROR)
         else:
             process.note_exit(frame["exit"])
 
@@ -277,14 +279,14 @@ class HostConnection:
         code, loss = ssh.EXIT_UNREACHABLE, OUTSIDE
         if has_started:
             code = returncode if returncode < 0 else code
-            why = f"lost its machine {self.host}: {error or ended}"
+            reason = f"lost its machine {self.host}: {error or ended}"
         elif not self._refusal and (returncode < 0 or (is_outside and not ssh.is_permanent(stderr))):
-            why = f"cannot be started, because host {self.host} cannot be reached: {error or ended}"
+            reason = f"cannot be started, because host {self.host} cannot be reached: {error or ended}"
         else:
             code, loss = EXIT_USAGE, REFUSED
-            why = f"cannot be started on {self.host}: {self._explained(error, ended, is_outside)}"
+            reason = f"cannot be started on {self.host}: {self._explained(error, ended, is_outside)}"
         for process in running:
-            process.note_error(stderr if stderr.strip() else f"ctl launch: it {why}", code, why, loss)
+            process.note_error(stderr if stderr.strip() else f"ctl launch: it {reason}", code, reason, loss)
 
     def _explained(self, error: str, ended: str, is_outside: bool) -> str:
         if self._refusal:

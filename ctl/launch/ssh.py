@@ -83,9 +83,9 @@ def remote_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def error_line(text: str) -> str:
-    """Returns the last line of ssh's stderr that states an error; empty without one."""
+    """Returns the last line of stderr that states an error, without its full stop; empty without one."""
     lines = [line.strip() for line in text.splitlines() if not _ADVICE.match(line)]
-    return lines[-1][:300] if lines else ""
+    return lines[-1][:300].rstrip(".") if lines else ""
 
 
 def is_permanent(text: str) -> bool:

@@ -109,8 +109,8 @@ def test_input_that_another_program_has_read_is_refused():
 @pytest.mark.parametrize(
     ("text", "error", "is_permanent", "is_refused"),
     [
-        ("h: Permission denied (publickey).\r\n", "h: Permission denied (publickey).", True, False),
-        ("@@@\nHost key verification failed.", "Host key verification failed.", True, False),
+        ("h: Permission denied (publickey).\r\n", "h: Permission denied (publickey)", True, False),
+        ("@@@\nHost key verification failed.", "Host key verification failed", True, False),
         ("ssh: Could not resolve hostname h: Name or service not known", None, True, False),
         ("ssh: Could not resolve hostname h: Temporary failure in name resolution", None, False, False),
         ("ssh: connect to host h port 22: No route to host", None, False, False),
