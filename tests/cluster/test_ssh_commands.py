@@ -24,13 +24,20 @@ def environ(**variables):
     return {**kept, "PATH": f"{BINARIES}:/usr/local/bin:/usr/bin:/bin", **variables}
 
 
-def test_the_documented_command_trains_on_two_hosts(ssh_hosts, tmp_path):
-    run = tmp_path / "mnist"
+@pytest.mark.parametrize(
+    "options",
+    [["-H", "hosta:2,hostb:2"], ["--host_discovery=hosts.sh", "--min_workers=2", "--max_workers=8"]],
+    ids=["hosts", "discovery"],
+)
+def test_the_documented_command_trains_on_two_hosts(ssh_hosts, tmp_path, options):
+    run, script = tmp_path / "mnist", tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho hosta:2\necho hostb:2\n")
+    script.chmod(0o755)
+    options = [option.replace("hosts.sh", str(script)) for option in options]
+    command = ["python", "-m", "models.mnist", f"--model_dir={run}", "--train_steps=20"]
     result = ssh_hosts.run(
-        "ctl", "launch", "-H", "hosta:2,hostb:2", "--", "python", "-m", "models.mnist",
-        f"--model_dir={run}", "--train_steps=20",
-        env=environ(), cwd=ROOT, timeout_secs=240,
-    )  # fmt: skip
+        "ctl", "launch", *options, "--", *command, env=environ(), cwd=ROOT, timeout_secs=240
+    )
     assert result.returncode == 0, result.stderr
     assert (run / "checkpoints" / "ckpt-20").is_dir()
     assert "4 workers" in result.stdout

@@ -22,7 +22,7 @@ def test_a_chief_whose_name_is_127_0_1_1_is_reached(ssh_hosts, tmp_path):
         ssh_hosts.set_hosts(host, f"127.0.1.1 {host}")
     result = ssh_hosts.run(
         "ctl", "launch", "-H", "hosta,hostb", "--startup_timeout_secs=40", "--max_restarts=0", "--",
-        *MNIST, f"--model_dir={tmp_path}/run", "--train_steps=4", "--communication=tcp",
+        *MNIST, f"--model_dir={tmp_path}/run", "--train_steps=4",
         env=environ(), cwd=ROOT, timeout_secs=240,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
