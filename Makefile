@@ -5,7 +5,7 @@ STEPS ?= 500
 # what was compiled is kept, also where somebody set this
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: mnist test test-quick lint types slow bench docs clean
+.PHONY: mnist test test-quick test-cluster lint types slow bench docs clean
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
@@ -18,7 +18,11 @@ test: .venv/tested
 		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
 
 test-quick: .venv/compiled
-	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not trains" --hypothesis-profile=quick
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not cluster and not trains" --hypothesis-profile=quick
+
+# as root; needs the packages openssh-server and iproute2
+test-cluster: .venv/compiled
+	.venv/bin/python -m pytest tests/cluster -m cluster
 
 lint: .venv/tested
 	.venv/bin/ruff check .

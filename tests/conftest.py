@@ -249,3 +249,21 @@ def unbroken(tmp_path_factory):
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def all_ssh_hosts(tmp_path_factory):
+    """Three hosts with sshd, and a machine "launch"; shared by all tests of a process."""
+    import ssh_hosts
+
+    if reason := ssh_hosts.missing():
+        pytest.skip(reason)
+    with ssh_hosts.SshHosts(tmp_path_factory.mktemp("ssh_hosts"), ["hosta", "hostb", "hostc"]) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def ssh_hosts(all_ssh_hosts):
+    """The same hosts, reset after each test."""
+    yield all_ssh_hosts
+    all_ssh_hosts.reset()

@@ -8,7 +8,7 @@ has chosen some time later on network file systems; they wait for it.
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.topology import Topology
-from ctl.errors import CheckpointError, CtlError, ReadError
+from ctl.errors import CheckpointError, CtlError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
@@ -121,6 +121,49 @@ def awaited(
                 _log.warning("Waiting for the checkpoint that the chief restores: %s", e)
                 told = True
             sleep(_POLL_SECS)
+
+
+def newest_of_workers(agreement: HostAllReduce, topology: Topology, directory: AnyPath) -> list[int]:
+    """Returns the step of the newest checkpoint that each worker sees, -1 for none. All workers call it."""
+    steps = np.zeros(agreement.num_workers)
+    steps[topology.worker_index] = _newest_step(directory) + 1
+    return [int(step) - 1 for step in agreement.sum(steps)]
+
+
+def check_sees_newest(
+    directory: AnyPath,
+    steps: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Raises UsageError, on the chief, if another worker sees a newer checkpoint for `VISIBLE_SECS`.
+
+    A network file system may show it some time later. A directory that is not shared never does; without
+    this check, a chief on another host than before would begin at step 0.
+
+    Args:
+      steps: The result of `newest_of_workers`.
+    """
+    until, newest = clock() + VISIBLE_SECS, max(steps)
+    while (visible := _newest_step(directory)) < newest:
+        if clock() >= until:
+            workers = ", ".join(f"worker {i} at step {s}" for i, s in enumerate(steps) if s > visible)
+            newest_here = f"its newest checkpoint at step {visible}" if visible >= 0 else "no checkpoint"
+            raise UsageError(
+                f"The chief finds {newest_here} in {directory}, {workers}. All workers must see the same "
+                "model_dir: put it on shared storage. To begin without these checkpoints, give another "
+                "--model_dir."
+            )
+        sleep(_POLL_SECS)
+
+
+def _newest_step(directory: AnyPath) -> int:
+    try:
+        checkpoints, _ = commit.survey(directory)
+    except OSError:  # as before the first save
+        return -1
+    return max((manifest.step for _, manifest in checkpoints), default=-1)
 
 
 def chosen_by_chief(

@@ -23,7 +23,7 @@ from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import SOCKETS_VARIABLE, Settings
 from ctl.errors import UsageError
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener
-from ctl.io.rendezvous import Caller, Deadline, listening, refusals, split_address
+from ctl.io.rendezvous import Caller, Deadline, listening, listening_place, refusals, split_address
 
 _PROTOCOL = 4
 _TELL_EVERY_SECS = 30.0
@@ -251,6 +251,6 @@ class _Meeting:
             raise HorovodInternalError(
                 f"{text}: not here after {deadline.timeout_secs:g} s. Do these processes run, "
                 "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
-                f"{why}{refusals(self._listener)}"
+                f"{why}{listening_place(self._listener)}{refusals(self._listener)}"
             )
         print(f"hvd: {text}", file=sys.stderr, flush=True)

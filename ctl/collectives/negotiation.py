@@ -132,7 +132,8 @@ class Agreement:
                 if is_eager or now - self._last_request_at > 3 * order:
                     self._fail_at_odds(rounds)
         warn, shut = self._settings.stall_warning, self._settings.stall_shutdown
-        late = [r for r in self._table.waiting() if warn and now - max(r.since, r.warned_at) > warn]
+        waiting = [r for r in self._table.waiting() if not r.requests.keys() <= self.gone.keys()]
+        late = [r for r in waiting if warn and now - max(r.since, r.warned_at) > warn]
         if late:
             _warn(self._table, late, now)
         for found in self._table.waiting():

@@ -149,6 +149,12 @@ class Listener:
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """IP address and port of the listening socket."""
+        host, port = self._server.getsockname()[:2]
+        return host, port
+
     def accepted(self, wait_secs: float = 0.0) -> list[tuple[socket.socket, dict[str, Any]]]:
         """Callers that have proven themselves: blocking sockets, and what each claims to be."""
         found = []

@@ -11,6 +11,7 @@ The ranks of the engine meet so, each with every other (`ctl.collectives.bootstr
 workers before it starts, each with the chief (`ctl.distribute.startup_barrier`).
 """
 
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -35,22 +36,41 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listening(host: str, port: int, *, everywhere: bool = False) -> socket.socket:
-    """A socket that listens at a port of this host, or of all its addresses if no address has that name.
+    """Returns a socket that listens at a port of this host, or at all its addresses if none has that name.
+
+    Debian and Ubuntu write `127.0.1.1 NAME` into /etc/hosts. A name that resolves to a loopback address
+    therefore means all addresses, unless it is `localhost` or a loopback address itself.
 
     Args:
-      everywhere: at all addresses in any case, other than for a name that only this machine knows.
+      everywhere: Listen at all addresses for any other name, too.
 
     Raises OSError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-    if is_loopback or not everywhere:
+    if is_loopback or not (everywhere or _resolves_to_loopback(host)):
         try:
             return socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError:
             if is_loopback:
                 raise
     return socket.create_server(("", port), family=family, backlog=BACKLOG)
+
+
+def _resolves_to_loopback(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        return any(str(address).startswith("127.") or address == "::1" for address in addresses)
+    return False
+
+
+def listening_place(listener: Listener, subject: str = "It") -> str:
+    """Returns a sentence that names the address of a listener, with a space before it."""
+    host, port = listener.address
+    scope = " (all interfaces)" if host in ("0.0.0.0", "::") else ""
+    if host.startswith("127.") or host == "::1":
+        scope = ", which only this machine can reach"
+    return f" {subject} listened at {host}:{port}{scope}."
 
 
 def refusals(listener: Listener) -> str:

@@ -5,11 +5,14 @@
     store.read("job_0.log")
 
 A process of this machine gets a file in memory (memfd), which it opens through /proc. It needs no disk, and
-a deleted directory does not affect it. A process of another machine writes `directory/job_0.json`.
+a deleted directory does not affect it. A process of another machine writes `directory/job_0.TOKEN-1.json`,
+with a token of the launcher and the number of the attempt: a process on a host that is cut off goes on
+writing while its successor runs.
 """
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -26,8 +29,18 @@ class BeatStore:
         """Stores the directory; None if no other machine can see one."""
         self._directory = directory
         self._temporary: Path | None = None
+        self._token = secrets.token_hex(4)
+        self._attempt = 0
         self._descriptors: dict[str, int] = {}  # of files in memory
         self._paths: dict[str, Path] = {}  # of the remaining files
+
+    def begin_attempt(self) -> None:
+        """Gives the files of other machines new paths."""
+        self._attempt += 1
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        self._paths.clear()
 
     def path(self, name: str, *, is_remote: bool = False) -> Path:
         """Returns the path that the process writes to; creates the file in memory of a local process."""
@@ -78,10 +91,11 @@ class BeatStore:
                 self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="ctl-heartbeat-"))
                 directory = self._temporary
             directory.mkdir(parents=True, exist_ok=True)
-        path = (directory or Path(tempfile.gettempdir())) / name.replace(".log", ".json")
+        directory, stem = directory or Path(tempfile.gettempdir()), name.removesuffix(".log")
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # of an earlier job
-        return path
+            for earlier in directory.glob(f"{stem}.*json"):
+                earlier.unlink(missing_ok=True)
+        return directory / f"{stem}.{self._token}-{self._attempt}.json"
 
 
 def _memory_file(name: str) -> int | None:

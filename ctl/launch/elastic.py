@@ -24,6 +24,7 @@ from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, 
 from ctl.launch.monitor import PassedOnSignals
 from ctl.launch.process import ProcessExit
 from ctl.launch.rank_job import FAILURE_GRACE_SECS, SIGNAL_GRACE_SECS, RankJob, describe_end
+from ctl.launch.restart_policy import OUTSIDE, REFUSED
 from ctl.launch.worker_channels import WorkerChannels
 
 _STEP_SECS = 0.05
@@ -64,6 +65,7 @@ class ElasticJob:
         self._change_sent_secs = -math.inf
         self._leave_secs: dict[int, float] = {}  # worker -> when it has to be gone
         self._first_cause: ProcessExit | None = None
+        self._newest_outage: ProcessExit | None = None  # of a host, which is tried again
         self._late_failure: ProcessExit | None = None  # after another was done
         self._problem = ""
 
@@ -99,7 +101,7 @@ class ElasticJob:
         left = membership.members if membership.number else list(membership.workers)
         if membership.is_finishing:
             return bool(left)
-        if self._first_cause and not left:
+        if not left and (self._first_cause or membership.number):
             membership.failure = "no process is left"
         return not membership.failure
 
@@ -148,6 +150,8 @@ class ElasticJob:
             if isinstance(port, int):
                 skips_sync = message.get("skips_sync") is True
                 self._membership.joined(number, port, skips_sync=skips_sync)
+                if number in self._membership.workers:
+                    self._hosts.reached(self._membership.workers[number].slot.host)
         elif "synced" in message:
             self._membership.synced(number)
         elif "unmet" in message:
@@ -169,7 +173,7 @@ class ElasticJob:
         try:
             here = reachable([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
         except UsageError as e:
-            report(f"{e}; {self._hosts.failed(slot.host)}")
+            report(f"{e}; {self._hosts.unreachable(slot.host)}")
             return
         place = _planned(self._membership.wanted_slots(), slot)
         environ = self._job.environ_of(place, host.address, is_here=remote is None)
@@ -197,13 +201,22 @@ class ElasticJob:
         host = worker.slot.host
         after = "its host is not named any more"
         if self._hosts.is_named(host):
-            after = self._hosts.failed(host)
+            after = self._note_failure(host, end)
         report(f"process {number} on {host} {describe_end(end)}; {after}")
-        self._first_cause = self._first_cause or end
+        if end.loss == OUTSIDE:
+            self._newest_outage = end
+        else:
+            self._first_cause = self._first_cause or end
         if membership.is_finishing and worker.group:
             self._late_failure = self._late_failure or end
         if worker.group == membership.number:
             self._send_to_members({"lost": worker.rank})  # they may wait for it in vain
+
+    def _note_failure(self, host: str, end: ProcessExit) -> str:
+        """Returns a clause on when the host is used again. An error of ssh is none of the program."""
+        if end.loss == OUTSIDE:
+            return self._hosts.unreachable(host)
+        return self._hosts.exclude(host) if end.loss == REFUSED else self._hosts.failed(host)
 
     def _place(self, group: Group) -> None:
         """Sends each worker its rank."""
@@ -277,7 +290,8 @@ class ElasticJob:
                 self._channels.send(member.number, told)
 
     def _exit_code(self, signals: PassedOnSignals) -> int:
-        cause, late = self._late_failure or self._first_cause, self._late_failure
+        late = self._late_failure
+        cause = late or self._first_cause or self._newest_outage
         if signals.received:
             report("ended by " + signal.Signals(signals.received[0]).name)
             return 128 + signals.received[0]

@@ -129,7 +129,8 @@ class HeartbeatMonitor:
         return self._store.path(log_name(task), is_remote=is_remote)
 
     def reset(self, tasks: Iterable[Topology]) -> None:
-        """Starts an attempt: clears old heartbeats."""
+        """Starts an attempt: clears old heartbeats, and ignores processes of earlier attempts."""
+        self._store.begin_attempt()
         self._seen.clear()
         self._activity.clear()
         self._started_secs = self._checked_secs = self._clock()

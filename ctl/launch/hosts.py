@@ -155,11 +155,16 @@ def addresses_of(hosts: Sequence[Host], own: str | None, option: str) -> list[st
 
 
 def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
-    """The same for `ctlrun`: our address is that of the first of `nics`, or of the route to a host."""
-    other = next((h for h in hosts if not h.is_local), None)
+    """The same for `ctlrun`: our address is that of the first of `nics`, or of the route to a host.
+
+    UsageError, too, if the address of this machine is needed, and the names of all others are unknown.
+    """
+    remote_addresses = [host.address for host in hosts if not host.is_local]
     own = interface_address(nics.split(",")[0]) if nics else None
-    if other is not None and own is None:
-        own = _address_towards(other.address)
+    if remote_addresses and own is None:
+        own = next(filter(None, map(_address_towards, remote_addresses)), None)
+        if own is None and any(host.is_loopback for host in hosts):
+            _check_resolves(remote_addresses[0])
     return addresses_of(hosts, own, " in -H, or add --network-interfaces NAME")
 
 
@@ -193,11 +198,22 @@ def _address(host: Host, own: str | None, is_alone: bool, option: str) -> str:
 
 
 def _address_towards(other: str) -> str | None:
-    """Our address as seen by another host; nothing is sent."""
+    """Our address as seen by another host, without any packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
         return probe.getsockname()[0]
     return None
+
+
+def _check_resolves(name: str) -> None:
+    """Raises UsageError for a name without an address."""
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError) as e:
+        raise UsageError(
+            f"the address of host {name!r} cannot be found ({getattr(e, 'strerror', None) or e}); expected "
+            "a name that is in DNS or /etc/hosts of every machine, or an IPv4 address"
+        ) from None
 
 
 def _is_address(name: str) -> bool:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ctl.launch.hosts import Host
-from ctl.launch.restart_policy import RESTART_PAUSE_SECS, doubled_secs
+from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, doubled_secs
 
 REMOVED, ADDED = 1, 2  # what has changed; both may have
 _FORGET_SECS = 3600.0  # a failure so long ago does not count
+_FIRST_GROUP_SECS = 5.0  # for further processes, once there are enough for the first group
 
 
 @dataclass
@@ -36,6 +37,7 @@ class HostHealth:
     hosts: list[Host] = field(default_factory=list)
     _failures: dict[str, list[float]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
+    _outages: dict[str, int] = field(default_factory=dict)  # since a process of the host connected
 
     def update(self, found: Sequence[Host]) -> bool:
         """Takes a new list, those that were there before first; True if anything is new.
@@ -51,6 +53,7 @@ class HostHealth:
         for target in set(before) - set(now):
             self._failures.pop(target, None)
             self._not_before.pop(target, None)
+            self._outages.pop(target, None)
         return True
 
     def failed(self, target: str) -> str:
@@ -63,6 +66,28 @@ class HostHealth:
         if delay_secs == math.inf:
             return f"{len(recent) + 1} failures; nothing more is started there"
         return f"something is started there again in {delay_secs:.0f} s at the earliest"
+
+    def unreachable(self, target: str) -> str:
+        """Notes that ssh could not reach the host or lost it; returns a clause with the time of the retry.
+
+        The processes of a host end together with their connection, which counts once.
+        """
+        now_secs = self.clock()
+        if now_secs >= self._not_before.get(target, -math.inf):
+            outages = self._outages.get(target, 0)
+            self._outages[target] = outages + 1
+            delay_secs = doubled_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
+            self._not_before[target] = now_secs + delay_secs
+        return f"the host is tried again in {self._not_before[target] - now_secs:.0f} s"
+
+    def reached(self, target: str) -> None:
+        """Notes that a process of the host has connected. The next outage begins with a short pause."""
+        self._outages.pop(target, None)
+
+    def exclude(self, target: str) -> str:
+        """Notes that the host refuses ssh, which a retry does not change; returns a clause."""
+        self._not_before[target] = math.inf
+        return "nothing more is started there"
 
     def is_named(self, target: str) -> bool:
         """True while the host is on the newest list."""
@@ -158,6 +183,7 @@ class Membership:
     _unmet: int = 0  # the newest group that does not count
     _had_state: bool = False
     _since: float | None = None  # when we began to wait for a group
+    _enough_since: float | None = None  # when there were enough processes for the first one
 
     @property
     def members(self) -> list[Worker]:
@@ -306,10 +332,13 @@ class Membership:
         """Whether all workers of the next group wait for it."""
         if self.number:
             return all(w.port for w in self.members)
-        waited = self.hosts.clock() - (self._since or 0.0)
-        return waited >= self.limits.timeout_secs or all(
-            w.port or w.is_dismissed for w in self.workers.values()
-        )
+        now_secs, waiting = self.hosts.clock(), [w for w in self.workers.values() if w.port]
+        if len(waiting) < self.limits.first:
+            self._enough_since = None
+            return False
+        self._enough_since = now_secs if self._enough_since is None else self._enough_since
+        is_complete = all(w.port or w.is_dismissed for w in self.workers.values())
+        return is_complete or now_secs - self._enough_since >= _FIRST_GROUP_SECS
 
     def _newcomers(self) -> list[Worker]:
         """Workers with a slot that wait for their first group."""

@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import Output
-from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process
+from ctl.launch.process import NO_VARIABLES, Process, ProcessExit, start_process, task_environ
 from ctl.launch.process_tree import Guard, OrphanReaper, tree_cpu_ticks
+from ctl.launch.remote_process import HostConnection
 from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
 
@@ -44,6 +45,8 @@ class ProcessGroup:
         self._output = output
         self._ssh_options = ssh_options
         self._processes: list[Process] = []
+        self._connections: dict[str, HostConnection] = {}  # by host
+        self._closing: list[HostConnection] = []
         self._starts: dict[str, Callable[[], None]] = {}  # by the name of the log
         self._guard = Guard()
         self._orphans = OrphanReaper()
@@ -59,20 +62,19 @@ class ProcessGroup:
         """Starts one more process; UsageError when it cannot run or its output cannot be written.
 
         Args:
-          private: variables that never appear on a command line; host: target of ssh, None for here.
+          private: more variables, which take precedence; host: target of ssh, None for here.
         """
+        variables = {**environ, **private}
         try:
             output, errors = self._output.writers(task)
-            process = start_process(
-                self._command,
-                task,
-                output=output,
-                errors=errors,
-                environ=environ,
-                private=private,
-                host=host,
-                ssh_options=self._ssh_options,
-            )
+            if host is None:
+                process = start_process(
+                    self._command, task, output=output, errors=errors, environ=variables
+                )
+            else:
+                variables = task_environ(task, variables)
+                connection = self._connect(host)
+                process = connection.start(self._command, task, variables, output=output, errors=errors)
         except OSError as e:
             raise UsageError(
                 f"{self._command[0]!r} cannot be started ({e}); expected a command that runs by itself, "
@@ -96,16 +98,19 @@ class ProcessGroup:
 
     def poll(self) -> list[ProcessExit]:
         """Notes and returns the processes that have ended since the last call; does not wait."""
+        self._poll_connections()
         ends = [end for process in self._processes if (end := process.poll())]
         for process in self._processes:
-            if process.has_ended:
+            if process.has_ended and process.host is None:
                 self._guard.remove(process.pid)
         self._processes = [process for process in self._processes if not process.has_ended]
         for end in ends:
             self._output.drain(end.task)
         self._output.limit_logs(self.running)
         self.exits += ends
-        self._orphans.poll({process.pid for process in self._processes} | self._guard.pids)
+        children = {process.pid for process in self._processes}
+        children |= {connection.pid for connection in [*self._connections.values(), *self._closing]}
+        self._orphans.poll(children | self._guard.pids)
         return ends
 
     def send(self, task: Topology, signum: int) -> None:
@@ -140,6 +145,7 @@ class ProcessGroup:
                 process.kill()
         self._wait(chosen, _KILL_SECS)
         if only is None:
+            self._close_connections()
             self._output.finish()
             self._guard.close()
 
@@ -168,6 +174,40 @@ class ProcessGroup:
         pids = {log_name(p.task): p.pid for p in self._processes if not p.host}
         ticks = tree_cpu_ticks(pids.values())
         return {name: ticks[pid] for name, pid in pids.items() if pid in ticks}
+
+    def _connect(self, host: str) -> HostConnection:
+        """Returns the open connection to a host, or a new one."""
+        if host not in self._connections:
+            self._connections[host] = HostConnection(host, self._ssh_options)
+            self._guard.add(self._connections[host].pid)
+        return self._connections[host]
+
+    def _poll_connections(self) -> None:
+        """Polls all connections, and closes those without processes."""
+        for host, connection in list(self._connections.items()):
+            pid = connection.pid
+            connection.poll()
+            if connection.pid != pid:  # connected again
+                self._guard.remove(pid)
+                self._guard.add(connection.pid)
+            if connection.is_idle or connection.has_ended:
+                connection.close()
+                self._closing.append(self._connections.pop(host))
+        for connection in list(self._closing):
+            connection.poll()
+            if connection.has_ended:
+                self._guard.remove(connection.pid)
+                self._closing.remove(connection)
+
+    def _close_connections(self) -> None:
+        """Closes all connections; returns when ssh has ended, which `kill` enforces."""
+        until_secs = time.monotonic() + _KILL_SECS
+        self._poll_connections()
+        while self._closing and time.monotonic() < until_secs:
+            time.sleep(_WAIT_INTERVAL_SECS)
+            self._poll_connections()
+        for connection in self._closing:
+            connection.kill()
 
     def _wait(
         self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False

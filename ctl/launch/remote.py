@@ -1,103 +1,228 @@
-"""The far end of an ssh connection: runs one command and ends it with the connection.
+"""The remote end of an ssh connection: starts the processes of a job on one machine, and ends them with it.
 
-    python -m ctl.launch.remote -- python train.py --steps=100
+    exit_code = serve_launcher()          # reads orders from stdin, writes frames to stdout
 
-With `--environ` in front of "--" the first line on stdin is a JSON object of variables; on a command line
-other users of the machine could read them. Further lines are orders: TERM and INT go to the process, KILL
-to its whole group, ALIVE is a keepalive. When stdin ends, or nothing came for `SILENCE_SECS`, the group is
-killed. The exit code is the command's, 128+n for signal n, and 254 for 255, which is ssh's own.
+An order is a line of JSON, after the line `GREETING`: `{"start": 0, "command": [...], "environ": {...},
+"directory": "/work", "is_merged": true}`, `{"signal": 0, "signum": 15}`, `{"kill": 0}` for a whole process
+group, or `{}` as a keepalive. A frame is a line of JSON, after the line `READY`: `{"id": 0, "exit": -9}`,
+`{"id": 0, "error": "..."}` for a process that cannot be started, `{"refused": "..."}`, or
+`{"id": 0, "stream": 1, "bytes": 512}` with the output of a process behind it. When stdin ends, or no order
+arrives for `SILENCE_SECS`, all process groups are killed.
 """
 
 import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from ctl.errors import EXIT_USAGE
+from ctl.errors import EXIT_DONE, EXIT_USAGE
 from ctl.launch.process_tree import die_with_parent, kill_group
 
+GREETING = b"ctl launch"
+READY = b"\0ctl remote\n"
 KEEPALIVE_SECS = 5.0
 SILENCE_SECS = 120.0  # a network that is cut closes no connection
-_SELECT_SECS = 0.1
-_SIGNALS = {b"TERM": signal.SIGTERM, b"INT": signal.SIGINT}
+_POLL_MSECS = 100
+_READ_BYTES = 65536
+_MAX_PENDING_BYTES = 2**20  # of frames; above it the output of processes is not read
 
 
-def main(argv: Sequence[str], orders: int = 0, silence_secs: float = SILENCE_SECS) -> int:
-    """Runs the command after "--" until it ends or is ended; returns the exit code.
+def serve_launcher(orders: int = 0, frames: int = 1, silence_secs: float = SILENCE_SECS) -> int:
+    """Serves one launcher until the connection ends; returns an exit code.
 
     Args:
-      orders: file descriptor of the lines; silence_secs: without any for so long, the end.
+      orders: File descriptor that orders are read from.
+      frames: File descriptor that frames are written to.
+      silence_secs: Time without any order after which the connection counts as lost.
     """
-    words, environ = list(argv), dict(os.environ)
-    if words[:1] == ["--environ"]:
-        words = words[1:]
-        variables = _read_environ(orders, silence_secs)
-        if variables is None:
-            return EXIT_USAGE
-        environ |= variables
-    words = words[1:] if words[:1] == ["--"] else words
-    try:
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environ,
-            preexec_fn=die_with_parent(),  # noqa: PLW1509 (no threads here)
-        )
-    except (OSError, IndexError, ValueError) as e:
-        print(f"ctl launch: {words[:1]} cannot be run on {os.uname().nodename}: {e}", flush=True)
-        return EXIT_USAGE
+    server = _Server(orders, frames, silence_secs)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda *_: _send_signal(child, signal.SIGTERM))
-    _obey(child, orders, silence_secs)
-    kill_group(child.pid)
-    returncode = child.wait()
-    return min(returncode, 254) if returncode >= 0 else 128 - returncode
+        signal.signal(signum, lambda *_: server.send_to_all(signal.SIGTERM))
+    return server.run()
 
 
-def _read_environ(orders: int, silence_secs: float) -> dict[str, str] | None:
-    """The variables of the first line; None when the connection ends before it does."""
-    line, until_secs = b"", time.monotonic() + silence_secs
-    while not line.endswith(b"\n"):  # byte by byte: what follows is an order
-        if time.monotonic() > until_secs:
+class _Child:
+    """One process and the pipes of its output."""
+
+    def __init__(self, order: Mapping[str, Any]):
+        """Starts the process; OSError or ValueError if that fails."""
+        self.stream_by_pipe: dict[int, int] = {}
+        self.popen = subprocess.Popen(
+            order["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if order["is_merged"] else subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **order["environ"]},
+            cwd=order["directory"],
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 (this program has no threads)
+        )
+        for stream, pipe in ((1, self.popen.stdout), (2, self.popen.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self.stream_by_pipe[pipe.fileno()] = stream
+
+    def read(self, pipe: int) -> bytes | None:
+        """Returns available output; None at its end, empty if there is none yet."""
+        try:
+            return os.read(pipe, _READ_BYTES) or None
+        except BlockingIOError:
+            return b""
+        except OSError:
             return None
-        if select.select([orders], [], [], _SELECT_SECS)[0]:
-            byte = os.read(orders, 1)
-            if not byte:
-                return None
-            line += byte
-    return json.loads(line)
+
+    def close(self, pipe: int) -> None:
+        """Closes one pipe."""
+        stream = self.stream_by_pipe.pop(pipe)
+        file = self.popen.stdout if stream == 1 else self.popen.stderr
+        if file is not None:
+            file.close()
 
 
-def _obey(child: subprocess.Popen[bytes], orders: int, silence_secs: float) -> None:
-    """Returns when the process has ended, or its group is to be killed."""
-    received_secs, rest = time.monotonic(), b""
-    while child.poll() is None:
-        if not select.select([orders], [], [], _SELECT_SECS)[0]:
-            if time.monotonic() - received_secs > silence_secs:
-                return
-            continue
-        data = os.read(orders, 4096)
-        if not data:
+class _Server:
+    """The processes of one connection."""
+
+    def __init__(self, orders: int, frames: int, silence_secs: float):
+        self._orders = orders
+        self._frames = frames
+        self._silence_secs = silence_secs
+        self._children: dict[int, _Child] = {}
+        self._received = b""
+        self._pending = bytearray(READY)
+        self._is_greeted = False
+        self._is_connected = True
+        self._exit_code = EXIT_DONE
+        self._received_secs = time.monotonic()
+
+    def run(self) -> int:
+        os.set_blocking(self._orders, False)
+        os.set_blocking(self._frames, False)
+        try:
+            while self._is_connected:
+                self._step()
+        finally:
+            for child in self._children.values():
+                kill_group(child.popen.pid)
+        return self._exit_code
+
+    def send_to_all(self, signum: int) -> None:
+        for child in list(self._children.values()):
+            with contextlib.suppress(OSError):
+                child.popen.send_signal(signum)
+
+    def _step(self) -> None:
+        poll = select.poll()
+        poll.register(self._orders, select.POLLIN)
+        if self._pending:
+            poll.register(self._frames, select.POLLOUT)
+        pipes = {}
+        if len(self._pending) < _MAX_PENDING_BYTES:
+            pipes = {pipe: number for number, c in self._children.items() for pipe in c.stream_by_pipe}
+        for pipe in pipes:
+            poll.register(pipe, select.POLLIN)
+        active = [descriptor for descriptor, _ in poll.poll(_POLL_MSECS)]
+        for pipe in pipes.keys() & active:
+            self._copy(pipes[pipe], pipe)
+        if self._orders in active:
+            self._read_orders()
+        for number, child in list(self._children.items()):
+            if child.popen.poll() is not None:
+                self._finish(number, child)
+        self._write()
+        if time.monotonic() - self._received_secs > self._silence_secs:
+            self._is_connected = False
+
+    def _copy(self, number: int, pipe: int) -> bool:
+        """Moves available output of a process to the frames; returns False if there was none."""
+        child = self._children[number]
+        data = child.read(pipe)
+        if data:
+            self._send({"id": number, "stream": child.stream_by_pipe[pipe], "bytes": len(data)}, data)
+        elif data is None:
+            child.close(pipe)
+        return bool(data)
+
+    def _finish(self, number: int, child: _Child) -> None:
+        kill_group(child.popen.pid)
+        for pipe in list(child.stream_by_pipe):
+            while self._copy(number, pipe):
+                pass
+            if pipe in child.stream_by_pipe:  # a process of another session holds it
+                child.close(pipe)
+        del self._children[number]
+        self._send({"id": number, "exit": child.popen.returncode})
+
+    def _send(self, frame: Mapping[str, Any], data: bytes = b"") -> None:
+        self._pending += json.dumps(frame).encode() + b"\n" + data
+
+    def _write(self) -> None:
+        try:
+            while self._pending:
+                del self._pending[: os.write(self._frames, self._pending[:_READ_BYTES])]
+        except BlockingIOError:
             return
-        received_secs = time.monotonic()
-        *lines, rest = (rest + data).split(b"\n")
+        except OSError:
+            self._is_connected = False
+
+    def _read_orders(self) -> None:
+        try:
+            data = os.read(self._orders, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._is_connected = False
+            return
+        self._received_secs = time.monotonic()
+        *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
-            if line == b"KILL":
-                return
-            if line in _SIGNALS:
-                _send_signal(child, _SIGNALS[line])
+            if not self._is_greeted:
+                self._is_greeted = line == GREETING
+                if not self._is_greeted:
+                    self._refuse()
+                    return
+            elif line:
+                self._obey(json.loads(line))
+
+    def _refuse(self) -> None:
+        """Ends the connection: another program has read the beginning of the input."""
+        self._send({
+            "refused": f"a program on {os.uname().nodename} read the beginning of the launcher's input; "
+            "expected that startup files of the login shell, such as ~/.bashrc, read nothing from stdin. "
+            "Start such commands with `</dev/null`, or in interactive shells only"
+        })  # fmt: skip
+        os.set_blocking(self._frames, True)
+        self._write()
+        self._is_connected, self._exit_code = False, EXIT_USAGE
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        if "start" in order:
+            self._start(order)
+        elif "signal" in order and (child := self._children.get(order["signal"])):
+            with contextlib.suppress(OSError):
+                child.popen.send_signal(order["signum"])
+        elif "kill" in order and (child := self._children.get(order["kill"])):
+            kill_group(child.popen.pid)
+
+    def _start(self, order: Mapping[str, Any]) -> None:
+        try:
+            self._children[order["start"]] = _Child(order)
+        except (OSError, ValueError, IndexError) as e:
+            self._send({"id": order["start"], "error": _start_error(order, e)})
 
 
-def _send_signal(child: subprocess.Popen[bytes], signum: int) -> None:
-    with contextlib.suppress(OSError):
-        child.send_signal(signum)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _start_error(order: Mapping[str, Any], error: Exception) -> str:
+    host, directory, path = os.uname().nodename, order["directory"], order["environ"].get("PATH")
+    if not os.path.isdir(directory):
+        return f"the directory {directory!r} does not exist on {host}; expected the same paths on all hosts"
+    program = order["command"][0] if order["command"] else ""
+    if os.path.dirname(program) or shutil.which(program, path=path):
+        return f"the command {program!r} cannot be run on {host} ({error}); expected an executable file"
+    return f"the command {program!r} was not found on {host}; expected a program on PATH={path}"

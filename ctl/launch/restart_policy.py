@@ -23,6 +23,7 @@ ERROR = "error"  # the process's own: a crash, a hang, a lost peer
 KILLED = "killed"  # SIGKILL from an unknown sender
 OUT_OF_MEMORY = "out of memory"  # SIGKILL from the kernel
 OUTSIDE = "outside"  # its machine was lost or taken away
+REFUSED = "refused"  # it cannot be started on its host, such as for a missing program or a wrong key
 
 
 def doubled_secs(first_secs: float, times: int, most_secs: float) -> float:
@@ -34,10 +35,12 @@ def doubled_secs(first_secs: float, times: int, most_secs: float) -> float:
 class RestartDecision:
     """Another attempt after a delay, or none.
 
-    `is_news`: the exit code alone does not give the reason.
+    `is_news`: the exit code alone does not give the reason. `is_counted`: the restart counts against
+    `max_restarts`.
     """
 
     delay_secs: float | None = None
+    is_counted: bool = True
     why_not: str = ""
     is_news: bool = False
 
@@ -73,11 +76,13 @@ class RestartPolicy:
         Args:
           exit_code: of the first failing process, 128+n for signal n.
           step: of the newest checkpoint; None if unknown.
-          loss: ERROR, KILLED, OUT_OF_MEMORY or OUTSIDE.
+          loss: ERROR, KILLED, OUT_OF_MEMORY, OUTSIDE or REFUSED.
           trained: it had begun to train. A SIGKILL before that may be a preemption, and a machine
             that is lost before that counts as a restart.
         """
         if exit_code == EXIT_PREEMPTED and self.hosts_change:
+            loss = OUTSIDE
+        if loss == REFUSED and self.hosts_change:  # other hosts may be named by then
             loss = OUTSIDE
         progressed = step is not None and self._newest_step is not None and step > self._newest_step
         free = loss == OUTSIDE and (trained or progressed)  # a host that was never reached counts
@@ -101,7 +106,7 @@ class RestartPolicy:
         self.restarts += not free
         self._delays += 1
         delay_secs = doubled_secs(self.backoff_secs, self._delays - 1, LONGEST_DELAY_SECS)
-        return RestartDecision(delay_secs=delay_secs)
+        return RestartDecision(delay_secs=delay_secs, is_counted=not free)
 
     def _permanent(self, code: int) -> str:
         if code == EXIT_USAGE:

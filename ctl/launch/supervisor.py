@@ -106,7 +106,7 @@ class _Supervisor:
                 record.append_to(self._log_dir)
                 if decision.delay_secs is None:
                     return self._conclude(group, places.tasks[0], outcome)
-                self._report_restart(outcome, number, decision.delay_secs)
+                self._report_restart(outcome, number, decision)
                 if not self._rest(decision.delay_secs):
                     say("a signal came while waiting; not started again")
                     return 128 + self._signals.received[0]
@@ -265,14 +265,15 @@ class _Supervisor:
         elif before != count:
             say(" → ".join(f"{n} worker{'s' if n > 1 else ''}" for n in (before, count)))
 
-    def _report_restart(self, outcome: Outcome, number: int, delay_secs: float) -> None:
+    def _report_restart(self, outcome: Outcome, number: int, decision: RestartDecision) -> None:
         if outcome.cause is None:
             return
         kept = self._log_dir / earlier_log_name(outcome.cause.task, number)
         hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
         say(f"{outcome.cause.reason}; its log will be {kept}{hint}")
-        used = f"{self._policy.restarts} of {self._policy.max_restarts}"
-        say(f"restart {used} in {delay_secs:g} s: {outcome.cause.reason}")
+        count = f"{self._policy.restarts} of {self._policy.max_restarts}"
+        restart = f"restart {count}" if decision.is_counted else f"restart (not counted; {count} used)"
+        say(f"{restart} in {decision.delay_secs:g} s: {outcome.cause.reason}")
 
     def _conclude(self, group: ProcessGroup, chief: Topology, outcome: Outcome) -> int:
         """Reports how the job ended, if not well, and returns its exit code."""

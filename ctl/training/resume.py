@@ -107,7 +107,12 @@ def restore(
         _same_everywhere(agreement, state.topology, 0 if resumed is None else resumed.step)
         return resumed
 
+    directory: Any = getattr(manager, "directory", None)  # `manager` may be a user's
+    steps = [] if directory is None else restoring.newest_of_workers(agreement, state.topology, directory)
+
     def chosen() -> int | None:
+        if steps:
+            restoring.check_sees_newest(directory, steps)
         step = choose()
         if step is None:
             _check_not_deleted(trainer, manager)

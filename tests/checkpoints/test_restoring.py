@@ -15,7 +15,7 @@ from conftest import TIMEOUT_SECS
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.distribute.topology import Topology
-from ctl.errors import ReadError
+from ctl.errors import ReadError, UsageError
 from ctl.io import paths
 from ctl.training import resume
 
@@ -146,6 +146,26 @@ def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypa
     assert [e.exit_code for e in errors] == [134, 134]
     assert "ckpt-7 cannot be read" in str(errors[failing])
     assert f"Worker {failing} could not restore" in str(errors[1 - failing])
+
+
+def test_a_chief_that_does_not_see_the_newest_checkpoint_refuses(directory, tmp_path):
+    """As on another host than before, with a model_dir that is not shared."""
+    agreement = Agreement()
+
+    def seen(worker):
+        place = Topology({"worker": ("a:1", "b:1")}, "worker", worker)
+        return restoring.newest_of_workers(agreement, place, [tmp_path / "none", directory][worker])
+
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(seen, i) for i in range(2)]
+        assert [job.result(TIMEOUT_SECS) for job in jobs] == [[-1, 2], [-1, 2]]
+    now = [0.0]
+    waiting = {"clock": lambda: now[0], "sleep": lambda secs: now.append(now.pop() + secs)}
+    with pytest.raises(UsageError, match="chief finds no checkpoint in .*worker 1 at step 2.*same"):
+        restoring.check_sees_newest(tmp_path / "none", [-1, 2], **waiting)
+    assert now[0] >= restoring.VISIBLE_SECS
+    restoring.check_sees_newest(directory, [1, 2], **waiting)  # it has come to be seen
+    restoring.check_sees_newest(tmp_path / "none", [-1, -1], **waiting)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.index"])

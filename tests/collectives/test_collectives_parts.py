@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from argparse import Namespace
 from collections import OrderedDict
 
@@ -11,6 +12,7 @@ import pytest
 from ctl.collectives import arithmetic, inline, requests, settings
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
+from ctl.collectives.negotiation import Agreement
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
@@ -370,3 +372,16 @@ def test_a_mean_that_comes_with_the_requests_is_divided_as_one_from_rank_to_rank
     found = inline.answers([0, 1], asked, {rank: n.tobytes() for rank, n in enumerate(numbers)})
     for buffers in found.values():
         assert np.frombuffer(buffers[0], dtype).tolist() == want
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_rank_that_has_left_is_not_warned_of_missing_ones(leaves, monkeypatch, capsys):
+    """As after a rank on a host that was cut off: the coordinator of the old group waits for it."""
+    agreement = Agreement(2, settings.read_settings({"HOROVOD_STALL_CHECK_TIME_SECONDS": "20"}), Timeline())
+    agreement.ask(0, Request(0, "x", "barrier"), b"")
+    if leaves:
+        agreement.leave(0, "has left")
+    now_secs = time.monotonic() + 30.0
+    monkeypatch.setattr("time.monotonic", lambda: now_secs)
+    agreement.look_for_stalls()
+    assert ("missing rank 1" in capsys.readouterr().err) is not leaves

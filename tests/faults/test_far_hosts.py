@@ -167,7 +167,10 @@ def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
     (job.dir / "up").touch()
     code, err = job.end()
     assert code == 0
-    assert "worker 1 (job 1) lost its machine: cannot reach host host2 (ssh ended with 255)" in err
+    assert (
+        "worker 1 (job 1) cannot be started, because host host2 cannot be reached: ssh: connect to host "
+        "host2 port 22: No route to host" in err
+    )
     assert "No route to host" in job.log("job_1.attempt1")
 
 

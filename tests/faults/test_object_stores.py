@@ -124,7 +124,7 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     task = Topology({"worker": ("127.0.0.1:1",)}, "worker", 0)
     monitor = HeartbeatMonitor(heartbeat_dir(bucket() / "workers"), Timeouts())
     path = monitor.path(task, is_remote=True)
-    assert paths.has_rename(path) and path.name == "job_0.json"
+    assert paths.has_rename(path) and path.name.startswith("job_0.")
 
 
 PLACES = ("mid_data", "before_index", "before_manifest", "before_deleting")

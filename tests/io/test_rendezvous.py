@@ -3,8 +3,8 @@
 import socket
 
 import pytest
-from ctl.io.authenticated_channel import Endpoint
-from ctl.io.rendezvous import Caller, Deadline, listening, split_address
+from ctl.io.authenticated_channel import Endpoint, Listener
+from ctl.io.rendezvous import Caller, Deadline, listening, listening_place, split_address
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,32 @@ def test_a_name_that_no_address_here_has_is_listened_for_at_all_of_them():
         listening("127.0.0.1", server.getsockname()[1])
 
 
-def test_only_a_name_of_this_machine_alone_is_not_listened_for_everywhere():
+def test_an_address_of_this_machine_alone_is_not_listened_for_everywhere(monkeypatch):
     with listening("127.0.0.1", 0, everywhere=True) as server:
         assert server.getsockname()[0] == "127.0.0.1"
-    name = socket.gethostname()
-    with listening(name, 0, everywhere=True) as everywhere, listening(name, 0) as here:
-        assert everywhere.getsockname()[0] == "0.0.0.0"
-        assert here.getsockname()[0] == socket.gethostbyname(name)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: real("127.0.0.2", *a, **k))
+    with listening("me", 0, everywhere=True) as server, listening("localhost", 0) as here:
+        assert server.getsockname()[0] == "0.0.0.0" and here.getsockname()[0].startswith("127.")
+
+
+def test_a_name_that_debian_gives_a_loopback_address_is_listened_for_everywhere(monkeypatch):
+    """As with `127.0.1.1 NAME` in /etc/hosts."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: real("127.0.1.1", *a, **k))
+    with listening("myhost", 0) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [("127.0.0.1", "127.0.0.1:{}, which only this machine can reach"), ("", "0.0.0.0:{} (all interfaces)")],
+)
+def test_the_place_of_a_listener_is_a_sentence(host, sentence):
+    listener = Listener(socket.create_server((host, 0)), Endpoint(b"", "test", "it"))
+    port = listener.address[1]
+    assert listening_place(listener, "The chief") == f" The chief listened at {sentence.format(port)}."
+    listener.close()
 
 
 def test_reminders_become_rarer_until_the_time_is_over(monkeypatch):

@@ -217,7 +217,7 @@ def test_a_host_that_cannot_be_reached_is_named(ctlrun):
         PATH=f"{ctlrun.dir}:{os.environ['PATH']}", FAKE_SSH_LOG=str(ctlrun.dir / "ssh.log"),
         FAKE_SSH_DEAD=str(ctlrun.dir / "dead"),
     )  # fmt: skip
-    assert code == 255 and "rank 1 lost its machine: cannot reach host far2" in err
+    assert code == 255 and "rank 1 cannot be started, because host far2 cannot be reached: ssh: conn" in err
 
 
 def test_the_command_is_installed_under_its_name():

@@ -93,6 +93,22 @@ def test_a_heartbeat_that_cannot_be_read_is_no_silence(tmp_path):
     assert hearts.look(61.0).task == hearts.tasks[0]
 
 
+def test_a_process_of_an_earlier_attempt_does_not_beat_for_its_successor(tmp_path):
+    """As on a host that was cut off: it still writes, and creates a deleted file again."""
+    hearts = Hearts(tmp_path, heartbeat=60.0)
+    task = hearts.tasks[0]
+    earlier = hearts.monitor.path(task, is_remote=True)
+    hearts.monitor.reset(hearts.tasks)
+    path = hearts.monitor.path(task, is_remote=True)
+    earlier.write_text('{"step": 7, "phase": "training"}')
+    assert path != earlier and hearts.look(1.0) is None
+    assert not hearts.monitor.has_trained(task)
+    path.write_text('{"step": 7, "phase": "training"}')
+    assert hearts.look(1.0) is None and hearts.monitor.has_trained(task)
+    monitor = Hearts(tmp_path, heartbeat=60.0).monitor
+    assert monitor.path(task, is_remote=True) != path and not path.exists(), "the next launcher"
+
+
 def test_clocks_of_other_machines_do_not_matter(tmp_path):
     hearts = Hearts(tmp_path, heartbeat=60.0)
     for beat in (0.0, 1e12, -5.0):

@@ -1,21 +1,18 @@
 """Hosts as people and scripts write them, the line for ssh, and where workers go."""
 
-import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 
 import pytest
 from ctl.errors import UsageError
-from ctl.launch import discovery, hosts, ssh
+from ctl.launch import discovery, hosts, remote_entry, ssh
 from ctl.launch.cli import allocation_of, parse_launch
 from ctl.launch.discovery import parse_discovery, run_discovery
 from ctl.launch.host_allocation import PORT_OFFSET, DiscoveredAllocation, HostAllocation, LocalAllocation
 from ctl.launch.hosts import Host, first_slots
-from ctl.launch.remote import main as run_remote
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import is_alive, wait_for
@@ -166,28 +163,46 @@ def test_options_that_cannot_be_used_are_one_sentence(line, says):
     assert says in sentence(caught.value)
 
 
-def test_the_line_for_ssh_quotes_every_word_and_passes_on_little(monkeypatch):
-    monkeypatch.setenv("A_SECRET", "of mine")
-    monkeypatch.setenv("PYTHONPATH", "/my code")
-    environ = ssh.remote_environ({"TF_CONFIG": '{"a": 1}'})
-    words = ssh.ssh_command(["run", "it's", "$x"], host="h1", environ=environ, directory="/a b")
+def test_the_line_for_ssh_holds_two_paths_and_nothing_of_the_user(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/it's a/python")
+    words = ssh.ssh_command("h1")
     assert words[0] == "ssh" and words[-3:-1] == ["--", "h1"]
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
-    assert shlex.split(words[-1]) == [
-        "cd", "/a b", "&&", "exec", "env", 'TF_CONFIG={"a": 1}', "PYTHONUNBUFFERED=1",
-        "PYTHONPATH=/my code", sys.executable, "-m", "ctl.launch.remote", "--", "run", "it's", "$x",
-    ]  # fmt: skip
+    assert shlex.split(words[-1]) == ["exec", "/it's a/python", remote_entry.__file__]
+
+
+@pytest.mark.parametrize("path", ["/a\\b/python", "/a!/python", "/a\nb/python"])
+def test_a_path_that_login_shells_read_differently_is_refused(monkeypatch, path):
+    monkeypatch.setattr(sys, "executable", path)
+    with pytest.raises(UsageError, match="cannot be passed to the login shell of h1"):
+        ssh.ssh_command("h1")
+
+
+def test_a_remote_process_inherits_path_and_little_else(monkeypatch):
+    monkeypatch.setenv("A_SECRET", "of mine")
+    monkeypatch.setenv("PYTHONPATH", "/my code")
+    monkeypatch.setenv("PATH", "/my bin:/bin")
+    assert ssh.remote_environ({"TF_CONFIG": "{}"}) == {
+        "PATH": "/my bin:/bin", "PYTHONPATH": "/my code", "TF_CONFIG": "{}", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
 def test_the_real_ssh_understands_its_options():
     """-G prints what it would do and connects to nobody."""
-    words = ssh.ssh_command(["true"], host="me@h1", environ={}, directory="/")
+    words = ssh.ssh_command("me@h1")
     told = subprocess.run(
         [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout.splitlines()  # fmt: skip
     assert {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"} <= set(told)
+
+
+def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
+    with pytest.raises(UsageError, match=r"address of host 'elsewhere\.invalid' cannot be found"):
+        hosts.reachable([Host("localhost"), Host("elsewhere.invalid")])
+    names = ["192.0.2.1", "elsewhere.invalid"]
+    assert hosts.reachable(list(map(Host, names))) == names
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
@@ -241,23 +256,3 @@ def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
 def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):
     assert run_discovery(script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
     assert "cannot be run" in run_discovery("/bin/echo h1").problem
-
-
-@pytest.fixture
-def handlers():
-    """Those of this process, put back at the end."""
-    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    yield
-    for signum, handler in kept.items():
-        signal.signal(signum, handler)
-
-
-def test_the_far_end_without_a_sign_of_the_launcher_ends_its_process(handlers):
-    reader, writer = os.pipe()
-    os.write(writer, b"ALIVE\n")
-    assert run_remote(["--", "sleep", "30"], orders=reader, silence_secs=0.3) == 128 + 9
-    assert run_remote(["--", "/nowhere/x"], orders=reader) == 2
-    assert run_remote(["--", "sh", "-c", "exit 255"], orders=reader) == 254, "255 is ssh's own"
-    os.close(writer)
-    assert run_remote(["--", "sleep", "30"], orders=reader) == 128 + 9
-    os.close(reader)

@@ -261,6 +261,37 @@ def test_a_host_is_used_again_after_a_while_and_given_up_after_four_failures():
     assert job.health.may_start("a")
 
 
+def test_a_host_that_ssh_does_not_reach_is_tried_again_without_end():
+    job = Job("a:4", cooldown=(100, 1000))
+    delays = []
+    for _ in range(9):
+        for _ in range(4):  # the processes of one connection
+            assert "is tried again in" in job.health.unreachable("a")
+        begin = job.now
+        while not job.health.may_start("a"):
+            job.now += 0.5
+        delays.append(job.now - begin)
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    job.health.reached("a")
+    assert job.health.unreachable("a") == "the host is tried again in 1 s"
+    job.health.exclude("a")
+    job.now += 1e6
+    assert not job.health.may_start("a")
+
+
+def test_the_first_group_does_not_wait_for_more_processes_than_it_needs():
+    """As on a host that cannot be reached."""
+    job = Job("a:1", "b:1", "c:1", first=1)
+    assert job.start() == [0, 1, 2]
+    assert job.join(0) is None, "the next process may come at any moment"
+    job.now += 4.9
+    assert job.join(1) is None
+    job.now += 0.2
+    assert job.group() == [0, 1]
+    job.sync(0, 1)
+    assert job.join(2) is None and job.membership.change() == ADDED
+
+
 def test_failures_of_an_hour_ago_are_forgiven():
     job = Job("a:1")
     for _ in range(10):

@@ -14,7 +14,7 @@ from ctl.launch.log_files import LogSizeLimit, set_aside_logs
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_tree import process_state
 from ctl.launch.progress import local_model_dir, newest_step
-from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, RestartPolicy
+from ctl.launch.restart_policy import KILLED, OUT_OF_MEMORY, OUTSIDE, REFUSED, RestartPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +88,14 @@ def test_losses_from_outside_use_up_nothing_and_are_no_crash_loop():
     assert never == [60, 60, None]  # a machine that nobody reaches
     assert RestartPolicy(hosts_change=True).after(143, 5).delay_secs == 1
     assert RestartPolicy(max_restarts=0).after(255, 5, loss=OUTSIDE).delay_secs is None
+
+
+def test_a_host_that_refuses_the_login_is_permanent_unless_hosts_change():
+    decision = RestartPolicy().after(2, None, loss=REFUSED)
+    assert (decision.delay_secs, decision.why_not) == (None, "exit code 2 is a usage error")
+    assert RestartPolicy(hosts_change=True).after(2, None, loss=REFUSED).delay_secs == 1
+    lost = RestartPolicy().after(255, 5, loss=OUTSIDE, trained=True)
+    assert not lost.is_counted and RestartPolicy().after(255, 5, loss=OUTSIDE).is_counted
 
 
 def test_kills_at_the_start_are_somebody_s_and_kills_of_a_step_are_a_crash_loop():

@@ -19,9 +19,9 @@ with open(os.environ["FAKE_SSH_LOG"], "a") as log:
     log.write(json.dumps({"pid": os.getpid(), "words": words}) + "\n")
 dead = Path(os.environ.get("FAKE_SSH_DEAD", "/nowhere"))
 if dead.exists() and host in dead.read_text().split():
-    print(f"ssh: connect to host {host} port 22: No route to host", flush=True)
+    print(f"ssh: connect to host {host} port 22: No route to host", file=sys.stderr, flush=True)
     sys.exit(255)
-there = {k: os.environ[k] for k in ("PATH", "HOME") if k in os.environ}
+there = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/"}  # a login inherits nothing from here
 child = subprocess.Popen(
     [*os.environ.get("FAKE_SSH_WAY", "").split(), "sh", "-c", words[-1]],
     stdin=subprocess.PIPE, start_new_session=True, env={**there, "FAR_HOST": host}, cwd="/",

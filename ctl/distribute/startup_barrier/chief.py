@@ -21,7 +21,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
-from ctl.io.rendezvous import Deadline, listening, refusals
+from ctl.io.rendezvous import Deadline, listening, listening_place, refusals
 
 _log = logging.getLogger("ctl")
 
@@ -65,6 +65,7 @@ class Chief:
             while (missing := self._missing()) and not self._fault:
                 if deadline.is_over:
                     text = messages.too_long(self._timeout_secs, self._names(missing))
+                    text += listening_place(self._listener, "The chief")
                     text += refusals(self._listener)
                     self._tell({"timeout": text})
                     raise PeerLostError(text)
