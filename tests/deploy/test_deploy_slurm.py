@@ -39,7 +39,7 @@ def test_a_task_on_each_machine_has_all_its_gpus(capsys):
 def test_a_step_gets_the_cpus_that_the_job_asked_for(capsys):
     """Since Slurm 22.05 srun does not take them from sbatch."""
     script, _ = made(capsys, "--cpus_per_task=8", *PROGRAM)
-    assert "\n  srun --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 bash" in script
+    assert "\n  srun --export=ALL --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 bash" in script
 
 
 def test_a_task_for_each_gpu(capsys):
@@ -69,7 +69,8 @@ def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
     (["--task_per=gpu"], "add --gpus_per_node=N"),
     (["--time=90"], "expected e.g. 04:00:00"),
     (["--time=00:75:00"], "is no time limit"),
-    (["--time=00:01:00"], "is not longer than --signal_secs=120"),
+    (["--time=00:01:00"], "is too short for --signal_secs=120; expected at least 00:04:00"),
+    (["--time=00:03:59"], "expected at least 00:04:00"),
     (["--memory=lots"], "is no size"),
     (["--name=a b"], "is no name"),
     (["--partition=a;b"], "is no name"),
@@ -137,7 +138,7 @@ def test_a_job_that_is_done_is_done(tmp_path):
     cluster = Cluster(tmp_path, counting(tmp_path, 0))
     assert cluster.run()[0] == 0
     [words] = cluster.calls("srun")
-    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
+    assert words[:3] == ["--export=ALL", "--kill-on-bad-exit=1", "--distribution=block"]
     assert not cluster.calls("scontrol")
 
 

@@ -26,6 +26,10 @@ def srun(words):
     )]  # fmt: skip
     program = words[len(options) :]
     count = int(os.environ["FAKE_TASKS"])
+    dead = Path(place / "dead")  # a machine that srun cannot reach
+    if dead.exists():
+        dead.unlink()
+        return 233
     tasks = []
     for i in range(count):
         place_of_task = {
@@ -40,7 +44,9 @@ def srun(words):
 
 
 def scancel(words):
-    assert words[0] == "--signal=TERM" and words[1] == os.environ["SLURM_JOB_ID"], words
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+    assert words == ["--signal=TERM", job], words
     for pid in (place / "pids").read_text().split():
         with contextlib.suppress(ProcessLookupError):  # between two steps
             os.killpg(int(pid), signal.SIGTERM)
@@ -48,6 +54,9 @@ def scancel(words):
 
 
 def scontrol(words):
+    if words == ["show", "config"]:
+        print(f"SlurmdTimeout           = {os.environ.get('FAKE_SLURMD_TIMEOUT', '300')} sec")
+        return 0
     return int(os.environ.get("FAKE_SCONTROL", "0"))
 
 
