@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 place = Path(os.environ["FAKE_SLURM"])
@@ -26,9 +27,9 @@ def srun(words):
     )]  # fmt: skip
     program = words[len(options) :]
     count = int(os.environ["FAKE_TASKS"])
-    dead = Path(place / "dead")  # a machine that srun cannot reach
-    if dead.exists():
-        dead.unlink()
+    dead = place / "dead"  # as many attempts in which srun does not reach a machine
+    if dead.exists() and (left := int(dead.read_text())):
+        dead.write_text(str(left - 1))
         return 233
     tasks = []
     for i in range(count):
@@ -40,7 +41,21 @@ def srun(words):
         env = os.environ | {k: str(v) for k, v in place_of_task.items()}
         tasks.append(subprocess.Popen(program, env=env, start_new_session=True))
     (place / "pids").write_text(" ".join(str(t.pid) for t in tasks))
-    return max(128 - code if code < 0 else code for code in (t.wait() for t in tasks))
+    codes = dict.fromkeys(range(count))
+    while None in codes.values():  # --kill-on-bad-exit: the others get SIGTERM
+        for i, task in enumerate(tasks):
+            if codes[i] is None and (code := task.poll()) is not None:
+                codes[i] = 128 - code if code < 0 else code
+                if code and not os.environ.get("FAKE_PATIENCE"):
+                    end([t for j, t in enumerate(tasks) if codes[j] is None])
+        time.sleep(0.02)
+    return max(codes.values())
+
+
+def end(tasks):
+    for task in tasks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(task.pid, signal.SIGTERM)
 
 
 def scancel(words):
