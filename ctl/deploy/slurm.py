@@ -2,8 +2,8 @@
 
 Near the time limit Slurm signals the script, every task saves, and the job goes back into the queue and
 continues from there. Tasks that do not end in time are ended without a save. After a lost worker the script
-starts all tasks again; an error that no restart helps against ends the job. A machine that is dead when srun
-starts the tasks is waited for until Slurm replaces it.
+starts all tasks again; an error that no restart helps against ends the job. The script waits for a machine
+that is dead when srun starts the tasks, until Slurm replaces it.
 """
 
 import re

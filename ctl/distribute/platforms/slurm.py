@@ -143,8 +143,8 @@ def _placed(
     if method.startswith("plane") and plane_size:
         return _placed_in_rounds(names, counts, plane_size)
     raise UsageError(
-        f"SLURM_DISTRIBUTION is {distribution!r:.80}; expected block, cyclic or plane, whose order of tasks "
-        "is known. Start the tasks with `srun --distribution=block`."
+        f"SLURM_DISTRIBUTION is {distribution!r:.80}; expected block, cyclic or plane, whose order of "
+        "tasks is known. Start the tasks with `srun --distribution=block`."
     )
 
 
