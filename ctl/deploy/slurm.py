@@ -162,6 +162,7 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
         "trained_secs": _TRAINED_SECS,
         "stuck_attempts": STUCK_ATTEMPTS,
         "exits_for_good": "|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
+        "exit_failed": EXIT_FAILED,
         "exit_preempted": EXIT_PREEMPTED,
         "exit_usage": EXIT_USAGE,
     }

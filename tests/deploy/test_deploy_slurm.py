@@ -298,6 +298,15 @@ def test_the_code_of_the_task_that_failed_is_named_and_not_that_of_those_srun_en
     assert code == 3 and "A task was lost (task 1: 3, srun: 143)" in output
 
 
+@pytest.mark.parametrize(("first", "second", "final"), [(134, 1, False), (1, 134, True), (134, 2, True)])
+def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path, first, second, final):
+    wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 0.5; exit {second}'
+    program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {wait}; }}; > {tmp_path}/first; exit {first}']
+    code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run(FAKE_PATIENCE="1")
+    assert ("a restart would not help" in output) == final
+    assert code == (2 if second == 2 else first)
+
+
 def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
     program = ["bash", "-c", f"trap 'exit 143' USR1; touch {tmp_path}/up-$SLURM_PROCID; "
                "while :; do sleep 0.1; done"]  # fmt: skip
