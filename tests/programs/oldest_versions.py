@@ -1,6 +1,6 @@
 """Constraints for pip: the oldest versions of the libraries that pyproject.toml allows.
 
-    python tests/oldest_versions.py > constraints.txt
+    python tests/programs/oldest_versions.py > constraints.txt
 
 `numpy>=1.26` becomes `numpy==1.26.*`: the newest patch of the oldest version. Tools of the tests, such as
 pytest and mypy, are not limited.
@@ -23,4 +23,4 @@ def constraints(pyproject: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(constraints((Path(__file__).parent.parent / "pyproject.toml").read_text())))
+    print("\n".join(constraints((Path(__file__).parents[2] / "pyproject.toml").read_text())))
