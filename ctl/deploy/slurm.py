@@ -1,9 +1,9 @@
 """`ctl deploy slurm`: a batch script that starts one task per machine or per GPU with srun.
 
-Near the time limit Slurm signals the script, every task saves, and the job goes back into the queue and
-continues from there. Tasks that do not end in time are ended without a save. After a lost worker the script
-starts all tasks again; an error that no restart helps against ends the job. The script waits for a machine
-that is dead when srun starts the tasks, until Slurm replaces it.
+Near the time limit Slurm signals the script, every task saves, and the script requeues the job, which
+resumes. The script does not wait for tasks that ignore the signal. After a lost worker it starts all tasks
+again; an error that no restart helps against ends the job. If a machine is dead when srun starts the tasks,
+the script retries until Slurm replaces the machine.
 """
 
 import re
@@ -102,12 +102,12 @@ def _as_time(secs: int) -> str:
 
 
 def _uses_array(program: Sequence[str]) -> bool:
-    return any(_ARRAY_TASK.search(word) for word in program)
+    return any(_ARRAY_TASK.search(argument) for argument in program)
 
 
-def _quoted(word: str) -> str:
-    """Returns a word for the shell, which replaces only `$SLURM_ARRAY_TASK_ID` in it."""
-    parts = _ARRAY_TASK.split(word)
+def _quoted(argument: str) -> str:
+    """Quotes an argument so that the shell expands only `$SLURM_ARRAY_TASK_ID` in it."""
+    parts = _ARRAY_TASK.split(argument)
     quoted = [f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part or i % 2]
     return "".join(quoted) or "''"
 

@@ -213,7 +213,7 @@ def _check_count(hosts: int, part: str) -> None:
 
 
 def _check_place(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
-    """Raises UsageError for a task that is elsewhere than its number says."""
+    """Raises UsageError if SLURM_NODEID or SLURM_LOCALID differs from the computed place of a task."""
     host, local = placed[number]
     came = variables.number(environ, "SLURM_NODEID"), variables.number(environ, "SLURM_LOCALID")
     expected = names.index(host), local
