@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from ctl.distribute import own_port
+from ctl.distribute import own_port, startup_barrier
 from ctl.distribute.platforms.detection import read_topology
 from ctl.distribute.platforms.slurm import host_names, tasks_of_hosts
 from ctl.errors import UsageError
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_tried_again_in_the_next_step_and_names_its_variable():
     assert caught.value.exit_code == 134 and "TF_CONFIG" not in str(caught.value)
 
 
-def test_a_rank_of_ctl_hvd_names_the_variable_too(monkeypatch):
+def test_a_rank_of_ctl_hvd_and_the_start_of_workers_name_the_variable_too(monkeypatch):
     environ = step(hosts="127.0.0.1", per_host="2", count=2)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -135,6 +135,8 @@ def test_a_rank_of_ctl_hvd_names_the_variable_too(monkeypatch):
         taken.listen()
         with pytest.raises(UsageError, match="other ports, or set CTL_PORT to") as caught:
             process.init()
+        with pytest.raises(UsageError, match="other ports, or set CTL_PORT to"):
+            startup_barrier.meet_workers(read_topology(environ), {}, 5.0)
     assert caught.value.exit_code == 134
 
 
