@@ -22,6 +22,7 @@ NODES = ("n1", "n2", "n3")
 NODE_TIMEOUT_SECS = 60  # SlurmdTimeout; longer than srun takes to give a dead machine up
 START_SECS = 60
 JOB_SECS = 300
+ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")  # states of jobs that do not start again
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged", "ip", "unshare", "nsenter",
              "setpriv")  # fmt: skip
 _NAMESPACES = ("--net", "--mount", "--uts", "--pid")
@@ -154,10 +155,11 @@ class Cluster:
         """Polls; fails with the state of the cluster."""
         deadline = time.monotonic() + limit_secs
         while not condition():
-            if time.monotonic() > deadline:
+            has_ended = job and self.show(job)["JobState"] in ENDED
+            if time.monotonic() > deadline or (has_ended and not condition()):
                 shown = self.call("scontrol", "show", "job", job, check=False) if job else ""
                 log = (self.folder / "slurmctld.log").read_text()[-2000:]
-                raise AssertionError(f"after {limit_secs} s: {self.states()}\n{shown}\n{log}")
+                raise AssertionError(f"ended, or after {limit_secs} s: {self.states()}\n{shown}\n{log}")
             time.sleep(0.2)
 
     def pids(self, node: str, word: str) -> list[int]:

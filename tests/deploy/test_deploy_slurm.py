@@ -298,6 +298,19 @@ def test_the_code_of_the_task_that_failed_is_named_and_not_that_of_those_srun_en
     assert code == 3 and "A task was lost (task 1: 3, srun: 143)" in output
 
 
+def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
+    waits = "while :; do sleep 0.1; done"
+    program = ["bash", "-c", f"trap 'exit 1' TERM; > {tmp_path}/up-$SLURM_PROCID; {waits}"]
+    process = Cluster(tmp_path, program, 2, "--max_restarts=0").start()
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    for pid in (tmp_path / "pids").read_text().split():
+        os.killpg(int(pid), signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "A task was lost (srun: 1)" in output
+
+
 @pytest.mark.parametrize(("first", "second", "final"), [(134, 1, False), (1, 134, True), (134, 2, True)])
 def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path, first, second, final):
     wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 0.5; exit {second}'
