@@ -66,7 +66,7 @@ clean:
 	.venv/bin/python -m compileall -q ctl models tests/programs
 	touch $@
 
-OLDEST_PYTHON ?= $(firstword $(foreach minor,10 11 12 13,$(shell command -v python3.$(minor))) $(PYTHON))
+OLDEST_PYTHON ?= $(firstword $(foreach minor,10 11 12 13,$(shell command -v python3.$(minor) 2> /dev/null)) $(PYTHON))
 
 .venv-oldest/tested: pyproject.toml tests/programs/oldest_versions.py
 	$(OLDEST_PYTHON) -m venv .venv-oldest

@@ -135,11 +135,12 @@ def test_each_task_of_an_array_trains_and_is_requeued_by_itself(cluster, tmp_pat
                     program=faulty(f"{tmp_path}/run-$SLURM_ARRAY_TASK_ID"))  # fmt: skip
     array = submit(cluster, script, "--array=0-2")
     runs = [tmp_path / f"run-{i}" for i in range(3)]
-    cluster.wait_until(lambda: all(len(trace(run)) >= 3 for run in runs), job=array)
+    cluster.wait_until(lambda: all(len(trace(run)) >= 3 for run in runs), job=f"{array}_0")
     jobs = [cluster.show(f"{array}_{i}")["JobId"] for i in range(3)]
     assert array in jobs  # the number of the array is that of one of its tasks
     limit_time(cluster, array)
-    cluster.wait_until(lambda: cluster.show(f"{array}_{jobs.index(array)}")["Restarts"] == "1", job=array)
+    limited = f"{array}_{jobs.index(array)}"
+    cluster.wait_until(lambda: cluster.show(limited)["Restarts"] == "1", job=limited)
     for i, run in enumerate(runs):
         fields = assert_completed(cluster, f"{array}_{i}", script)
         assert fields["Restarts"] == ("1" if jobs[i] == array else "0")
