@@ -66,7 +66,9 @@ clean:
 	.venv/bin/python -m compileall -q ctl models tests/programs
 	touch $@
 
-OLDEST_PYTHON ?= $(firstword $(foreach minor,10 11 12 13,$(shell command -v python3.$(minor) 2> /dev/null)) $(PYTHON))
+# the oldest that runs: shims of version managers may stand for no Python
+OLDEST_PYTHON ?= $(or $(shell for minor in 10 11 12 13; do \
+	python3.$$minor -c 'import ensurepip' 2> /dev/null && echo python3.$$minor && break; done), $(PYTHON))
 
 .venv-oldest/tested: pyproject.toml tests/programs/oldest_versions.py
 	$(OLDEST_PYTHON) -m venv .venv-oldest
