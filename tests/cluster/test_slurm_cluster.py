@@ -138,13 +138,14 @@ def test_each_task_of_an_array_trains_and_is_requeued_by_itself(cluster, tmp_pat
     cluster.wait_until(lambda: all(len(trace(run)) >= 3 for run in runs), job=f"{array}_0")
     jobs = [cluster.show(f"{array}_{i}")["JobId"] for i in range(3)]
     assert array in jobs  # the number of the array is that of one of its tasks
-    limit_time(cluster, array)
     limited = f"{array}_{jobs.index(array)}"
+    limit_time(cluster, limited)
     cluster.wait_until(lambda: cluster.show(limited)["Restarts"] == "1", job=limited)
     for i, run in enumerate(runs):
         fields = assert_completed(cluster, f"{array}_{i}", script)
         assert fields["Restarts"] == ("1" if jobs[i] == array else "0")
         assert_bit_identical(run, unbroken(0))
+    assert "was lost" not in log_of(script)  # as in tasks that get the signal of another one
 
 
 def test_a_job_without_the_environment_of_its_user_trains(cluster, tmp_path):
