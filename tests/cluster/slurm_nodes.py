@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -162,14 +161,14 @@ class Cluster:
                 raise AssertionError(f"ended, or after {limit_secs} s: {self.states()}\n{shown}\n{log}")
             time.sleep(0.2)
 
-    def pids(self, node: str, word: str) -> list[int]:
-        """Returns the processes of a node whose command line has `word`, as this process sees them."""
+    def pids(self, node: str, *command: str) -> list[int]:
+        """Returns the processes of a node whose command line begins with `command`, by their ids here."""
         found = []
         namespace = os.readlink(f"/proc/{self._inner(node)}/ns/pid")
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                words = (path / "cmdline").read_bytes().split(b"\0")
-                if word.encode() in words and os.readlink(path / "ns" / "pid") == namespace:
+                words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if words[: len(command)] == [*command] and os.readlink(path / "ns" / "pid") == namespace:
                     found.append(int(path.name))
         return sorted(found)
 
@@ -199,7 +198,7 @@ class Cluster:
         self.call("ip", "addr", "add", "10.79.0.254/24", "dev", "bridge0")
         self.call("ip", "link", "set", "bridge0", "up")
         for i, name in enumerate(NODES):
-            # the pid as the head sees it does not exist: the link is made here, and moved to both
+            # made here and moved to both: the head's namespace does not know the process id of a node
             ends = f"c{os.getpid() % 10**7}{name}", f"d{os.getpid() % 10**7}{name}"
             _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
             _ip("link", "set", ends[0], "netns", str(self._inner("head")), "name", f"to-{name}")
@@ -222,8 +221,3 @@ def started(folder: Path):
         yield cluster
     finally:
         cluster.stop()
-
-
-def send(pid: int, name: str) -> None:
-    """Sends a signal, such as "KILL", to a process."""
-    os.kill(pid, getattr(signal, f"SIG{name}"))

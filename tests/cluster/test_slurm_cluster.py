@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import shlex
+import signal
 import sys
 import time
 
@@ -178,6 +180,34 @@ def test_usr1_sent_to_the_tasks_saves_and_requeues(cluster, tmp_path, unbroken):
     assert len(trace(run)) == max(saved(run)) < STEPS
     assert_completed(cluster, job, script)
     assert_bit_identical(run, unbroken(2, RING))
+
+
+RANKS = """
+import pathlib
+import ctl.hvd as hvd
+import tensorflow as tf
+here = pathlib.Path(__file__).parent
+hvd.init()
+total = hvd.allreduce(tf.ones(3), op=hvd.Sum)
+(here / f"up-{hvd.rank()}").touch()
+while hvd.allreduce(tf.constant(float((here / "killed").exists())), op=hvd.Sum) == 0:
+    pass  # all ranks end after the same call
+print("ranks", int(total[0]), flush=True)
+"""
+
+
+def test_ranks_of_ctl_hvd_start_again_after_a_lost_one(cluster, tmp_path):
+    script_of_ranks = tmp_path / "ranks.py"
+    script_of_ranks.write_text(RANKS)
+    script = deploy(tmp_path, "--nodes=2", program=[sys.executable, str(script_of_ranks)])
+    job = submit(cluster, script)
+    cluster.wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, job=job)
+    [pid] = cluster.pids("n2", sys.executable, str(script_of_ranks))
+    os.kill(pid, signal.SIGKILL)
+    cluster.wait_until(lambda: "A task was lost (task 1: 137, srun: " in log_of(script), job=job)
+    (tmp_path / "killed").touch()
+    assert_completed(cluster, job, script)
+    assert log_of(script).count("ranks 2\n") == 2
 
 
 TOPOLOGY = """
