@@ -311,6 +311,14 @@ def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
     assert process.returncode == 1 and "A task was lost (srun: 1)" in output
 
 
+def test_a_task_that_fails_before_others_begin_is_no_dead_machine(tmp_path):
+    cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 134, 134), 2, "--max_restarts=1"))
+    late = '[ "$SLURM_PROCID" = 0 ] || sleep 1\nstopped_by=\n'
+    cluster.script.write_text(cluster.script.read_text().replace("stopped_by=\n", late))
+    code, output = cluster.run()
+    assert code == 134 and "could not start" not in output and "task 0: 134, srun: 143" in output
+
+
 @pytest.mark.parametrize(("first", "second", "final"), [(134, 1, False), (1, 134, True), (134, 2, True)])
 def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path, first, second, final):
     wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 0.5; exit {second}'
