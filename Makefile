@@ -5,7 +5,7 @@ STEPS ?= 500
 # what was compiled is kept, also where somebody set this
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: mnist test test-quick test-cluster lint types slow bench docs clean
+.PHONY: mnist test test-quick test-oldest test-all test-cluster lint types slow bench docs clean
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
@@ -20,7 +20,7 @@ test: .venv/tested
 test-quick: .venv/compiled
 	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not cluster and not trains" --hypothesis-profile=quick
 
-# as root; needs the packages openssh-server and iproute2
+# real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
 	.venv/bin/python -m pytest tests/cluster -m cluster
 
@@ -29,6 +29,17 @@ lint: .venv/tested
 
 types: .venv/tested
 	.venv/bin/mypy
+
+# the tests with the oldest versions that pyproject.toml allows
+test-oldest: .venv-oldest/tested
+	.venv-oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+		|| .venv-oldest/bin/python -m pytest --last-failed --last-failed-no-failures none
+
+# one after the other; clusters need root and packages, and say what is missing
+test-all: .venv/tested
+	$(MAKE) test
+	$(MAKE) test-oldest
+	$(MAKE) test-cluster
 
 slow: .venv/slow
 	.venv/bin/python -m pytest -m "slow or hypothesis" --hypothesis-profile=many
@@ -40,7 +51,7 @@ docs: .venv/docs
 	.venv/bin/python docs/build_site.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -57,6 +68,18 @@ clean:
 .venv/compiled: .venv/tested
 	-.venv/bin/python -m pytest --collect-only -q > /dev/null
 	.venv/bin/python -m compileall -q ctl models tests/programs
+	touch $@
+
+# the oldest that runs: shims of version managers may stand for no Python
+OLDEST_PYTHON ?= $(or $(shell for minor in 10 11 12 13; do \
+	python3.$$minor -c 'import ensurepip' 2> /dev/null && echo python3.$$minor && break; done), $(PYTHON))
+
+.venv-oldest/tested: pyproject.toml tests/programs/oldest_versions.py
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	$(OLDEST_PYTHON) tests/programs/oldest_versions.py > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --no-compile \
+		--constraint .venv-oldest/constraints.txt --editable '.[test]'
+	.venv-oldest/bin/python -m compileall -q ctl models tests/programs
 	touch $@
 
 .venv/slow: .venv/tested

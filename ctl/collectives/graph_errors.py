@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.failures import FAILURE_MARK, LostRankError
+from ctl.io import exit_hook
 
 _TYPES: dict[str, Any] = {
     "FailedPreconditionError": tf.errors.FailedPreconditionError,
@@ -31,7 +32,12 @@ def with_own_type(error: Exception) -> Exception:
 
 
 def install_graph_errors() -> None:
-    """From here on; a TensorFlow that has these places no more raises its own types."""
+    """From here on; a TensorFlow that has these places no more raises its own types.
+
+    Errors that pass elsewhere, such as through the elements of a dataset, end the process with the exit
+    code of their own type.
+    """
+    exit_hook.translate_errors(with_own_type)
     from tensorflow.python.client import session
     from tensorflow.python.eager import context
 

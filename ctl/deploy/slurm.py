@@ -1,8 +1,9 @@
 """`ctl deploy slurm`: a batch script that starts one task per machine or per GPU with srun.
 
-Near the time limit Slurm signals the script, every task saves, and the job goes back into the queue and
-continues from there. After a lost worker the script starts all tasks again; an error that no restart helps
-against ends the job.
+Near the time limit Slurm signals the script, every task saves, and the script requeues the job, which
+resumes. The script does not wait for tasks that ignore the signal. After a lost worker it starts all tasks
+again; an error that no restart helps against ends the job. If a machine is dead when srun starts the tasks,
+the script retries until Slurm replaces the machine.
 """
 
 import re
@@ -23,6 +24,12 @@ _EXAMPLE = (
 _TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])")
 _NOT_STARTED = (126, 127)  # of a shell: the program cannot be run, or is not there
 _TRAINED_SECS = 600  # an attempt this long counts as progress where checkpoints cannot be seen
+_SIGNAL_EARLY_SECS = 60  # Slurm may send the signal so much earlier
+_LEAST_TRAINING_SECS = 60
+_REQUEUE_SECS = 15  # before the limit, at most: tasks that still run are ended, and the job is requeued
+_MACHINE_SECS = 60  # after SlurmdTimeout, until Slurm has requeued the job of a dead machine
+_RETRY_SECS = 10
+_ARRAY_TASK = re.compile(r"(\$(?:SLURM_ARRAY_TASK_ID(?![A-Za-z0-9_])|\{SLURM_ARRAY_TASK_ID\}))")
 
 
 def write(line: CommandLine) -> None:
@@ -81,9 +88,28 @@ def _check(line: CommandLine) -> None:
     if found:
         hours = int(found["d"] or 0) * 24 + int(found["h"])
         limit_secs = hours * 3600 + int(found["m"]) * 60 + int(found["s"])
-        if limit_secs <= options.signal_secs:
-            came = f"--time={options.time} is not longer than --signal_secs={options.signal_secs}"
-            raise UsageError(f"{came}; expected time to train before it is time to save")
+        least_secs = options.signal_secs + _SIGNAL_EARLY_SECS + _LEAST_TRAINING_SECS
+        if limit_secs < least_secs:
+            came = f"--time={options.time} is too short for --signal_secs={options.signal_secs}"
+            raise UsageError(
+                f"{came}; expected at least {_as_time(least_secs)}: Slurm may send the signal "
+                f"{_SIGNAL_EARLY_SECS} s early. Give more --time, or fewer --signal_secs"
+            )
+
+
+def _as_time(secs: int) -> str:
+    return f"{secs // 3600:02d}:{secs // 60 % 60:02d}:{secs % 60:02d}"
+
+
+def _uses_array(program: Sequence[str]) -> bool:
+    return any(_ARRAY_TASK.search(argument) for argument in program)
+
+
+def _quoted(argument: str) -> str:
+    """Quotes an argument so that the shell expands only `$SLURM_ARRAY_TASK_ID` in it."""
+    parts = _ARRAY_TASK.split(argument)
+    quoted = [f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part or i % 2]
+    return "".join(quoted) or "''"
 
 
 def _advice(line: CommandLine) -> Advice:
@@ -101,7 +127,8 @@ def _advice(line: CommandLine) -> Advice:
     fill_in = [f"{path}, on a file system that every machine sees" for path in shared]
     fill_in += [f"{word} in the command line" for word in validators.blanks(line.program)]
     log = f"tail -f {options.name}-<job>.log"
-    commands = ["sbatch --test-only {file}", "sbatch {file}", "squeue --me", log]
+    array = " --array=0-2" if _uses_array(line.program) else ""
+    commands = [f"sbatch --test-only{array} {{file}}", f"sbatch{array} {{file}}", "squeue --me", log]
     return Advice(fill_in=fill_in, warnings=warnings, commands=commands)
 
 
@@ -123,13 +150,19 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
         "gpus_per_node": (options.gpus_per_node or None) if not per_gpu else None,
         "exports": "\n".join(exports) or None,
         "modules": "\n".join(f"module load {name}" for name in options.module) or None,
-        "program": shlex.join(program),
+        "uses_array": _uses_array(program),
+        "program": " ".join(map(_quoted, program)),
         "srun_cpus": f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
-        "checkpoints": shlex.quote(f"{model_dir or '/nowhere'}/checkpoints"),
+        "model_dir": f"{_quoted(str(model_dir))} " if model_dir else "",
+        "checkpoints": _quoted(f"{model_dir or '/nowhere'}/checkpoints"),
         "sees_checkpoints": model_dir is not None,
+        "save_secs": options.signal_secs - min(_REQUEUE_SECS, options.signal_secs // 2),
+        "machine_secs": _MACHINE_SECS,
+        "retry_secs": _RETRY_SECS,
         "trained_secs": _TRAINED_SECS,
         "stuck_attempts": STUCK_ATTEMPTS,
         "exits_for_good": "|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
+        "exit_failed": EXIT_FAILED,
         "exit_preempted": EXIT_PREEMPTED,
         "exit_usage": EXIT_USAGE,
     }

@@ -1,5 +1,6 @@
 """How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,12 +61,11 @@ def set_heartbeat(cluster: "Topology", secs: float) -> None:
         raise UsageError(f"heartbeat_secs is {secs}; expected seconds > 0, or 0.")
     if not secs or cluster.num_workers < 2:
         return
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
     leader = "chief" if "chief" in cluster.tasks else "worker"
     jobs = [
-        coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
+        _coordination_config().CoordinatedJob(name=name, num_tasks=len(addresses))
         for name, addresses in cluster.tasks.items()
     ]
     service: Any = context.context()
@@ -75,6 +75,14 @@ def set_heartbeat(cluster: "Topology", secs: float) -> None:
         coordinated_jobs=jobs,
         heartbeat_timeout_in_ms=int(secs * 1000),
     )
+
+
+def _coordination_config() -> Any:
+    """Returns TensorFlow's module of coordination messages: its place from 2.19 on, or the one before."""
+    try:
+        return importlib.import_module("tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2")
+    except ModuleNotFoundError:
+        return importlib.import_module("tensorflow.tsl.protobuf.coordination_config_pb2")
 
 
 def _check_nccl(name: str, devices: Sequence[str]) -> None:

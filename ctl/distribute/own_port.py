@@ -4,7 +4,13 @@ import errno
 import socket
 
 from ctl.distribute.topology import Topology
-from ctl.errors import UsageError
+from ctl.errors import EXIT_RETRY, UsageError
+
+
+class StepPortInUseError(UsageError):
+    """A port that was computed from the numbers of a job step is in use; the next step has other ports."""
+
+    exit_code = EXIT_RETRY
 
 
 def check_port_is_free(cluster: Topology) -> None:
@@ -19,8 +25,20 @@ def check_port_is_free(cluster: Topology) -> None:
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
                 return
-            raise UsageError(
-                f"Port {port} of this task's address {cluster.address} is in use. Could not start "
-                "gRPC server: end the other process, or write another port into TF_CONFIG of "
-                "every worker."
-            ) from None
+            raise port_error(cluster) from None
+
+
+def port_error(cluster: Topology) -> UsageError:
+    """Returns the error for the port of this task's address that another process has."""
+    address = cluster.address or ""
+    text = f"Port {address.rpartition(':')[2]} of this task's address {address} is in use"
+    if cluster.port_variable == "TF_CONFIG":
+        return UsageError(
+            f"{text}. Could not start gRPC server: end the other process, or write another port into "
+            "TF_CONFIG of every worker."
+        )
+    name = cluster.port_variable
+    advice = f"set {name} to the first of {cluster.num_workers} free ports, the same for all tasks"
+    if cluster.ports_change:
+        return StepPortInUseError(f"{text}. Start the step again, which has other ports, or {advice}.")
+    return UsageError(f"{text}; expected a free port. End the other process, or {advice}.")

@@ -29,6 +29,8 @@ class Topology:
       sources: the variables that were read.
       settings: variables to set before TensorFlow starts, e.g. which GPUs are this task's.
       notes: sentences about what was left out, or looks wrong.
+      port_variable: the variable that chooses the port of this task's address.
+      ports_change: True if another start of the job has other ports, so that a port in use is no mistake.
     """
 
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class Topology:
     sources: tuple[str, ...] = field(default=(), compare=False)
     settings: Mapping[str, str] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    port_variable: str = field(default="TF_CONFIG", compare=False)
+    ports_change: bool = field(default=False, compare=False)
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from typing import Any
 
 from ctl.collectives import graph_errors, settings
 from ctl.collectives.engine import Engine
+from ctl.collectives.errors import PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
-from ctl.distribute import rank_variables
+from ctl.distribute import own_port, rank_variables
+from ctl.distribute.platforms import detection
 from ctl.errors import UsageError
 from ctl.hvd import keras_compilation
 from ctl.hvd import process_sets as process_sets_lib
@@ -121,7 +123,13 @@ def _met(comm: Any, chosen: Settings) -> Engine:
         return Engine(place, chosen, elastic_line.lost)
 
     if not elastic_line.is_elastic():
-        return met(rank_variables.read_ranks())
+        try:
+            return met(rank_variables.read_ranks())
+        except PortInUseError as e:
+            topology = detection.read_topology()
+            if topology.port_variable == "TF_CONFIG":
+                raise
+            raise own_port.port_error(topology) from e
     made = elastic_line.meet_group(met)
     elastic_line.on_loss(made.lose)
     return made

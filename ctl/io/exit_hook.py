@@ -34,6 +34,7 @@ _skips_teardown = False
 _leaving = False  # without the interpreter's own end
 _kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
 _pauses: list[Callable[[], object]] = []
+_translations: list[Callable[[Exception], Exception]] = []
 
 
 class Exit(SystemExit):
@@ -78,16 +79,43 @@ def install_exit_codes() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _print_uncaught(before, kind, error, trace)
-        code = error.exit_code if isinstance(error, CtlError) else EXIT_FAILED
+        cause = _cause_of_end(error)
+        code = cause.exit_code if isinstance(cause, CtlError) else EXIT_FAILED
         if isinstance(error, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
         if sys.flags.interactive or sys.flags.inspect or _has_caller():
             return  # the process continues
-        if code == EXIT_RETRY and not (isinstance(error, CtlError) and error.runs_exit_functions):
+        if code == EXIT_RETRY and not (isinstance(cause, CtlError) and cause.runs_exit_functions):
             end(code)
         atexit.register(_leave, code)  # once threads have ended, as Python does
 
     sys.excepthook = hook
+
+
+def translate_errors(translate: Callable[[Exception], Exception]) -> None:
+    """Has `translate` restore the type of errors of ctl that another library has wrapped; idempotent."""
+    if translate not in _translations:
+        _translations.append(translate)
+
+
+def _cause_of_end(error: BaseException) -> BaseException:
+    """Returns the error whose exit code counts: `error`, or the loss of a peer that led to it.
+
+    An error while a LostRankError is handled or cleaned up after, such as that of a session that is closed,
+    is no failure of the program itself.
+    """
+    link: BaseException | None = error
+    links: list[BaseException] = []
+    while link is not None and link not in links:
+        links.append(link)
+        for translate in _translations:
+            own = translate(link) if isinstance(link, Exception) else link
+            if isinstance(own, CtlError) and (link is error or own.exit_code == EXIT_RETRY):
+                return own
+        if isinstance(link, CtlError) and (link is error or link.exit_code == EXIT_RETRY):
+            return link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return error
 
 
 def _print_uncaught(

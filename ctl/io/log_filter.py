@@ -24,6 +24,8 @@ _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog"
     rb"|I\d{4} \d|To enable the following instructions:"
     rb"|E\d{4} .*failed call to cuInit: .*UNKNOWN ERROR \(303\)"
+    rb"|.*\bE .*Unable to register cu(?:DNN|FFT|BLAS) factory: "  # TensorFlow 2.16, on every machine
+    rb"|E\d{4} .*Unable to register cu(?:DNN|FFT|BLAS) factory: "  # 2.17 and 2.18
 )
 
 

@@ -11,6 +11,9 @@ it starts its server. So the handlers from before are installed again once the s
 
 SIGHUP (a terminal or ssh session that closes) acts like SIGTERM, with the exit code 143. It often arrives
 twice, so it never counts as the second signal. Where it is ignored, as under `nohup`, it stays ignored.
+
+In a task of Slurm SIGUSR1 acts the same: `sbatch --signal=USR1@120` and `scancel --signal=USR1` send it to
+all tasks. A program's own handler stays.
 """
 
 import contextlib
@@ -25,7 +28,8 @@ from typing import Any
 
 from ctl.io import exit_hook
 
-_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 143}
+_COUNT_ONCE = (signal.SIGHUP, signal.SIGUSR1)  # never the second signal, which ends the process
 _SHOW_CURSOR = "\x1b[?25h"
 _AGAIN_SECS = 0.002
 _EXIT_SECS = 10.0  # for exit functions
@@ -54,14 +58,14 @@ class Signals:
     def wishes(self) -> list[float]:
         """[0 or 1, 0 or 1]: was SIGTERM received, was Ctrl-C? To be added up over workers."""
         return [
-            float(self.received in (signal.SIGTERM, signal.SIGHUP)),
+            float(self.received in (signal.SIGTERM, *_COUNT_ONCE)),
             float(self.received == signal.SIGINT),
         ]
 
     def agree(self, wishes: Sequence[float]) -> bool:
         """Takes over what any worker received, from the sum of `wishes`; SIGTERM comes first."""
-        is_hangup = self.received == signal.SIGHUP and wishes[0]
-        if (wishes[0] or wishes[1]) and not is_hangup:
+        keeps_name = self.received in _COUNT_ONCE and wishes[0]
+        if (wishes[0] or wishes[1]) and not keeps_name:
             self.received = int(signal.SIGTERM if wishes[0] else signal.SIGINT)
         return bool(wishes[0] or wishes[1])
 
@@ -69,7 +73,7 @@ class Signals:
         if self.received is None:
             self.received = number
             return
-        if number == signal.SIGHUP:
+        if number in _COUNT_ONCE:
             return
         _show_cursor()
         os._exit(_EXIT_CODES[signal.Signals(number)])
@@ -162,8 +166,17 @@ def _install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict:
 
 
 def is_ignored(number: int) -> bool:
-    """Returns True for a SIGHUP that is ignored, as under `nohup`."""
+    """Returns True for a SIGHUP that is ignored, as under `nohup`, and a SIGUSR1 that is not Slurm's."""
+    if number == signal.SIGUSR1:
+        return not _has_slurm_signal()
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _has_slurm_signal() -> bool:
+    """Returns True in a task of Slurm whose program has no handler for SIGUSR1."""
+    handler = signal.getsignal(signal.SIGUSR1)
+    is_free = handler == signal.SIG_DFL or getattr(handler, "__module__", "") == __name__
+    return is_free and "SLURM_PROCID" in os.environ
 
 
 def _restore(previous: dict) -> None:

@@ -39,7 +39,7 @@ def test_a_task_on_each_machine_has_all_its_gpus(capsys):
 def test_a_step_gets_the_cpus_that_the_job_asked_for(capsys):
     """Since Slurm 22.05 srun does not take them from sbatch."""
     script, _ = made(capsys, "--cpus_per_task=8", *PROGRAM)
-    assert "\n  srun --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 bash" in script
+    assert "\n  srun --export=ALL --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 " in script
 
 
 def test_a_task_for_each_gpu(capsys):
@@ -69,7 +69,8 @@ def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
     (["--task_per=gpu"], "add --gpus_per_node=N"),
     (["--time=90"], "expected e.g. 04:00:00"),
     (["--time=00:75:00"], "is no time limit"),
-    (["--time=00:01:00"], "is not longer than --signal_secs=120"),
+    (["--time=00:01:00"], "is too short for --signal_secs=120; expected at least 00:04:00"),
+    (["--time=00:03:59"], "expected at least 00:04:00"),
     (["--memory=lots"], "is no size"),
     (["--name=a b"], "is no name"),
     (["--partition=a;b"], "is no name"),
@@ -137,14 +138,14 @@ def test_a_job_that_is_done_is_done(tmp_path):
     cluster = Cluster(tmp_path, counting(tmp_path, 0))
     assert cluster.run()[0] == 0
     [words] = cluster.calls("srun")
-    assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
+    assert words[:3] == ["--export=ALL", "--kill-on-bad-exit=1", "--distribution=block"]
     assert not cluster.calls("scontrol")
 
 
 def test_a_lost_task_starts_all_again_and_not_for_ever(tmp_path):
     cluster = Cluster(tmp_path, counting(tmp_path, 134, 137, 0))
     code, output = cluster.run()
-    assert code == 0 and len(cluster.calls("srun")) == 3 and "srun: 134" in output
+    assert code == 0 and len(cluster.calls("srun")) == 3 and "task 0: 134, srun: " in output
     (tmp_path / "again").mkdir()
     cluster = Cluster(tmp_path / "again", counting(tmp_path / "again", 134, 134, 0), 2, "--max_restarts=1")
     assert cluster.run()[0] == 134 and len(cluster.calls("srun")) == 2
@@ -190,7 +191,7 @@ def test_an_error_that_comes_again_is_not_tried_again(tmp_path, code):
     done, output = cluster.run()
     assert done == code and len(cluster.calls("srun")) == 1
     assert f"ended with {code}" in output
-    assert not list(tmp_path.glob(".ctl-for-good*"))
+    assert not list(tmp_path.glob(".ctl-job*"))
 
 
 @pytest.mark.parametrize(("array", "job"), [({}, "77"), (
@@ -233,6 +234,135 @@ def test_a_signal_between_two_steps_is_not_lost(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == 0 and len(cluster.calls("srun")) == 3
     assert cluster.calls("scontrol") == [["requeue", "77"]]
+
+
+def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
+    program = ["bash", "-c", f"trap '' TERM; touch {tmp_path}/up-$SLURM_PROCID; sleep 30"]
+    cluster = Cluster(tmp_path, program, 2, "--signal_secs=10")
+    process = cluster.start()
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    started_secs = time.monotonic()
+    assert process.wait(60) == 0 and 4 <= time.monotonic() - started_secs < 10
+    assert cluster.calls("scontrol") == [["requeue", "77"]]
+    for pid in (tmp_path / "pids").read_text().split():
+        os.killpg(int(pid), signal.SIGKILL)
+    assert "Tasks still run 5 s after SIGTERM" in process.communicate(timeout=60)[0]
+
+
+def without_pauses(cluster):
+    text = cluster.script.read_text()
+    for old, new in {"sleep 10 >": "sleep 0.1 >", "+ 60))": "+ 0))"}.items():
+        assert old in text
+        text = text.replace(old, new)
+    cluster.script.write_text(text)
+    return cluster
+
+
+def test_a_machine_that_is_dead_when_the_step_starts_is_waited_for(tmp_path):
+    cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 0)))
+    (tmp_path / "dead").write_text("5")
+    code, output = cluster.run()
+    assert code == 0 and len(cluster.calls("srun")) == 6
+    assert output.count("srun could not start every task (srun: 233)") == 5
+    assert "Slurm replaces a dead machine after 300 s." in output
+
+
+def test_a_machine_that_slurm_does_not_replace_ends_the_job(tmp_path):
+    cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 0)))
+    (tmp_path / "dead").write_text("1000")
+    code, output = cluster.run(FAKE_SLURMD_TIMEOUT="1")
+    assert code == 233 and "sbatch --exclude=NODE" in output
+
+
+def test_the_signal_ends_the_wait_for_a_machine(tmp_path):
+    cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 0)))
+    (tmp_path / "dead").write_text("1000")
+    process = cluster.start()
+    assert "srun could not start" in process.stdout.readline()
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and cluster.calls("scontrol")[-1] == ["requeue", "77"]
+
+
+def test_the_code_of_the_task_that_failed_is_named_and_not_that_of_those_srun_ended(tmp_path):
+    survivor = "trap 'exit 1' TERM; while :; do sleep 0.1; done"
+    program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {survivor}; }}; sleep 1; exit 134']
+    code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run()
+    assert code == 134 and "A task was lost (task 1: 134, srun: 134)" in output  # and not 1, which is final
+    (tmp_path / "again").mkdir()
+    program[2] = program[2].replace("exit 1'", "exit 143'").replace("exit 134", "exit 3")
+    code, output = Cluster(tmp_path / "again", program, 2, "--max_restarts=0").run()
+    assert code == 3 and "A task was lost (task 1: 3, srun: 143)" in output
+
+
+def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
+    waits = "while :; do sleep 0.1; done"
+    program = ["bash", "-c", f"trap 'exit 1' TERM; > {tmp_path}/up-$SLURM_PROCID; {waits}"]
+    process = Cluster(tmp_path, program, 2, "--max_restarts=0").start()
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    for pid in (tmp_path / "pids").read_text().split():
+        os.killpg(int(pid), signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "A task was lost (srun: 1)" in output
+
+
+def test_a_task_that_fails_before_others_begin_is_no_dead_machine(tmp_path):
+    cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 134, 134), 2, "--max_restarts=1"))
+    late = '[ "$SLURM_PROCID" = 0 ] || sleep 1\nstopped_by=\n'
+    cluster.script.write_text(cluster.script.read_text().replace("stopped_by=\n", late))
+    code, output = cluster.run()
+    assert code == 134 and "could not start" not in output and "task 0: 134, srun: 143" in output
+
+
+@pytest.mark.parametrize(("first", "second", "final"), [(134, 1, False), (1, 134, True), (134, 2, True)])
+def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path, first, second, final):
+    wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 0.5; exit {second}'
+    program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {wait}; }}; > {tmp_path}/first; exit {first}']
+    code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run(FAKE_PATIENCE="1")
+    assert ("a restart would not help" in output) == final
+    assert code == (2 if second == 2 else first)
+
+
+def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
+    program = ["bash", "-c", f"trap 'exit 143' USR1; touch {tmp_path}/up-$SLURM_PROCID; "
+               "while :; do sleep 0.1; done"]  # fmt: skip
+    cluster = Cluster(tmp_path, program)
+    process = cluster.start()
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    for pid in (tmp_path / "pids").read_text().split():
+        os.killpg(int(pid), signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and cluster.calls("scontrol") == [["requeue", "77"]]
+
+
+@pytest.mark.parametrize("home", ["home", None])
+def test_reports_of_tasks_go_where_they_can_be_written(tmp_path, home):
+    home = str(tmp_path / home) if home else "/proc"
+    code, output = Cluster(tmp_path, counting(tmp_path, 1)).run(SLURM_SUBMIT_DIR="/proc", HOME=home)
+    expected = (1, "a restart would not help") if home != "/proc" else (2, "expected one that can")
+    assert code == expected[0] and expected[1] in output
+    assert not list(tmp_path.rglob(".ctl-job*"))
+
+
+def test_the_number_of_an_array_task_is_part_of_the_program(capsys, tmp_path):
+    program = ["bash", "-c", 'printf "%s\\n" "$@" > "$0"', f"{tmp_path}/words",
+               "--model_dir=/a b/run-$SLURM_ARRAY_TASK_ID", "${SLURM_ARRAY_TASK_ID}x$HOME",
+               "$SLURM_ARRAY_TASK_IDS"]  # fmt: skip
+    cluster = Cluster(tmp_path, program, 1)
+    assert "sbatch --array=0-2" in capsys.readouterr().out
+    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
+    assert cluster.run(**array)[0] == 0
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words == ["--model_dir=/a b/run-3", "3x$HOME", "$SLURM_ARRAY_TASK_IDS"]
+    code, output = cluster.run()
+    assert code == 2 and "sbatch --array=0-2" in output
 
 
 @pytest.mark.workers

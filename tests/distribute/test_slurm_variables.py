@@ -1,9 +1,13 @@
 """Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
 
+import socket
+
 import pytest
+from ctl.distribute import own_port, startup_barrier
 from ctl.distribute.platforms.detection import read_topology
 from ctl.distribute.platforms.slurm import host_names, tasks_of_hosts
 from ctl.errors import UsageError
+from ctl.hvd import process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,11 +70,74 @@ def test_without_tasks_per_host_they_are_spread_evenly():
     assert hosts == ["n9", "n9", "n10", "n10", "n11"]
 
 
-def test_tasks_that_were_dealt_out_in_turn_are_refused():
+def test_a_task_that_is_elsewhere_than_its_number_says_is_refused():
     placed = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
     assert read_topology(step(1, **placed)).worker_index == 1
     with pytest.raises(UsageError, match="--distribution=block"):
         read_topology(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
+
+
+@pytest.mark.parametrize(("distribution", "hosts"), [
+    ("block", "n1 n1 n1 n2"), ("block:cyclic", "n1 n1 n1 n2"), ("cyclic", "n1 n2 n1 n1"),
+    ("cyclic:block", "n1 n2 n1 n1"), ("plane", "n1 n1 n2 n1"), ("cyclic:cyclic,Pack", "n1 n2 n1 n1"),
+])  # fmt: skip
+def test_the_order_of_tasks_is_that_of_the_distribution(distribution, hosts):
+    more = {"SLURM_DISTRIBUTION": distribution, "SLURM_DIST_PLANESIZE": "2"}
+    tasks = [step(i, hosts="n[1-2]", per_host="3,1", count=4, **more) for i in range(4)]
+    found = [read_topology(task) for task in tasks]
+    assert [a.split(":")[0] for a in found[0].workers] == hosts.split()
+    assert len({topology.workers for topology in found}) == 1 and len(set(found[0].workers)) == 4
+
+
+@pytest.mark.parametrize("distribution", ["arbitrary", "plane"])
+def test_every_task_refuses_an_order_that_is_not_known(distribution):
+    for number, place in enumerate([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]):
+        placed = dict(zip(("SLURM_NODEID", "SLURM_LOCALID"), place, strict=True))
+        with pytest.raises(UsageError, match=rf"SLURM_DISTRIBUTION is '{distribution}'; expected block"):
+            read_topology(step(number, "n[1-2]", "2(x2)", 4, SLURM_DISTRIBUTION=distribution, **placed))
+
+
+@given(st.integers(0, 10**7), st.integers(0, 40), st.integers(1, 20), st.sampled_from([1, 16, 40]))
+def test_steps_of_a_job_never_share_a_port(job, number, apart, tasks):
+    def ports(step_id):
+        environ = step(hosts="n1", per_host=str(tasks + 1), count=tasks + 1, job=str(job))
+        found = read_topology(environ | {"SLURM_STEP_ID": str(step_id)})
+        return {a.split(":")[1] for a in found.workers}
+
+    assert not ports(number) & ports(number + apart)
+
+
+def test_a_port_in_use_is_tried_again_in_the_next_step_and_names_its_variable():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        chosen = read_topology(step(CTL_PORT=str(port)))
+        with pytest.raises(UsageError, match=f"Port {port} .* is in use.*set CTL_PORT to") as caught:
+            own_port.check_port_is_free(chosen)
+        assert caught.value.exit_code == 2
+    computed = read_topology(step())
+    port = int(computed.address.rpartition(":")[2])
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        taken.listen()
+        with pytest.raises(UsageError, match=f"Port {port} .* other ports, or set CTL_PORT to") as caught:
+            own_port.check_port_is_free(computed)
+    assert caught.value.exit_code == 134 and "TF_CONFIG" not in str(caught.value)
+
+
+def test_a_rank_of_ctl_hvd_and_the_start_of_workers_name_the_variable_too(monkeypatch):
+    environ = step(hosts="127.0.0.1", per_host="2", count=2)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as taken:
+        taken.bind(("", int(read_topology(environ).address.rpartition(":")[2])))
+        taken.listen()
+        with pytest.raises(UsageError, match="other ports, or set CTL_PORT to") as caught:
+            process.init()
+        with pytest.raises(UsageError, match="other ports, or set CTL_PORT to"):
+            startup_barrier.meet_workers(read_topology(environ), {}, 5.0)
+    assert caught.value.exit_code == 134
 
 
 @given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 16), st.integers(1, 16))

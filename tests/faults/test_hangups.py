@@ -23,6 +23,15 @@ def test_a_closed_terminal_saves_a_checkpoint_and_ends_with_143(tmp_path):
     assert again.code == 0 and f"resuming at step {step}" in again.output
 
 
+def test_usr1_in_a_task_of_slurm_saves_a_checkpoint_and_ends_with_143(tmp_path):
+    """Outside of Slurm it ends the process, as for every program."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}
+    done = run(tmp_path / "run", "--train_steps=1000", faults="usr1@5 usr1@5!", **slurm)
+    assert done.code == 143 and "Stopped by SIGUSR1" in done.output, done.output[-3000:]
+    assert len(saved(tmp_path / "run")) == 1
+    assert run(tmp_path / "again", faults="usr1@5").code == -signal.SIGUSR1
+
+
 def test_a_closed_terminal_of_the_launcher_saves_a_checkpoint_on_all_workers(tmp_path):
     with started(tmp_path / "run", "--train_steps=100000", workers=2) as process:
         wait_until(lambda: "step 5/" in output_of(tmp_path / "run").read_text(), process)

@@ -135,6 +135,36 @@ tf.function(lambda: hvd.allreduce(tf.ones(3)))()
 """
 
 
+WRAPPED = """
+import os, signal, sys
+import ctl.hvd as hvd, tensorflow as tf
+hvd.init()
+hvd.allreduce(tf.ones(3))
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def rows():
+    while True:
+        yield hvd.allreduce(tf.ones(3)).numpy()
+
+if hvd.rank() == 0:  # as an element of a dataset
+    for _ in tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([3])):
+        pass
+try:
+    while True:
+        hvd.allreduce(tf.ones(3))
+finally:
+    open("/nowhere/else")
+"""
+
+
+def test_the_survivor_of_a_lost_rank_ends_with_134_whatever_the_error_becomes():
+    """1 would be final for the scripts of platforms."""
+    first, _, last = run_ranks(WRAPPED, 3)
+    assert (first[0], last[0]) == (134, 134), first[2][-2000:] + last[2][-2000:]
+    assert "FileNotFoundError" in last[2]
+
+
 def test_a_script_that_does_not_catch_the_error_ends_with_the_exit_code_of_a_retry():
     first, _, last = run_ranks(UNCAUGHT, 3)
     for code, _, err in (first, last):

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 place = Path(os.environ["FAKE_SLURM"])
@@ -26,6 +27,10 @@ def srun(words):
     )]  # fmt: skip
     program = words[len(options) :]
     count = int(os.environ["FAKE_TASKS"])
+    dead = place / "dead"  # as many attempts in which srun does not reach a machine
+    if dead.exists() and (left := int(dead.read_text())):
+        dead.write_text(str(left - 1))
+        return 233
     tasks = []
     for i in range(count):
         place_of_task = {
@@ -36,11 +41,27 @@ def srun(words):
         env = os.environ | {k: str(v) for k, v in place_of_task.items()}
         tasks.append(subprocess.Popen(program, env=env, start_new_session=True))
     (place / "pids").write_text(" ".join(str(t.pid) for t in tasks))
-    return max(128 - code if code < 0 else code for code in (t.wait() for t in tasks))
+    codes = dict.fromkeys(range(count))
+    while None in codes.values():  # --kill-on-bad-exit: the others get SIGTERM
+        for i, task in enumerate(tasks):
+            if codes[i] is None and (code := task.poll()) is not None:
+                codes[i] = 128 - code if code < 0 else code
+                if code and not os.environ.get("FAKE_PATIENCE"):
+                    end([t for j, t in enumerate(tasks) if codes[j] is None])
+        time.sleep(0.02)
+    return max(codes.values())
+
+
+def end(tasks):
+    for task in tasks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(task.pid, signal.SIGTERM)
 
 
 def scancel(words):
-    assert words[0] == "--signal=TERM" and words[1] == os.environ["SLURM_JOB_ID"], words
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+    assert words == ["--signal=TERM", job], words
     for pid in (place / "pids").read_text().split():
         with contextlib.suppress(ProcessLookupError):  # between two steps
             os.killpg(int(pid), signal.SIGTERM)
@@ -48,6 +69,9 @@ def scancel(words):
 
 
 def scontrol(words):
+    if words == ["show", "config"]:
+        print(f"SlurmdTimeout           = {os.environ.get('FAKE_SLURMD_TIMEOUT', '300')} sec")
+        return 0
     return int(os.environ.get("FAKE_SCONTROL", "0"))
 
 

@@ -8,7 +8,7 @@ With "!" it comes again in every attempt. Actions:
 A step may also be a place before the first one: init, build, data, trace; choice, before the choice of
 communication; eval_data and eval_trace, if EVALUATES=1.
 
-    kill, stop, term, int, hup  the signal, to this process
+    kill, stop, term, int, hup, usr1  the signal, to this process
     raise, exit             an exception of the hook; os._exit(7)
     hang                    sleeps, and never returns
     nan                     not here: POISON=<id> makes the loss of that example NaN
@@ -28,7 +28,7 @@ from ctl.distribute import communication_choice
 
 EXAMPLES = 480
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
-           "int": signal.SIGINT, "hup": signal.SIGHUP}  # fmt: skip
+           "int": signal.SIGINT, "hup": signal.SIGHUP, "usr1": signal.SIGUSR1}  # fmt: skip
 WIDTH = flags.DEFINE_integer("width", 16, "Units of the hidden layer.")
 API_TOKEN = flags.DEFINE_string("api_token", "", "Never used; must never be shown.")
 DROPOUT = flags.DEFINE_float("dropout", 0.2, "Share that is dropped; 0 where replicas vary in number.")

@@ -63,7 +63,9 @@ def read(environ: Mapping[str, str]) -> Topology | None:
             spread = zlib.crc32(marker.encode()) % (_PORTS // size) * size
             first = variables.port(environ, _FIRST_PORT + spread)
             addresses = [f"127.0.0.1:{first + i}" for i in range(size)]
-            return variables.workers(platform, sources, addresses, rank)
+            return variables.workers(
+                platform, sources, addresses, rank, port_variable=variables.PORT_VARIABLE
+            )
         return _over_hosts(environ, platform, rank, size, sources)
     return None
 
@@ -83,7 +85,7 @@ def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any)
         if len(placed) == size:
             addresses = slurm.addresses(environ, placed)
             used = *sources, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"
-            return variables.workers(platform, used, addresses, rank)
+            return variables.workers(platform, used, addresses, rank, port_variable=variables.PORT_VARIABLE)
     raise UsageError(
         f"{platform} started {size} processes on several machines, and does not say on which. Add "
         "-x CTL_WORKERS=host1:2222,host2:2222 to the command, with one address for each process in "

@@ -30,6 +30,6 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         raise UsageError(f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}.")
     first = variables.port(environ, _PORT)
     index = hosts.index(here) if here in hosts else 0
-    return variables.workers(
-        "SageMaker", ("SM_HOSTS", "SM_CURRENT_HOST"), [f"{host}:{first}" for host in hosts], index
-    )
+    addresses = [f"{host}:{first}" for host in hosts]
+    sources = "SM_HOSTS", "SM_CURRENT_HOST"
+    return variables.workers("SageMaker", sources, addresses, index, port_variable=variables.PORT_VARIABLE)

@@ -16,8 +16,9 @@ from ctl.errors import UsageError
 
 SLURM = "Slurm"
 _FIRST_PORT = 15000
-_PORTS_OF_A_JOB = 16  # so jobs with neighbouring numbers that share a host keep apart
-_JOBS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
+_PORTS_OF_A_STEP = 16  # so jobs with neighbouring numbers that share a host keep apart
+_BLOCKS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
+_BLOCKS_BETWEEN_STEPS = 389  # a prime: steps of one job, and of jobs with near numbers, keep apart
 _FIRST_STEP_OF_SLURM_S_OWN = 0xFFFFFFF0  # the script is a step too, with such a number
 _MOST_DIGITS = 9
 MOST_HOSTS = 100_000  # in one job; a longer list is a mistake
@@ -56,17 +57,21 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         counts = tasks_of_hosts(environ[per_host], len(names))
     else:
         counts = [-(-((count or len(names)) - i) // len(names)) for i in range(len(names))]
-    placed = placed_in_blocks(names, counts)
+    placed = _placed(environ, names, counts)
     if (count is not None and count != len(placed)) or number >= len(placed):
         raise UsageError(
             f"SLURM_PROCID is {number} of {count} tasks, but {listed}={environ[listed]} with "
             f"{per_host}={environ.get(per_host or '', '')} places {len(placed)}. Is this the "
             "environment of one srun?"
         )
-    _check_blocks(environ, placed, number, names)
+    _check_place(environ, placed, number, names)
     settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
-    listed_addresses = addresses(environ, placed)
-    return variables.workers(SLURM, sources, listed_addresses, number, settings=settings)
+    listed_addresses = addresses(environ, placed, variables.number(environ, "SLURM_STEP_ID") or 0)
+    return variables.workers(
+        SLURM, sources, listed_addresses, number, settings=settings,
+        port_variable=variables.PORT_VARIABLE,
+        ports_change=variables.number(environ, variables.PORT_VARIABLE) is None,
+    )  # fmt: skip
 
 
 def host_names(text: str) -> list[str]:
@@ -99,14 +104,14 @@ def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
     return counts
 
 
-def first_port(environ: Mapping[str, str], tasks_of_a_host: int) -> int:
-    """The first of a job's ports on each host, from its number."""
+def first_port(environ: Mapping[str, str], tasks_of_a_host: int, step: int = 0) -> int:
+    """Returns the first port of a job step on each host, from the numbers of job and step."""
     job_id = variables.number(environ, "SLURM_JOB_ID") or 0
-    room = _PORTS_OF_A_JOB
-    while room < tasks_of_a_host:
-        room *= 2
-    jobs = max(1, _JOBS * _PORTS_OF_A_JOB // room)
-    return _FIRST_PORT + job_id % jobs * room
+    block_size = _PORTS_OF_A_STEP
+    while block_size < tasks_of_a_host:
+        block_size *= 2
+    blocks = max(1, _BLOCKS * _PORTS_OF_A_STEP // block_size)
+    return _FIRST_PORT + (job_id + step * _BLOCKS_BETWEEN_STEPS) % blocks * block_size
 
 
 def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[str, int]]:
@@ -114,11 +119,43 @@ def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[
     return [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
 
 
-def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]]) -> list[str]:
-    """ "host:port" of each task, on ports that are this job's."""
+def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]], step: int = 0) -> list[str]:
+    """Returns "host:port" of each task, on ports of this job and step."""
     most = 1 + max(i for _, i in placed)
-    first = variables.port(environ, first_port(environ, most))
+    first = variables.port(environ, first_port(environ, most, step))
     return [f"{host}:{first + i}" for host, i in placed]
+
+
+def _placed(
+    environ: Mapping[str, str], names: Sequence[str], counts: Sequence[int]
+) -> list[tuple[str, int]]:
+    """Returns host, and number on that host, of each task in the order of `srun --distribution`.
+
+    Every task refuses an order that the environment does not describe, so that none waits for another.
+    """
+    distribution = environ.get("SLURM_DISTRIBUTION", "").strip().lower()
+    method = re.split("[:,]", distribution)[0]
+    if method in ("", "block", "*"):
+        return placed_in_blocks(names, counts)
+    if method == "cyclic":
+        return _placed_in_rounds(names, counts, 1)
+    plane_size = variables.number(environ, "SLURM_DIST_PLANESIZE")
+    if method.startswith("plane") and plane_size:
+        return _placed_in_rounds(names, counts, plane_size)
+    raise UsageError(
+        f"SLURM_DISTRIBUTION is {distribution!r:.80}; expected block, cyclic or plane, whose order of "
+        "tasks is known. Start the tasks with `srun --distribution=block`."
+    )
+
+
+def _placed_in_rounds(names: Sequence[str], counts: Sequence[int], chunk: int) -> list[tuple[str, int]]:
+    """Returns the places of tasks that are dealt out `chunk` at a time to each host that has room."""
+    return [
+        (host, i)
+        for first in range(0, max(counts), chunk)
+        for host, count in zip(names, counts, strict=True)
+        for i in range(first, min(first + chunk, count))
+    ]
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:
@@ -175,16 +212,17 @@ def _check_count(hosts: int, part: str) -> None:
         )
 
 
-def _check_blocks(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
-    """Tasks that Slurm dealt out in turn are elsewhere than the list says."""
+def _check_place(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
+    """Raises UsageError if SLURM_NODEID or SLURM_LOCALID differs from the computed place of a task."""
     host, local = placed[number]
     came = variables.number(environ, "SLURM_NODEID"), variables.number(environ, "SLURM_LOCALID")
     expected = names.index(host), local
     if any(a is not None and a != b for a, b in zip(came, expected, strict=True)):
+        distribution = environ.get("SLURM_DISTRIBUTION") or "block"
         raise UsageError(
-            f"task {number} is the {came[1]}. of host {came[0]} (SLURM_LOCALID, SLURM_NODEID), and in "
-            f"blocks it would be the {expected[1]}. of host {expected[0]}. Start the tasks with "
-            "`srun --distribution=block`."
+            f"task {number} is the {came[1]}. of host {came[0]} (SLURM_LOCALID, SLURM_NODEID); expected "
+            f"the {expected[1]}. of host {expected[0]} with the distribution {distribution}. Start the "
+            "tasks with `srun --distribution=block`."
         )
 
 

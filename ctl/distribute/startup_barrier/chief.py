@@ -7,6 +7,7 @@ this job is closed and changes nothing.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import selectors
@@ -15,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctl.distribute import own_port
 from ctl.distribute.job_fingerprint import CODE
 from ctl.distribute.startup_barrier import messages
 from ctl.distribute.topology import Topology
@@ -200,6 +202,8 @@ def _listen(cluster: Topology) -> socket.socket:
     try:
         return listening(host, port)
     except OSError as e:
+        if e.errno == errno.EADDRINUSE and cluster.port_variable != "TF_CONFIG":
+            raise own_port.port_error(cluster) from None
         raise UsageError(
             f"This chief's own address {host}:{port} cannot be bound ({e.strerror or e}). Write an "
             "address of this machine and a free port into TF_CONFIG of every worker."
