@@ -27,6 +27,8 @@ LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py",
            "test_deploy_slurm.py"}  # files, which come first  # fmt: skip
 TRAINING = {"train", "fit", "evaluate", "predict", "export"}  # methods
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
+# `python` of the documents is that of this environment; Debian has none
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other
 
 tf.config.set_logical_device_configuration(
