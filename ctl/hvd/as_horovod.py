@@ -1,18 +1,22 @@
-"""For code that cannot be changed: after `import ctl.hvd.as_horovod`, `import horovod…` finds `ctl.hvd`.
+"""Replacement of Horovod for code that cannot be changed: `import ctl.hvd.as_horovod`, nothing else.
 
-So does `import perseus.tensorflow.horovod`, a vendor's name of the same API. Keras 3 then also takes three
-spellings of Keras 2 (`ctl.hvd.keras2_spellings`). Importing it is the whole of its use.
+Afterwards `import horovod.tensorflow` loads `ctl.hvd`, and so does `import perseus.tensorflow.horovod`, a
+vendor's name of the same API. Keras 3 then also accepts three spellings of Keras 2
+(`ctl.hvd.keras2_spellings`). `ctlrun --as-horovod` and `perseusrun` import it by the packages in
+`ctl/hvd/shims`.
 
-Raises UsageError where the real Horovod is installed.
+Raises UsageError if the real Horovod is installed, unless `ctlrun --as-horovod` started the program.
 """
 
 import importlib
 import importlib.util
+import os
 import sys
 import types
 
 from ctl.errors import UsageError
 from ctl.hvd import keras2_spellings
+from ctl.launch.rank_environment import SHIM_FOLDER
 
 _VERSION = "0.28.1"  # whose API this is
 _MODULES = {
@@ -44,7 +48,7 @@ _VENDORS = {"perseus.tensorflow.horovod": "tensorflow", "perseus.keras": "keras"
 def _install() -> None:
     if getattr(sys.modules.get("horovod"), "__ctl__", False):
         return
-    if importlib.util.find_spec("horovod") is not None:
+    if _is_installed("horovod"):
         raise UsageError(
             "ctl.hvd.as_horovod stands in for Horovod, but a module of that name can be imported here; "
             "uninstall it, or import ctl.hvd instead."
@@ -66,7 +70,7 @@ def _install() -> None:
 def _install_vendor(name: str, ours: str) -> None:
     """Modules of a vendor's name, unless the vendor's own are there."""
     first = name.partition(".")[0]
-    if not getattr(sys.modules.get(first), "__ctl__", False) and importlib.util.find_spec(first):
+    if not getattr(sys.modules.get(first), "__ctl__", False) and _is_installed(first):
         return
     parts = name.split(".")
     for depth in range(1, len(parts)):
@@ -82,6 +86,12 @@ def _install_vendor(name: str, ours: str) -> None:
         if known == ours or known.startswith(f"{ours}."):
             sys.modules[name + known.removeprefix(ours)] = sys.modules[f"horovod.{known}"]
     setattr(sys.modules[name.rpartition(".")[0]], parts[-1], sys.modules[name])
+
+
+def _is_installed(name: str) -> bool:
+    """Returns True if a package can be imported that is not one of `ctl/hvd/shims`."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and not str(spec.origin).startswith(f"{SHIM_FOLDER}{os.sep}")
 
 
 _install()

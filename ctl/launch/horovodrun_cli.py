@@ -23,7 +23,7 @@ from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile
 from ctl.launch.membership import HostHealth, Limits
 from ctl.launch.output import RankOutput
 from ctl.launch.process import NO_VARIABLES, check_program
-from ctl.launch.rank_environment import option_environ, remote_job_environ
+from ctl.launch.rank_environment import horovod_environ, option_environ, remote_job_environ
 from ctl.launch.rank_job import RankJob, run_ranks
 from ctl.launch.ssh import SshOptions
 from ctl.version import __version__
@@ -66,17 +66,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+def main_perseusrun() -> int:
+    """Runs `perseusrun`, which is `ctlrun --as-horovod`."""
+    return main(["--as-horovod", *sys.argv[1:]])
+
+
 def rank_job(
     options: Options, command: Sequence[str], count: int, environ: Mapping[str, str] = NO_VARIABLES
 ) -> RankJob:
     """The job of these options; `count` processes at most, 0 if unknown."""
     timeout_secs = options["heartbeat_timeout_secs"]
+    as_horovod = horovod_environ() if options["as_horovod"] else {}
     return RankJob(
         command=command,
         output=RankOutput(
             directory=options["output_filename"], with_time=bool(options["prefix_timestamp"]), count=count
         ),
-        environ={**option_environ(options), **environ},
+        environ={**option_environ(options), **environ, **as_horovod},
         remote_environ=remote_job_environ(),
         ssh_options=SshOptions(options["ssh_port"], options["ssh_identity_file"]),
         binds_gpus=bool(options["bind_gpus"]),

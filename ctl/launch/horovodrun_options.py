@@ -64,6 +64,8 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
              text, "HOST:N,..."),
         Flag("-hostfile --hostfile", "hostfile", "the same in a file, a line `HOST slots=N` for each",
              text, "FILE"),
+        Flag("--as-horovod", "as_horovod", "for programs that import horovod or perseus, unchanged: they "
+             "get ctl.hvd under these names (perseusrun always does this)"),
         Flag("--bind_gpus", "bind_gpus", "each process sees one GPU, that of its local rank"),
         Flag("--config-file", "config_file", "YAML with further options; those given here win",
              text, "FILE"),

@@ -6,6 +6,7 @@ option_environ({..., "fusion_threshold_mb": 32})     -> {"HOROVOD_FUSION_THRESHO
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ctl.collectives.ranks import Ranks
@@ -27,6 +28,14 @@ _LOCAL_VARIABLES = re.compile(
     r"BASH_FUNC_.*|OLDPWD|PWD|HOME|USER|LOGNAME|MAIL|SHELL|SHLVL|_|HOSTNAME|TMPDIR|DISPLAY|XAUTHORITY"
     r"|TERM|SSH_.*|XDG_.*|DBUS_.*|.*CUDA_VISIBLE_DEVICES|LD_PRELOAD"
 )
+# packages named horovod and perseus
+SHIM_FOLDER = str(Path(__file__).resolve().parent.parent / "hvd" / "shims")
+
+
+def horovod_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables with which a program imports `ctl.hvd` as `horovod` and `perseus`."""
+    paths = [SHIM_FOLDER, *filter(None, [environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def option_environ(options: Mapping[str, Any]) -> dict[str, str]:

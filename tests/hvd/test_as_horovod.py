@@ -1,5 +1,11 @@
 """Code that says `import horovod`, unchanged."""
 
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+from conftest import environment
 from hvd.ranks import results, run_ranks
 
 SCRIPT = """
@@ -69,3 +75,30 @@ def test_a_real_horovod_is_not_hidden(tmp_path):
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport ctl.hvd.as_horovod"
     ((code, _, err),) = run_ranks(script, 1)
     assert code != 0 and "UsageError" in err and "uninstall it" in err
+
+
+UNCHANGED = """
+import {vendor}.tensorflow{more} as hvd
+import tensorflow as tf
+
+hvd.init()
+total = hvd.allreduce(tf.constant(float(hvd.rank())), op=hvd.Sum)
+with open("{path}." + str(hvd.rank()), "w") as file:
+    file.write(str(float(total)) + " " + hvd.__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "more", "command"),
+    [("horovod", "", ["ctlrun", "--as-horovod"]), ("perseus", ".horovod", ["perseusrun"]),
+     ("horovod", "", ["perseusrun"])],
+)  # fmt: skip
+def test_programs_of_horovod_start_unchanged(tmp_path, vendor, more, command):
+    program, path = tmp_path / "train.py", tmp_path / "out"
+    program.write_text(UNCHANGED.format(vendor=vendor, more=more, path=path))
+    script = str(Path(sys.executable).parent / command[0])
+    done = processes.run(
+        [script, *command[1:], "-np", "2", sys.executable, str(program)], env=environment(), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout
+    assert [Path(f"{path}.{rank}").read_text() for rank in (0, 1)] == ["1.0 ctl.hvd"] * 2
