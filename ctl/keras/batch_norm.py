@@ -1,7 +1,7 @@
 """BatchNormalization over all replicas.
 
-Keras 3 normalizes each replica's examples by themselves, so on several replicas a model is trained with
-other numbers than on one device. `synchronized=True` computes mean and variance over all replicas.
+Keras 3 computes mean and variance of each replica's examples separately, so on several replicas a model
+is trained with other numbers than on one device. `synchronized=True` computes mean and variance over all replicas.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ def synchronize_batch_norm(model: Any) -> int:
 
     Call it before the model is traced: in `build`, or before `ctl.fit`. Works for layers inside of other
     models, such as those of `keras.applications`. Weights, names and saved files stay the same. Raises
-    UsageError for what is no model of Keras 3.
+    UsageError for anything else than a Keras 3 model or layer.
 
     >>> self.model = keras.applications.MobileNetV2(weights=None)
     >>> ctl.synchronize_batch_norm(self.model)

@@ -119,7 +119,7 @@ def fit(
     own_step: str | None = None,
     sync_batch_norm: bool = False,
 ) -> History:
-    """Trains a compiled Keras 3 model, made in the scope of its strategy; every worker calls it alike.
+    """Trains a compiled Keras 3 model, made in the scope of its strategy. All workers must call it.
 
     The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
     or a generator. All but arrays hold *global* batches, the same on every worker. Returns the `History`.
@@ -128,7 +128,7 @@ def fit(
     Args:
       batch_size: examples of a global batch of arrays; 32 by default.
       callbacks: of ctl or Keras, called on every worker; the chief's decisions (stop, learning rate) count.
-      model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: nothing on disk.
+      model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: no files.
       checkpoints, writers: where states and metrics go; by default model_dir, and the console.
       save_every_steps: steps between checkpoints; None: once an epoch.
       own_step: "mean" runs own steps on several replicas, as means over the batch; see docs/keras.md.
@@ -234,13 +234,13 @@ def evaluate(
     *,
     own_step: str | None = None,
 ) -> Any:
-    """Returns the loss and metrics of a compiled Keras 3 model; every worker calls it alike.
+    """Returns the loss and metrics of a compiled Keras 3 model. All workers must call it.
 
     The arguments are those of `Model.evaluate`, except that `return_dict` is True by default. x may be
     arrays, a dataset, a PyDataset or a generator of *global* batches. Every example counts once.
 
     Args:
-      verbose: 0 prints nothing, else the chief prints one line.
+      verbose: 0 for no output; otherwise the chief prints one line.
       callbacks: Keras callbacks; `on_test_begin` and `on_test_end` are called, methods of batches refused.
       return_dict: False returns a list in the order of `Model.evaluate`, or the loss alone.
       own_step: "mean" runs a model's own `test_step` or `compute_loss` on several replicas.
@@ -275,8 +275,8 @@ def predict(
 ) -> Any:
     """Returns the outputs of a Keras 3 model for all of x, as arrays `[n, ...]` in the model's structure.
 
-    The arguments are those of `Model.predict`; nothing is printed. Each process predicts all of x on its
-    own replicas, so one worker may call it alone. Raises UsageError before any work.
+    The arguments are those of `Model.predict`; `verbose` has no effect. Each process predicts all of x on
+    its own replicas, so a single worker may call it. Raises UsageError before any work.
     """
     check_verbose(verbose)
     source = single_pass(x, None, None, batch_size, steps)

@@ -1,4 +1,4 @@
-"""Error messages of `ctl.fit`, in the words of `Model.fit`.
+"""Error messages of `ctl.fit` with the terms of `Model.fit`.
 
 The messages of `ctl.Trainer` name its methods, attributes and flags, which a Keras program does not have.
 """
@@ -46,9 +46,9 @@ class _KerasWords(logging.Filter):
 
 @contextlib.contextmanager
 def in_keras_words() -> Iterator[None]:
-    """Within the block, errors and log records of ctl have the words of `Model.fit`."""
-    log, words = logging.getLogger("ctl"), _KerasWords()
-    log.addFilter(words)
+    """Within the block, errors and log records of ctl have the terms of `Model.fit`."""
+    log, translation = logging.getLogger("ctl"), _KerasWords()
+    log.addFilter(translation)
     try:
         yield
     except CtlError as e:
@@ -56,7 +56,7 @@ def in_keras_words() -> Iterator[None]:
             e.args = (translated(e.args[0]), *e.args[1:])
         raise
     finally:
-        log.removeFilter(words)
+        log.removeFilter(translation)
 
 
 def translated(message: str) -> str:

@@ -35,7 +35,7 @@ _thread = _Thread()
 
 
 def has_own(model: Any, method: str) -> bool:
-    """Whether the model's class overrides a method of `keras.Model`."""
+    """Returns True if the class of the model overrides a method of `keras.Model`."""
     return not getattr(getattr(type(model), method, None), "__module__", "keras.").startswith("keras.")
 
 
@@ -46,7 +46,7 @@ class ReplicaMeans:
       means: counts of examples of this replica and of all of them.
       minimize: (update) -> None, sums the gradients over replicas and applies them.
       empty: true where this replica has no example; None: never.
-      local_workers: number of workers that make steps of their own; 0: gradients are summed.
+      local_workers: number of workers that train independently (`sync_every`); 0: gradients are summed.
       optimizers: of the model, by name; "" is the name of `model.optimizer`.
     """
 
@@ -141,7 +141,7 @@ def _apply_mean(optimizer: Any, apply: Callable) -> Callable:
 
 
 def _is_mean(metric: Any) -> bool:
-    """True for a `Mean`, which takes values as they are, as opposed to targets and predictions."""
+    """Returns True for a `Mean`, which is updated with values instead of targets and predictions."""
     update_state = type(metric).update_state
     return update_state.__qualname__ == "Mean.update_state" and update_state.__module__.startswith("keras.")
 
@@ -166,7 +166,7 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
     Args:
       data: an example batch, as `train_step` gets it on one replica.
 
-    Raises UsageError on several replicas for layers whose variables only the step would create.
+    Raises UsageError on several replicas for unbuilt layers, as replicas cannot create variables.
     """
     replicas = strategy.num_replicas_in_sync
 
@@ -177,7 +177,7 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
         tf.function(step, autograph=False).get_concrete_function(data)
         return
     if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # else none is written
-        model._symbolic_build(data_batch=data)  # does nothing where all is built
+        model._symbolic_build(data_batch=data)  # a no-op for a built model
     optimizers = [o for o in (model.optimizer, *own_optimizers(model).values()) if o is not None]
 
     def on_replicas(batch: Any) -> None:
@@ -215,7 +215,7 @@ def own_optimizers(model: Any) -> dict[str, Any]:
 
 
 def check_own_step(value: str | None) -> None:
-    """Raises UsageError for what is no way to run own steps on several replicas."""
+    """Raises UsageError for an invalid value of the argument `own_step`."""
     if value not in (None, OWN_STEP_MEAN):
         raise UsageError(
             f"own_step is {value!r}; expected {OWN_STEP_MEAN!r}, for a step whose loss is a mean over the "
@@ -226,13 +226,13 @@ def check_own_step(value: str | None) -> None:
 def check_several_replicas(
     model: Any, replicas: int, own_step: str | None, *, trains: bool, evaluates: bool
 ) -> None:
-    """Raises UsageError for own methods on several replicas whose losses are of an unknown kind."""
+    """Raises UsageError for own methods on several replicas if `own_step` is None."""
     used = {"train_step": trains, "test_step": evaluates, "compute_loss": True}
-    own = [method for method, is_used in used.items() if is_used and has_own(model, method)]
-    if own and own_step is None:
+    overridden = [method for method, is_used in used.items() if is_used and has_own(model, method)]
+    if overridden and own_step is None:
         raise UsageError(
-            f"{type(model).__name__} has its own {' and '.join(own)}, and the strategy has {replicas} "
-            "replicas, which each get a part of the batch. If its losses are means over the batch, write "
-            'ctl.fit(..., own_step="mean"): gradients and values are then averaged over replicas. '
+            f"{type(model).__name__} has its own {' and '.join(overridden)}, and the strategy has "
+            f"{replicas} replicas, which each get a part of the batch. If its losses are means over the "
+            'batch, write ctl.fit(..., own_step="mean"): gradients and values are then averaged over replicas. '
             "Otherwise write a ctl.Trainer with that step, or train on one device."
         )

@@ -1,6 +1,6 @@
 """Temporary replacement of methods of single objects, by several threads at the same time.
 
-TensorFlow traces each replica in a thread of its own, and the traces interleave. A method is replaced when
+TensorFlow traces each replica in a separate thread, and the traces interleave. A method is replaced when
 the first block is entered and restored when the last one is left.
 """
 
@@ -23,26 +23,28 @@ _replaced: dict[tuple[int, str], _Replaced] = {}
 
 
 @contextlib.contextmanager
-def replaced(things: Iterable[Any], name: str, wrap: Callable[[Any, Callable], Callable]) -> Iterator[None]:
-    """Within the block, `thing.name` is `wrap(thing, original method)` for each of `things`."""
-    things = list(things)
-    for thing in things:
+def replaced(
+    objects: Iterable[Any], name: str, wrap: Callable[[Any, Callable], Callable]
+) -> Iterator[None]:
+    """Within the block, `instance.name` is `wrap(instance, original method)` for each of `objects`."""
+    objects = list(objects)
+    for instance in objects:
         with _lock:
-            entry = _replaced.get((id(thing), name))
+            entry = _replaced.get((id(instance), name))
             if entry is None:
-                before = {name: vars(thing)[name]} if name in vars(thing) else {}
-                entry = _replaced[id(thing), name] = _Replaced(before)
-                object.__setattr__(thing, name, wrap(thing, getattr(thing, name)))
+                before = {name: vars(instance)[name]} if name in vars(instance) else {}
+                entry = _replaced[id(instance), name] = _Replaced(before)
+                object.__setattr__(instance, name, wrap(instance, getattr(instance, name)))
             entry.num_blocks += 1
     try:
         yield
     finally:
-        for thing in things:
+        for instance in objects:
             with _lock:
-                entry = _replaced[id(thing), name]
+                entry = _replaced[id(instance), name]
                 entry.num_blocks -= 1
                 if not entry.num_blocks:
-                    object.__delattr__(thing, name)
+                    object.__delattr__(instance, name)
                     for attribute, value in entry.before.items():
-                        object.__setattr__(thing, attribute, value)
-                    del _replaced[id(thing), name]
+                        object.__setattr__(instance, attribute, value)
+                    del _replaced[id(instance), name]

@@ -24,7 +24,7 @@ _thread = _Thread()
 
 
 class MetricPart:
-    """One value of a metric whose result is a dictionary, such as the compiled metrics of Keras."""
+    """One value of a metric with a dictionary as result, such as the compiled metrics of Keras."""
 
     def __init__(self, metric: Any, key: str):
         self._metric, self._key = metric, key
@@ -52,13 +52,13 @@ class NewestValue:
 
     def __init__(self, metrics: Sequence[Any]):
         self._metrics = list(metrics)
-        how = {
+        variable_options = {
             "trainable": False,
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.SUM,
         }
-        self._sum = tf.Variable(0.0, dtype=tf.float64, **how)
-        self._weight = tf.Variable(0.0, dtype=tf.float64, **how)
+        self._sum = tf.Variable(0.0, dtype=tf.float64, **variable_options)
+        self._weight = tf.Variable(0.0, dtype=tf.float64, **variable_options)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -109,14 +109,14 @@ class StepLogs:
         if not isinstance(logs, Mapping):
             return None
         flat = dict(_flat(logs))
-        found, reported = _of_metrics(flat, results)
+        values, reported = _of_metrics(flat, results)
         for name in sorted(flat.keys() - reported):
             if self._strategy.num_replicas_in_sync > 1:
                 _check_independent(name, flat[name], metrics)
             newest = self._newest_value(name, metrics)
             newest.update_state(flat[name], weight)
-            found[name] = newest
-        return found
+            values[name] = newest
+        return values
 
     def _newest_value(self, name: str, metrics: Sequence[Any]) -> NewestValue:
         if name not in self._newest:
@@ -140,20 +140,20 @@ def _recording(metric: Any, result: Any) -> Any:
 def _of_metrics(
     flat: Mapping[str, Any], results: Sequence[tuple[Any, Any, str | None]]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Returns the metrics whose results are in `flat`, by name, and the names that they report."""
+    """Returns the metrics that have results in `flat`, by name, and the names that they report."""
     origin = {id(value): (metric, key) for value, metric, key in results if tf.is_tensor(value)}
-    found, reported = {}, set()
+    metrics, reported = {}, set()
     for name, value in flat.items():
         if id(value) in origin:
             metric, key = origin[id(value)]
-            found[name] = metric if key is None else MetricPart(metric, key)
+            metrics[name] = metric if key is None else MetricPart(metric, key)
             reported.add(name)
     for metric in {id(metric): metric for _, metric, key in results if key is not None}.values():
         keys = {key for _, m, key in results if m is metric and key is not None}
         if all(origin.get(id(flat.get(key))) == (metric, key) for key in keys):  # one read for all parts
-            found = {name: one for name, one in found.items() if name not in keys}
-            found[metric.name] = metric
-    return found, reported
+            metrics = {name: part for name, part in metrics.items() if name not in keys}
+            metrics[metric.name] = metric
+    return metrics, reported
 
 
 def _check_independent(name: str, value: Any, metrics: Sequence[Any]) -> None:

@@ -63,7 +63,7 @@ class KerasTrainer(Trainer):
             trainer that only evaluates or predicts.
           class_weight: label -> weight of its examples in the loss and the weighted metrics.
           own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several
-            replicas, as one whose losses are means over the batch.
+            replicas, with losses that are means over the batch.
           sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
           options: of `ctl.Trainer`. The strategy is the one the model was made under, unless given.
         """
@@ -155,20 +155,20 @@ class KerasTrainer(Trainer):
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def _calls(self, method: str) -> bool:
-        """Whether the method of the model is called, instead of the steps of this class."""
+        """Returns True if the method of the model is called instead of the steps of this class."""
         several = self.topology.num_replicas > 1
         return has_own(self.model, method) or (several and has_own(self.model, "compute_loss"))
 
     @tf.autograph.experimental.do_not_convert
     def _call_own(self, method: str, batch: Any, weight_of: Callable | None) -> dict[str, Any]:
-        data, known, means = self._for_own_step(batch, weight_of), self._recorder, None
+        data, recorder, means = self._for_own_step(batch, weight_of), self._recorder, None
         logs = self._step_logs.setdefault(method, StepLogs(lambda: self.model.metrics, self.strategy))
         if self.topology.num_replicas > 1:
-            known.averaged = True
+            recorder.averaged = True
             with self._global_means(batch) as counts:
                 means = ReplicaMeans(
-                    counts, lambda update: known.minimize(update, self.gradients), known.empty,
-                    known.local_workers, {"": self.model.optimizer, **self.optimizers},
+                    counts, lambda update: recorder.minimize(update, self.gradients), recorder.empty,
+                    recorder.local_workers, {"": self.model.optimizer, **self.optimizers},
                 )  # fmt: skip
         return own_steps.call_own_step(getattr(self.model, method), data, logs, means)
 
@@ -254,7 +254,7 @@ class KerasTrainer(Trainer):
 
 
 def check_model(model: Any, *, trains: bool = True) -> None:
-    """Raises UsageError for what is no compiled Keras 3 model, or cannot be trained if it `trains`."""
+    """Raises UsageError unless `model` is a compiled Keras 3 model, with an optimizer if it `trains`."""
     if not is_keras3(model):
         raise UsageError(
             f"model is a {type(model).__module__}.{type(model).__name__}; expected a Keras 3 model. "
@@ -287,8 +287,8 @@ def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> Non
 
 def _compile_argument(model: Any, name: str) -> Any:
     """Returns an argument of `Model.compile` as it was given; the objects need not be serializable."""
-    given = getattr(model, "_compile_config", None)
-    return getattr(given, "config", {}).get(name)
+    compile_config = getattr(model, "_compile_config", None)
+    return getattr(compile_config, "config", {}).get(name)
 
 
 def _is_known(shape: Any) -> bool:

@@ -1,8 +1,8 @@
 """One process of a job, and how it ended; `ctl.launch.remote_process` has those of other machines.
 
-    process = start_process(command, task, output=file.fileno(), environ={"CTL_ATTEMPT": "1"})
-    process.send(signal.SIGTERM)
-    process.poll()                -> a ProcessExit once it has ended
+process = start_process(command, task, output=file.fileno(), environ={"CTL_ATTEMPT": "1"})
+process.send(signal.SIGTERM)
+process.poll()                -> a ProcessExit once it has ended
 """
 
 import os
@@ -172,12 +172,7 @@ def check_program(program: str, cure: str) -> None:
 
 
 def start_process(
-    command: Sequence[str],
-    task: Topology,
-    *,
-    output: int,
-    errors: int,
-    environ: Mapping[str, str],
+    command: Sequence[str], task: Topology, *, output: int, errors: int, environ: Mapping[str, str]
 ) -> Process:
     """Starts the command on this machine as one task of a cluster.
 
