@@ -1,7 +1,7 @@
 """BatchNormalization over all replicas.
 
 Keras 3 computes mean and variance of each replica's examples separately, so on several replicas a model
-is trained with other numbers than on one device. `synchronized=True` computes mean and variance over all replicas.
+is trained with other numbers than on one device. `synchronized=True` computes them over all replicas.
 """
 
 from typing import Any

@@ -233,6 +233,6 @@ def check_several_replicas(
         raise UsageError(
             f"{type(model).__name__} has its own {' and '.join(overridden)}, and the strategy has "
             f"{replicas} replicas, which each get a part of the batch. If its losses are means over the "
-            'batch, write ctl.fit(..., own_step="mean"): gradients and values are then averaged over replicas. '
-            "Otherwise write a ctl.Trainer with that step, or train on one device."
+            'batch, write ctl.fit(..., own_step="mean"): gradients and values are then averaged over '
+            "replicas. Otherwise write a ctl.Trainer with that step, or train on one device."
         )
