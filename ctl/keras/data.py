@@ -151,13 +151,23 @@ def _check_batched(dataset: tf.data.Dataset) -> None:
         )
 
 
-def check_equal_rows(data: Any, replicas: int) -> None:
-    """Raises UsageError on several replicas if inputs and targets of a batch have unequal rows.
+def check_shares(source: Source, replicas: int) -> None:
+    """Raises UsageError for batches that several replicas cannot share."""
+    if replicas > 1 and isinstance(source.data, tf.data.Dataset):
+        _check_equal_rows(source.data, replicas)
+    if source.batch_size % replicas and isinstance(source.data, (tf.data.Dataset, Generated)):
+        rows = max(replicas, source.batch_size // replicas * replicas)
+        raise UsageError(
+            f"batches of x have {source.batch_size} rows, which {replicas} replicas cannot split evenly. "
+            f"Make batches of a multiple of {replicas}, e.g. with dataset.batch({rows})."
+        )
+
+
+def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
+    """Raises UsageError if inputs and targets of a batch have unequal rows.
 
     Rows that are not static are checked as batches are read.
     """
-    if replicas == 1 or not isinstance(data, tf.data.Dataset):
-        return
     specs = tf.nest.flatten(data.element_spec)
     rows = [spec.shape[0] if spec.shape.rank else None for spec in specs]
     if None in rows and not any("Batch" in type(part).__name__ for part in made_of(data)):

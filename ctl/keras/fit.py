@@ -17,7 +17,7 @@ from ctl.keras.callbacks import (
 )
 from ctl.keras.data import (
     Epochs,
-    check_equal_rows,
+    check_shares,
     positive,
     repeated,
     single_pass,
@@ -32,6 +32,7 @@ from ctl.metrics.console_text import short_number
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
 from ctl.metrics.tensorboard import TensorBoardWriter
+from tensorflow.python.eager import context
 
 _log = logging.getLogger("ctl")
 _GENERATOR_RESUMES = (
@@ -114,7 +115,7 @@ def fit(
     model_dir: str | None = None,
     checkpoints: CheckpointManager | None = None,
     writers: Sequence[MetricWriter] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     save_every_steps: int | None = None,
     own_step: str | None = None,
     sync_batch_norm: bool = False,
@@ -122,22 +123,22 @@ def fit(
     """Trains a compiled Keras 3 model, made in the scope of its strategy. All workers must call it.
 
     The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
-    or a generator. All but arrays hold *global* batches, the same on every worker. Returns the `History`.
-    Raises UsageError before any work.
+    or a generator of *global* batches, the same on every worker. Raises UsageError before any work.
 
     Args:
       batch_size: examples of a global batch of arrays; 32 by default.
       callbacks: of ctl or Keras, called on every worker; the chief's decisions (stop, learning rate) count.
       model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: no files.
       checkpoints, writers: where states and metrics go; by default model_dir, and the console.
+      seed: of shuffles and random operations; None: that of `keras.utils.set_random_seed`, else 0.
       save_every_steps: steps between checkpoints; None: once an epoch.
-      own_step: "mean" runs own steps on several replicas, as means over the batch; see docs/keras.md.
-      sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
+      own_step, sync_batch_norm: for several replicas, see docs/keras.md.
     """
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
     data = source.rest if validation_data is None else validation_data
     ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
-    check_equal_rows(source.data, _replicas_of(model))
+    check_shares(source, _replicas_of(model))
+    seed = _global_seed(model) if seed is None else seed
     every = positive("validation_freq", validation_freq) * (data is not None)
     plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
     per_batch = any(map(is_of_batches, theirs))
@@ -292,6 +293,13 @@ def _divisible(batch_size: int, model: Any) -> int:
     """Returns the batch size, rounded up to a multiple of the replicas, as no number depends on it."""
     replicas = _replicas_of(model)
     return -(-batch_size // replicas) * replicas
+
+
+def _global_seed(model: Any) -> int:
+    """Returns the seed that the program has set, on one worker; 0 without one."""
+    strategy = getattr(model, "distribute_strategy", None)
+    several = strategy is not None and strategy.extended._in_multi_worker_mode()
+    return 0 if several else int(context.global_seed() or 0)
 
 
 def _replicas_of(model: Any) -> int:

@@ -29,6 +29,7 @@ class _Thread(threading.local):
     """The means over replicas of the step that this thread traces; None: one replica."""
 
     means: "ReplicaMeans | None" = None
+    share: Any = None  # of this replica in the global batch
 
 
 _thread = _Thread()
@@ -113,6 +114,17 @@ def call_own_step(
 
 
 @contextlib.contextmanager
+def weighted_means(metrics: Sequence[Any], share: Any) -> Iterator[None]:
+    """Within the block, scalars without a weight count `share` times in each `Mean` of `metrics`."""
+    before, _thread.share = _thread.share, share
+    try:
+        with replaced(filter(_is_mean, metrics), "update_state", _update_mean):
+            yield
+    finally:
+        _thread.share = before
+
+
+@contextlib.contextmanager
 def _averaged(model: Any, means: ReplicaMeans) -> Iterator[None]:
     """Within the block, optimizers and `Mean` metrics average over replicas."""
     before, _thread.means = _thread.means, means
@@ -120,7 +132,7 @@ def _averaged(model: Any, means: ReplicaMeans) -> Iterator[None]:
         with (
             undivided_means(),
             replaced(means.optimizers, "apply", _apply_mean),
-            replaced(filter(_is_mean, model.metrics), "update_state", _update_mean),
+            weighted_means(model.metrics, means.share),
         ):
             yield
     finally:
@@ -150,14 +162,24 @@ def _update_mean(metric: Any, update_state: Callable) -> Callable:
     @functools.wraps(update_state)
     def update_mean(values: Any, sample_weight: Any = None) -> Any:
         if (
-            _thread.means is not None
+            _thread.share is not None
             and sample_weight is None
             and tf.convert_to_tensor(values).shape.rank == 0
         ):
-            sample_weight = _thread.means.share
+            sample_weight = _thread.share
         return update_state(values, sample_weight=sample_weight)
 
     return update_mean
+
+
+def calls_model(model: Any, method: str, replicas: int) -> bool:
+    """Returns True if `method` ("train_step", "test_step") of the model is called, as Keras does.
+
+    A `compute_metrics` returns values of its own. A `compute_loss` may be any function of the batch.
+    """
+    if has_own(model, method) or has_own(model, "compute_metrics"):
+        return True
+    return replicas > 1 and has_own(model, "compute_loss")
 
 
 def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) -> None:
@@ -184,11 +206,11 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
         strategy.run(step, (batch,))
 
     with replaced(optimizers, "apply", functools.partial(_build_only, strategy)):
+        unbuilt = [layer for layer in layers_of(model)[1:] if not layer.built]
         try:
             tf.function(on_replicas, autograph=False).get_concrete_function(data)
         except Exception as e:
-            unbuilt = [layer for layer in layers_of(model)[1:] if not layer.built]
-            if not unbuilt:
+            if not unbuilt or isinstance(e, UsageError):
                 raise
             raise UsageError(
                 f"the layer {unbuilt[0].name!r} of {type(model).__name__} has no variables yet, and a step "
@@ -227,7 +249,7 @@ def check_several_replicas(
     model: Any, replicas: int, own_step: str | None, *, trains: bool, evaluates: bool
 ) -> None:
     """Raises UsageError for own methods on several replicas if `own_step` is None."""
-    used = {"train_step": trains, "test_step": evaluates, "compute_loss": True}
+    used = {"train_step": trains, "test_step": evaluates, "compute_loss": True, "compute_metrics": True}
     overridden = [method for method, is_used in used.items() if is_used and has_own(model, method)]
     if overridden and own_step is None:
         raise UsageError(

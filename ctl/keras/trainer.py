@@ -27,6 +27,7 @@ from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.trainer import Trainer
 
 _log = logging.getLogger("ctl")
+_OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
 
 
 class KerasTrainer(Trainer):
@@ -103,7 +104,7 @@ class KerasTrainer(Trainer):
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
-        if has_own(self.model, "train_step"):
+        if has_own(self.model, "compute_loss") or self._calls("train_step"):
             if self._data["train"] is not None:
                 data = self._for_own_step(batch, self._class_weight)
                 own_steps.build_by_tracing(self.model, data, self.strategy)
@@ -142,7 +143,8 @@ class KerasTrainer(Trainer):
         with tf.GradientTape() as tape, self._global_means(batch) as means:
             predicted = _call(self.model, x, training=True)
             loss = self._total_loss(means, x, y, predicted, weight, training=True)
-        self.minimize(loss, tape)
+            total = tf.reduce_sum(loss)  # of a loss with reduction=None
+        self.minimize(total, tape)
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
@@ -156,8 +158,7 @@ class KerasTrainer(Trainer):
 
     def _calls(self, method: str) -> bool:
         """Returns True if the method of the model is called instead of the steps of this class."""
-        several = self.topology.num_replicas > 1
-        return has_own(self.model, method) or (several and has_own(self.model, "compute_loss"))
+        return own_steps.calls_model(self.model, method, self.topology.num_replicas)
 
     @tf.autograph.experimental.do_not_convert
     def _call_own(self, method: str, batch: Any, weight_of: Callable | None) -> dict[str, Any]:
@@ -202,7 +203,16 @@ class KerasTrainer(Trainer):
             self._warn_of_added_losses()
         # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
         added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
-        loss = model._compile_loss(y, predicted, weight) if model._compile_loss else None
+        loss = None
+        if model._compile_loss:
+            share = means.share_of_rows(tf.constant(1.0))
+            with own_steps.weighted_means(model._compile_loss.metrics, share):
+                loss = model._compile_loss(y, predicted, weight)
+            if loss.shape.rank:
+                raise UsageError(
+                    'the compiled loss has reduction=None. On several replicas write reduction="sum", or '
+                    '"sum_over_batch_size" for a mean over the global batch.'
+                )
         added = [means.share_of_rows(t) for t in added]
         return tf.add_n([*([] if loss is None else [loss]), *added])
 
@@ -278,11 +288,33 @@ def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> Non
             "the model was made outside the strategy's scope. Make and compile it under `with "
             "strategy.scope():`, or give a function that makes it."
         )
+    whole = [name for name in _names_of_losses(model) if name in _OF_WHOLE_BATCH]
+    if whole:
+        raise UsageError(
+            f"the loss {whole[0]} compares the examples of a batch, and each of {replicas} replicas "
+            "has a part of it only. Train on one device, or use a loss per example."
+        )
+    rows = {t.shape[0] for t in getattr(model, "inputs", None) or () if t.shape[0] is not None}
+    if rows:
+        raise UsageError(
+            f"the model was made for batches of {min(rows)} rows (batch_shape=), and each of {replicas} "
+            "replicas gets a part of a batch. Leave the batch size out of keras.Input, or train on one "
+            "device."
+        )
     if jit_compile:
         raise UsageError(
             f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
             "replicas, which XLA cannot do. Compile it without, or train on one device."
         )
+
+
+def _names_of_losses(model: Any) -> list[str]:
+    """Returns the class names of the compiled losses, in lower case."""
+    losses = tf.nest.flatten(model.loss)
+    names = (
+        one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in losses
+    )
+    return [name.lower() for name in names]
 
 
 def _compile_argument(model: Any, name: str) -> Any:

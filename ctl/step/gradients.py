@@ -18,7 +18,7 @@ from ctl.errors import UsageError
 from ctl.step import early_update, finiteness, optimizers, update_lock
 from ctl.step.buckets import in_buckets
 from ctl.step.eight_bit import EightBitSums, keep_left_over
-from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, merged, without_no_row
+from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, has_unique_rows, merged, without_no_row
 from ctl.step.step_times import StepTimes
 
 _SMALL = 100_000  # elements; below, one concatenation is cheaper than a norm per variable
@@ -86,6 +86,7 @@ class Update:
     in_program: bool = False  # within XLA nothing can be raised: what would stop is kept in `stop`
     stop: Any = None  # (whether the run goes on, found)
     left_over: Sequence = ()  # for `eight_bit.keep_left_over`
+    unique: Sequence[bool] = ()  # of gradients: each row once on this replica
 
 
 def compute(
@@ -137,10 +138,11 @@ def new_update(
     pairs: Sequence[tuple[Any, Any]], optimizer: Any, loss_flag: Any, empty: Any = None, local: bool = False
 ) -> Update:
     """Returns the update of pairs (gradient, variable) of this replica; see `compute` for `empty`."""
-    kept = [*(g for g, _ in pairs), loss_flag]
+    kept, unique = [*(g for g, _ in pairs), loss_flag], [has_unique_rows(g) for g, _ in pairs]
     if empty is not None:
         kept = tf.cond(empty, lambda: [_zeros(g) for g in kept], lambda: kept)
-    return Update(kept, [v for _, v in pairs], optimizer, may_be_empty=empty is not None, local=local)
+    own, may_be_empty = [v for _, v in pairs], empty is not None
+    return Update(kept, own, optimizer, may_be_empty=may_be_empty, local=local, unique=unique)
 
 
 def _zeros(gradient: Any) -> Any:
@@ -229,16 +231,17 @@ def _summed(
     sparse: dict[tuple, list[int]] = {}
     for i, (g, v) in enumerate(zip(gradients, variables, strict=True)):
         if can_sum(g, v):
-            sparse.setdefault((g.dtype, tuple(g.values.shape[1:])), []).append(i)
+            merges = how.merge_rows or (bool(update.unique) and update.unique[i])
+            sparse.setdefault((merges, g.dtype, tuple(g.values.shape[1:])), []).append(i)
     tables = [
         SparseSum(
             [gradients[i] for i in places],
             [variables[i].shape[0] for i in places],
             replicas,
-            merge=how.merge_rows,
+            merge=merges,
             even=update.even,
         )
-        for places in sparse.values()
+        for (merges, *_), places in sparse.items()
     ]
     taken = {i for places in sparse.values() for i in places}
     dense = [i for i in range(len(gradients)) if i not in taken]
@@ -255,7 +258,7 @@ def _summed(
     for places, table in zip(sparse.values(), tables, strict=True):
         rows = table.summed(next(agreed) if table.must_agree else None)
         for i, total in zip(places, rows, strict=True):
-            summed[i] = total
+            summed[i] = merged(total) if update.unique and update.unique[i] else total
     if eight_bit is not None and rounded:
         totals, update.left_over = eight_bit.summed(
             [gradients[i] for i in rounded], [variables[i] for i in rounded]

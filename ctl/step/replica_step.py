@@ -4,8 +4,9 @@
 `Recorder` is how `minimize` and `average` know of that.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ from ctl.distribute.autograph import converted
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
-from ctl.step import finiteness, replica_assignments
+from ctl.step import finiteness, replica_assignments, synchronized_moments
 from ctl.step import gradients as gradient_path
 from ctl.step.averaging import Totals
 from ctl.step.eight_bit import EightBitSums
@@ -187,7 +188,7 @@ class ReplicaStep:
     def _plain(self, element: Any) -> Any:
         share, saved = self._start(element)
         part = self._begin(share)
-        with replica_assignments.refused(self._num_replicas):
+        with self._checked(part.empty):
             scores = converted(self._step)(part.batch)
         packed = self._packed(scores, part, self._recorder.norms)
         return self._ended(packed, saved)
@@ -199,7 +200,7 @@ class ReplicaStep:
 
         def forward_and_backward(batch: Any) -> Any:
             self._recorder.begin(waits=True, compiled=True, empty=part.empty)
-            with replica_assignments.refused(self._num_replicas):
+            with self._checked(part.empty):
                 scores = converted(self._step)(batch)
             return self._gradients_of(scores, part, waiting)
 
@@ -212,7 +213,7 @@ class ReplicaStep:
         first = self._begin(Share(take_rows(share.rows, 0, rows // parts)), parts)
         counts = self._recorder.counts = self._mask_counts(share, first.batch, rows)
         step = converted(self._step)
-        with replica_assignments.refused(self._num_replicas):
+        with self._checked(first.empty):
             scores = step(first.batch)
         packed = self._packed(scores, first)
         updates = self._recorder.updates
@@ -221,7 +222,7 @@ class ReplicaStep:
             low, high = rows * i // parts, rows * (i + 1) // parts
             part = self._begin(Share(take_rows(share.rows, low, high)), parts)
             self._goes_on(counts)
-            with replica_assignments.refused(self._num_replicas):
+            with self._checked(part.empty):
                 scores = step(part.batch)
             packed += self._packed(scores, part)
             return i + 1, packed, _added(sums, _summable(self._recorder.updates))
@@ -236,6 +237,12 @@ class ReplicaStep:
         _, packed, sums = so_far
         self._recorder.begin()
         return self._ended(self._updated(packed, updates, _gradients(sums, updates)), saved)
+
+    @contextlib.contextmanager
+    def _checked(self, empty: Any) -> Iterator[None]:
+        """Around the user's step: checks assignments, and counts no row that only stands in."""
+        with replica_assignments.refused(self._num_replicas), synchronized_moments.without_stand_ins(empty):
+            yield
 
     def _start(self, element: Any) -> tuple[Share, list]:
         """The replica's share, and what may have to be put back."""

@@ -185,6 +185,20 @@ def can_sum(gradient: Any, variable: Any) -> bool:
     )
 
 
+def has_unique_rows(gradient: Any) -> bool:
+    """Returns True if the rows are unique within a replica's batch by construction.
+
+    `tf.nn.embedding_lookup_sparse` looks each word of a batch up once, so on one device the optimizer gets
+    each row once. On several replicas the rows of all of them are merged for the same update.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or not hasattr(gradient.indices, "op"):
+        return False
+    tensor = gradient.indices
+    while tensor.op.type in ("Reshape", "Identity", "Cast"):
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type in ("Unique", "UniqueV2") and tensor.value_index == 0
+
+
 def merged(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """With every index once, so that its norm is that of the dense one."""
     rows = _merged(_Rows(gradient.indices, gradient.values))
