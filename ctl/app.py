@@ -16,6 +16,7 @@ import json
 import logging
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))  # what is compared between workers as it is
+_REPORT_SECS = 10.0  # for the chief to reach an error that all workers have
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 
 
@@ -106,8 +108,9 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
     except Exception as e:
         if not error_report.can_shorten(e):
             raise
-        text = error_report.short_report(e)
-        print(_line_of_a_worker(e) or text, file=sys.stderr, flush=True)
+        line = _line_of_a_worker(e)
+        print(line or error_report.short_report(e), file=sys.stderr, flush=True)
+        _await_report_of_chief(line)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before training.", file=sys.stderr)
@@ -115,11 +118,18 @@ def _main(trainer: Callable[..., Any], settings: dict) -> None:
 
 
 def _fail(error: CtlError) -> None:
-    text = _line_of_a_worker(error) or str(error)
-    print(f"{'error: ' if error.exit_code < 3 else ''}{text}", file=sys.stderr, flush=True)
+    line = _line_of_a_worker(error)
+    print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
+    _await_report_of_chief(line)
     if error.exit_code == EXIT_RETRY:
         exit_hook.end(EXIT_RETRY)
     sys.exit(error.exit_code)
+
+
+def _await_report_of_chief(line: str) -> None:
+    """Waits after the line of a worker, since a launcher ends all processes when the first has failed."""
+    if line:
+        time.sleep(_REPORT_SECS)
 
 
 def _line_of_a_worker(error: BaseException) -> str:

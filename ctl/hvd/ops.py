@@ -2,9 +2,8 @@
 
 All are eager, or nodes of a `tf.function` or of a graph; all have gradients. `name` pairs the calls of
 different ranks (without one: their kind and order); `process_set` are the ranks that take part;
-`device_dense`, `device_sparse` are ignored. Errors, on every rank: tf.errors.FailedPreconditionError for
-calls that do not match, InvalidArgumentError for splits, HorovodInternalError for a lost rank, ValueError
-before `init()`.
+`device_dense`, `device_sparse` are ignored. Errors on every rank: tf.errors.FailedPreconditionError for
+calls that differ, InvalidArgumentError for splits, HorovodInternalError for a lost rank, or ValueError.
 """
 
 from collections.abc import Sequence
@@ -377,7 +376,8 @@ def join(device: int = -1) -> int:
 def _tensor(given: Any) -> tf.Tensor:
     if isinstance(given, tf.IndexedSlices):
         raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
-    tensor = given if isinstance(given, tf.Tensor) else tf.convert_to_tensor(given)
+    is_eager = tf.executing_eagerly() and isinstance(given, tf.Tensor)
+    tensor = given if is_eager else tf.convert_to_tensor(given)
     if tensor.dtype.as_datatype_enum in _NO_NUMBERS:
         raise TypeError(
             f"a tensor of {tensor.dtype.name} came; expected numbers or truth values. Texts travel with "

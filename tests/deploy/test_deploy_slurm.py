@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, environment
 from ctl.deploy import command, slurm
@@ -96,7 +97,7 @@ class Cluster:
         (place / "bin").mkdir()
         for name in ("srun", "scancel", "scontrol"):
             text = (PROGRAMS / "fake_slurm.py").read_text()
-            (place / "bin" / name).write_text(f"#!{sys.executable}\n{text}")
+            (place / "bin" / name).write_text(processes.python_script(text))
             (place / "bin" / name).chmod(0o755)
         self.script = place / "job.sbatch"
         words = [f"--output={self.script}", *words, "--", *program]

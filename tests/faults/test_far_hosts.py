@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 
+import processes
 import pytest
 from launching import ROOT, TELL_SIGNALS, is_alive, wait_for
 
@@ -28,7 +29,7 @@ def ssh(job):
     binaries.mkdir()
     program = binaries / "ssh"
     text = (ROOT / "tests/programs/fake_ssh.py").read_text()
-    program.write_text(f"#!{sys.executable}\n" + text.partition("\n")[2])
+    program.write_text(processes.python_script(text.partition("\n")[2]))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     # Workers over there get no environment: where the test is stands in their program.
     return {

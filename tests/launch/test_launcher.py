@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import struct
@@ -248,13 +249,13 @@ def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
         ("--work=2 -- true", "'--work=2' is not an option"),
         ("-- no-such-program --x", "'no-such-program' was not found"),
         ("--host=192.0.2.1 -- true", "--host=127.0.0.1"),
-        (f"--log_dir={__file__}/logs -- true", "(Not a directory); give a directory"),
-        (f"-- {__file__}", "cannot be run"),
+        (f"'--log_dir={__file__}/logs' -- true", "(Not a directory); give a directory"),
+        (f"-- '{__file__}'", "cannot be run"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(line, says, capsys, monkeypatch):
     monkeypatch.setattr("ctl.launch.cli.tempfile.mkdtemp", lambda prefix: "unused")
-    assert cli.main(["launch", *line.split()]) == 2
+    assert cli.main(["launch", *shlex.split(line)]) == 2
     out, err = capsys.readouterr()
     said = [text for text in err.splitlines() if "starting" not in text]
     assert out == "" and len(said) == 1 and says in said[0]

@@ -35,6 +35,11 @@ def start(words: Sequence[str], **options) -> subprocess.Popen:
     return subprocess.Popen(words, **options)
 
 
+def python_script(text: str) -> str:
+    """A program for this interpreter, whose path may have a space, which a `#!` line cannot."""
+    return f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{text}"
+
+
 def run(words: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options) -> subprocess.CompletedProcess:
     """`subprocess.run` that keeps both outputs, as text."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
