@@ -16,6 +16,7 @@ from ctl.distribute.keras_objects import layers_of
 from ctl.errors import UsageError
 from ctl.keras.replaced_methods import replaced
 from ctl.keras.step_logs import StepLogs
+from ctl.keras.weighted_means import weighted_means
 from ctl.step import finiteness
 from ctl.step.gradients import Update, new_update
 from ctl.step.keras_losses import GlobalMeans, undivided_means
@@ -29,7 +30,6 @@ class _Thread(threading.local):
     """The means over replicas of the step that this thread traces; None: one replica."""
 
     means: "ReplicaMeans | None" = None
-    share: Any = None  # of this replica in the global batch
 
 
 _thread = _Thread()
@@ -103,7 +103,7 @@ def call_own_step(
     if means is None:
         values = logs.of(lambda: method(data))
     else:
-        with _averaged(method.__self__, means):
+        with _averaged(means):
             values = logs.of(lambda: method(data), means.share)
     if values is None:
         raise UsageError(
@@ -114,25 +114,14 @@ def call_own_step(
 
 
 @contextlib.contextmanager
-def weighted_means(metrics: Sequence[Any], share: Any) -> Iterator[None]:
-    """Within the block, scalars without a weight count `share` times in each `Mean` of `metrics`."""
-    before, _thread.share = _thread.share, share
-    try:
-        with replaced(filter(_is_mean, metrics), "update_state", _update_mean):
-            yield
-    finally:
-        _thread.share = before
-
-
-@contextlib.contextmanager
-def _averaged(model: Any, means: ReplicaMeans) -> Iterator[None]:
+def _averaged(means: ReplicaMeans) -> Iterator[None]:
     """Within the block, optimizers and `Mean` metrics average over replicas."""
     before, _thread.means = _thread.means, means
     try:
         with (
             undivided_means(),
             replaced(means.optimizers, "apply", _apply_mean),
-            weighted_means(model.metrics, means.share),
+            weighted_means(means.share),
         ):
             yield
     finally:
@@ -150,26 +139,6 @@ def _apply_mean(optimizer: Any, apply: Callable) -> Callable:
 
     setattr(apply_mean, WITHOUT_SUM, apply)
     return apply_mean
-
-
-def _is_mean(metric: Any) -> bool:
-    """Returns True for a `Mean`, which is updated with values instead of targets and predictions."""
-    update_state = type(metric).update_state
-    return update_state.__qualname__ == "Mean.update_state" and update_state.__module__.startswith("keras.")
-
-
-def _update_mean(metric: Any, update_state: Callable) -> Callable:
-    @functools.wraps(update_state)
-    def update_mean(values: Any, sample_weight: Any = None) -> Any:
-        if (
-            _thread.share is not None
-            and sample_weight is None
-            and tf.convert_to_tensor(values).shape.rank == 0
-        ):
-            sample_weight = _thread.share
-        return update_state(values, sample_weight=sample_weight)
-
-    return update_mean
 
 
 def calls_model(model: Any, method: str, replicas: int) -> bool:

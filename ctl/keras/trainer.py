@@ -21,6 +21,7 @@ from ctl.keras import own_steps
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.step_logs import StepLogs
+from ctl.keras.weighted_means import weighted_means
 from ctl.step import update_lock
 from ctl.step.gradients import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
@@ -206,7 +207,7 @@ class KerasTrainer(Trainer):
         loss = None
         if model._compile_loss:
             share = means.share_of_rows(tf.constant(1.0))
-            with own_steps.weighted_means(model._compile_loss.metrics, share):
+            with weighted_means(share):
                 loss = model._compile_loss(y, predicted, weight)
             if loss.shape.rank:
                 raise UsageError(
@@ -224,7 +225,9 @@ class KerasTrainer(Trainer):
         tracker = self.model._loss_tracker
         with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
             tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
-            self.model.compute_metrics(x, y, predicted, sample_weight=weight)
+            share = means.share_of_rows(tf.constant(1.0)) if self.topology.num_replicas > 1 else None
+            with weighted_means(share):
+                self.model.compute_metrics(x, y, predicted, sample_weight=weight)
         return {m.name: m for m in self.metrics}
 
     def _warn_of_added_losses(self) -> None:

@@ -1,7 +1,6 @@
-"""What one replica does with its share of a batch: a user's step, traced.
+"""Execution of the user's step on one replica.
 
-`ReplicaStep` calls it, keeps what it writers, and sees to batches that are split, compiled or empty;
-`Recorder` is how `minimize` and `average` know of that.
+`ReplicaStep` traces the step and handles accumulation, compilation and empty batches with a `Recorder`.
 """
 
 import contextlib
