@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
@@ -176,7 +177,11 @@ def _trained(
             _log.warning(
                 "%s: called at each batch, so each step is a graph call of its own, which is slower.", names
             )
-    values = trainer.train(plan.steps * (plan.end - plan.first))
+    seed_before = context.global_seed()
+    try:
+        values = trainer.train(plan.steps * (plan.end - plan.first))
+    finally:
+        tf.random.set_seed(seed_before)  # that of the program, for its next call
     _finished(trainer)
     history.model = trainer.model
     assert trainer._session is not None

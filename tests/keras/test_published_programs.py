@@ -10,6 +10,7 @@ import published
 import pytest
 import tensorflow as tf
 from published import BATCH, OTHERS, OWN_STEPS, PROGRAMS, arrays, assert_same, regression, trained
+from tensorflow.python.eager import context
 
 ONE = tf.distribute.get_strategy
 
@@ -344,3 +345,18 @@ def test_texts_of_pandas_are_texts():
         model = published.compiled(keras.Model(x, keras.layers.Dense(1)(lookup(x))), loss="mse")
         losses.append(ctl.fit(model, data, y, epochs=2, verbose=0, validation_data=(data, y)).history)
     assert losses[0] == losses[1]
+
+
+def test_the_seed_of_the_program_is_used_and_stays_its_own():
+    keras.utils.set_random_seed(7)
+    first = trained_noise()
+    keras.utils.set_random_seed(7)
+    assert trained_noise(seed=3) != first
+    assert context.global_seed() == 7
+    assert trained_noise() == first
+
+
+def trained_noise(**how):
+    model = PROGRAMS["noisy"][0]()
+    model.set_weights([np.ones(w.shape) for w in model.get_weights()])
+    return ctl.fit(model, arrays()[0], verbose=0, shuffle=False, **how).history["noisy_loss"]

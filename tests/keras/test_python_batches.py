@@ -116,10 +116,10 @@ def order_of(**how):
 
 
 def test_shuffling_changes_the_order_of_the_batches_from_epoch_to_epoch_by_the_seed():
-    first, second = order_of()
+    first, second = order_of(seed=0)
     assert sorted(first) == sorted(second) == list(range(7))
     assert first != second and first != list(range(7))
-    assert order_of() == [first, second] != order_of(seed=1)
+    assert order_of(seed=0) == [first, second] != order_of(seed=1)
 
 
 def test_a_resumed_run_reads_on_where_it_was(tmp_path):

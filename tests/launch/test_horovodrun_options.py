@@ -51,8 +51,8 @@ def refusal(*words):
     return str(caught.value)
 
 
-def test_the_options_are_those_of_horovodrun_and_two_of_ours():
-    assert sorted(FLAGS) == sorted([*HOROVODRUN, "--bind_gpus", "--heartbeat-timeout"])
+def test_the_options_are_those_of_horovodrun_and_three_of_ours():
+    assert sorted(FLAGS) == sorted([*HOROVODRUN, "--as-horovod", "--bind_gpus", "--heartbeat-timeout"])
 
 
 @pytest.mark.parametrize("words", [
