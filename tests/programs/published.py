@@ -64,7 +64,9 @@ def regression(optimizer=None, **how):
 
 def normalized():
     x = keras.Input((6,))
-    return compiled(keras.Model(x, layers.Dense(1)(layers.BatchNormalization()(x))), loss="mse")
+    hidden = layers.BatchNormalization()(layers.Dense(5, activation="tanh")(x))
+    optimizer = keras.optimizers.SGD(0.05)
+    return compiled(keras.Model(x, layers.Dense(1)(hidden)), optimizer, loss="mse")
 
 
 def small_table():
