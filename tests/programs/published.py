@@ -79,13 +79,14 @@ def words():
     return np.random.default_rng(2).integers(0, 2, (EXAMPLES, 8)), arrays()[1]
 
 
-def sparse():
-    x = keras.Input((6,), sparse=True)
+def sparse(width=6):
+    x = keras.Input((width,), sparse=True)
     return compiled(keras.Model(x, layers.Dense(1)(x)), loss="mse")
 
 
-def sparse_data():
+def sparse_data(width=6):
     x, y = arrays()
+    x = np.pad(x, [(0, 0), (0, width - 6)])  # with many columns rows travel as rows, not as a table
     rows = tf.sparse.from_dense(np.where(np.abs(x) > 0.8, x, 0.0))
     return (tf.data.Dataset.from_tensor_slices((rows, y)).batch(BATCH),)
 
@@ -153,6 +154,7 @@ OTHERS = {
     "normalized": (normalized, arrays, {"sync_batch_norm": True}),
     "normalized, an empty replica": (normalized, one_left, {"sync_batch_norm": True}),
     "sparse": (sparse, sparse_data, {}),
+    "sparse, wide": (lambda: sparse(3000), lambda: sparse_data(3000), {}),
     "two outputs, uneven": (two_outputs, uneven, {}),
     "a metric of scalars": (lambda: regression(metrics=[mean_error]), one_left, {}),
 }
