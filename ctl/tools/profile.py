@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
         return e.exit_code
     where = os.path.abspath(parsed.json) if parsed.json else NO_PATH
     print(
-        "ctl profile: a table follows when a training of ctl in this command has run long enough.",
+        "ctl profile: the table appears during training with ctl. A command that does not train with ctl "
+        "prints no table.",
         file=sys.stderr,
         flush=True,
     )

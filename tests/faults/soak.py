@@ -24,6 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "programs"), str(HERE.parent.parent)]
 
+import ctl  # noqa: E402, F401  sets the environment that the warm server of the tests expects
 import training  # noqa: E402  its folder is on the path by now
 
 GAP = (12, 24)  # steps between two faults

@@ -22,6 +22,11 @@ def test_the_command_gets_the_request_and_its_own_words(monkeypatch, tmp_path):
     assert become(monkeypatch, "--", sys.executable)[2][PROFILE_VARIABLE] == "-"
 
 
+def test_a_sentence_at_the_start_says_which_commands_print_no_table(monkeypatch, capsys):
+    become(monkeypatch, "--", sys.executable, "hi.py")
+    assert "A command that does not train with ctl prints no table." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
