@@ -62,7 +62,7 @@ def checked_dataset(
 ) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
 
-    An order without a seed counts where the run is `resumable`, as its checkpoints are kept. Returns the
+    A warning lists the obstacles if the run is `resumable`, which means that it has checkpoints. Returns the
     same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
     iterator could not be saved at all.
     """
@@ -73,7 +73,7 @@ def checked_dataset(
             f"train_data cannot save its iterator: {'; '.join(reasons)}. Write data_position = 'skip', or "
             "use TensorFlow operations without a state."
         )
-    if reasons and is_chief:
+    if reasons and is_chief and resumable:
         _log.warning(
             "train_data is resumed exactly only if it gives the same examples when it is made again: %s.",
             "; ".join(reasons),

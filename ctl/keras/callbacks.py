@@ -103,17 +103,17 @@ class KerasCallbacks:
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         """The means of an epoch, or of the evaluation after it."""
-        if step % self._steps:
+        epoch = self._plan.ended_by(step)
+        if epoch is None:
             return None
         self._begin_train()
-        passed = step // self._steps
         if run == "train":
             self._logs = _of_keras(values)
-            if self._plan.evaluate_every and passed % self._plan.evaluate_every == 0:
+            if self._plan.is_evaluated(epoch):
                 return None  # its numbers belong to the epoch
         else:
             self._end_test(values)
-        self._end_epoch(self._plan.first + passed - 1)
+        self._end_epoch(epoch)
         return self._decision(step)
 
     def end(self, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool) -> None:
@@ -126,7 +126,7 @@ class KerasCallbacks:
         self._begin_train()
         if self._open is not None:
             self._logs = _of_keras(means)
-            if metrics and (self._open + 1 - self._plan.first) % self._plan.evaluate_every == 0:
+            if metrics and self._plan.is_evaluated(self._open):
                 self._list.on_test_begin()
                 self._end_test(metrics)
             self._end_epoch(self._open)

@@ -3,10 +3,13 @@
 import inspect
 import logging
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from ctl.callbacks.schedule import Every
 from ctl.data import dataset_checks
 from ctl.data.arrays import ArrayData, from_arrays
 from ctl.data.dataset_traits import made_of
@@ -20,12 +23,51 @@ _EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a
 
 
 class Epochs(NamedTuple):
-    """Steps of an epoch, the first one's number, the end, epochs between evaluations (0: none)."""
+    """The epochs of one call of `ctl.fit`.
+
+    Attributes:
+      steps: steps of an epoch.
+      first: number of the first epoch, from 0.
+      end: number after the last epoch.
+      validation_freq: epochs between two evaluations, 0 for none; or the epochs to evaluate, from 1.
+    """
 
     steps: int
     first: int
     end: int
-    evaluate_every: int
+    validation_freq: int | frozenset[int]
+
+    def is_evaluated(self, epoch: int) -> bool:
+        """Returns True if there is an evaluation after the epoch of this number, from 0."""
+        if isinstance(self.validation_freq, frozenset):
+            return epoch + 1 in self.validation_freq
+        return self.validation_freq > 0 and (epoch + 1) % self.validation_freq == 0
+
+    def ended_by(self, step: int) -> int | None:
+        """Returns the number of the epoch that ends with `step` completed steps, or None."""
+        return None if not step or step % self.steps else self.first + step // self.steps - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndOfEvaluatedEpochs(Every):
+    """The last steps of the epochs that are evaluated.
+
+    >>> EndOfEvaluatedEpochs(plan=Epochs(10, first=0, end=3, validation_freq=2)).next_mark(0)
+    20
+    """
+
+    plan: Epochs
+
+    def __post_init__(self) -> None:
+        """Has no units to check."""
+
+    def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
+        """Returns the first of these steps after `step`, or None."""
+        plan, passed = self.plan, step // self.plan.steps
+        for epoch in range(plan.first + passed, plan.end):
+            if plan.is_evaluated(epoch):
+                return (epoch - plan.first + 1) * plan.steps
+        return None
 
 
 class Source(NamedTuple):
@@ -204,6 +246,13 @@ def positive(name: str, value: Any) -> int:
     return int(value)
 
 
+def validation_epochs(given: Any) -> int | frozenset[int]:
+    """Returns `validation_freq` as a number >= 1 or as a set of epochs, counted from 1."""
+    if isinstance(given, Collection) and not isinstance(given, (str, bytes)):
+        return frozenset(positive("an epoch of validation_freq", epoch) for epoch in given)
+    return positive("validation_freq", given)
+
+
 def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
     """The data of all epochs; a `seed` shuffles arrays, and the order of a PyDataset's batches."""
     data = source.data
@@ -222,11 +271,13 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
     """One pass over the examples to evaluate."""
     if data is None or isinstance(data, ArrayData):
         return data
-    if is_generator(data) or isinstance(data, Generated):
-        raise UsageError(
-            "the validation data are a generator, which the first evaluation would use up; expected "
-            f"{_EXPECTED.replace(', or a generator', '')}."
-        )
+    if is_generator(data):
+        if steps is None:
+            raise UsageError(
+                "the validation data are a generator, whose length is unknown; give validation_steps, the "
+                "number of batches that each evaluation reads."
+            )
+        return python_batches.next_batches(data, positive("validation_steps", steps))
     if is_py_dataset(data):
         return python_batches.validation_batches(data, steps)
     if isinstance(data, tf.data.Dataset):

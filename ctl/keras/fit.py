@@ -1,10 +1,9 @@
 """`ctl.fit` and `ctl.evaluate`: the calls of `Model.fit` and `Model.evaluate`, under any strategy."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
@@ -17,12 +16,13 @@ from ctl.keras.callbacks import (
     sorted_callbacks,
 )
 from ctl.keras.data import (
+    EndOfEvaluatedEpochs,
     Epochs,
     check_shares,
-    positive,
     repeated,
     single_pass,
     training_source,
+    validation_epochs,
     validation_source,
 )
 from ctl.keras.keras_words import in_keras_words
@@ -33,6 +33,7 @@ from ctl.metrics.console_text import short_number
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
 from ctl.metrics.tensorboard import TensorBoardWriter
+from ctl.step.randomness import GeneratorStates, tensorflow_seed_kept
 from tensorflow.python.eager import context
 
 _log = logging.getLogger("ctl")
@@ -56,21 +57,18 @@ class History:
         self.params = dict(params or {})
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}
-        self._steps = 0  # in an epoch
-        self._first = 0  # number of the first epoch
-        self._evaluated = 1  # every so many epochs
+        self._plan: Epochs | None = None
 
-    def starts(self, steps_per_epoch: int, initial_epoch: int, evaluated: int = 1) -> None:
-        """Says how steps are to be counted as epochs, and after how many there is an evaluation."""
-        self._steps, self._first, self._evaluated = steps_per_epoch, initial_epoch, evaluated
+    def starts(self, plan: Epochs) -> None:
+        """Sets the epochs of the training whose numbers follow."""
+        self._plan = plan
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         """Numbers of a writer; those of other steps than the ends of epochs are left out."""
-        whole = self._steps * (self._evaluated if run == "eval" else 1)
-        if not whole or step % whole:
+        epoch = None if self._plan is None else self._plan.ended_by(step)
+        if epoch is None or (run == "eval" and self._plan and not self._plan.is_evaluated(epoch)):
             return
         prefix = "val_" if run == "eval" else ""
-        epoch = self._first + step // self._steps - 1
         if not prefix and epoch not in self.epoch:
             self.epoch.append(epoch)
         for name, value in values.items():
@@ -111,7 +109,7 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: int = 1,
+    validation_freq: int | Collection[int] = 1,
     *,
     model_dir: str | None = None,
     checkpoints: CheckpointManager | None = None,
@@ -139,12 +137,12 @@ def fit(
     data = source.rest if validation_data is None else validation_data
     ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
     check_shares(source, _replicas_of(model))
-    seed = _global_seed(model) if seed is None else seed
-    every = positive("validation_freq", validation_freq) * (data is not None)
-    plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), every)
+    seeds = _seeds(model, seed)
+    evaluated = 0 if data is None else validation_epochs(validation_freq)
+    plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), evaluated)
     per_batch = any(map(is_of_batches, theirs))
     trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
-        model, train=repeated(source, plan, seed if shuffle else None), seed=seed,
+        model, train=repeated(source, plan, seeds["seed"] if shuffle else None), **seeds,
         validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
         class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
         global_batch_size=source.batch_size, evaluate_ema=False,  # as Model.fit, see _finished
@@ -164,7 +162,7 @@ def _trained(
         _refuse_evaluation_of_keras(model)
     params = {**params, "steps": plan.steps}
     history = History(model, params)
-    history.starts(plan.steps, plan.first, plan.evaluate_every)
+    history.starts(plan)
     trainer.extra_writers = [history]
     caller = None
     if callbacks:
@@ -177,11 +175,12 @@ def _trained(
             _log.warning(
                 "%s: called at each batch, so each step is a graph call of its own, which is slower.", names
             )
-    seed_before = context.global_seed()
-    try:
+    if plan.end == plan.first:
+        if caller is not None:
+            caller.end({}, {}, stopped=False)
+        return history
+    with tensorflow_seed_kept():
         values = trainer.train(plan.steps * (plan.end - plan.first))
-    finally:
-        tf.random.set_seed(seed_before)  # that of the program, for its next call
     _finished(trainer)
     history.model = trainer.model
     assert trainer._session is not None
@@ -212,7 +211,7 @@ def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch
         steps_per_loop=_steps_per_loop(model, per_batch),
         log=Every(steps=steps),
         save=Every(steps=steps if save_every_steps is None else save_every_steps),
-        evaluate=Every(steps=steps * plan.evaluate_every),
+        evaluate=EndOfEvaluatedEpochs(plan=plan) if plan.validation_freq else Every(),
     )
 
 
@@ -258,10 +257,12 @@ def evaluate(
     caller = callback_list(callbacks, model)
     size = _divisible(source.batch_size, model)
     trainer = KerasTrainer(
-        model, train=None, validation=source.data, global_batch_size=size, own_step=own_step, writers=[]
-    )
+        model, train=None, validation=source.data, global_batch_size=size, own_step=own_step, writers=[],
+        **_seeds(model),
+    )  # fmt: skip
     caller.on_test_begin()
-    values = dict(trainer.evaluate())
+    with tensorflow_seed_kept():
+        values = dict(trainer.evaluate())
     caller.on_test_end(values)
     if verbose and trainer.topology.is_chief:
         print("evaluation: " + ", ".join(f"{n} {short_number(v)}" for n, v in values.items()), flush=True)
@@ -287,9 +288,12 @@ def predict(
     check_verbose(verbose)
     source = single_pass(x, None, None, batch_size, steps)
     caller = callback_list(callbacks, model)
-    trainer = KerasPredictor(model, global_batch_size=_divisible(source.batch_size, model), writers=[])
+    trainer = KerasPredictor(
+        model, global_batch_size=_divisible(source.batch_size, model), writers=[], **_seeds(model)
+    )
     caller.on_predict_begin()
-    outputs = trainer.predict(source.data)
+    with tensorflow_seed_kept():
+        outputs = trainer.predict(source.data)
     caller.on_predict_end()
     return outputs
 
@@ -300,11 +304,16 @@ def _divisible(batch_size: int, model: Any) -> int:
     return -(-batch_size // replicas) * replicas
 
 
-def _global_seed(model: Any) -> int:
-    """Returns the seed that the program has set, on one worker; 0 without one."""
+def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
+    """Returns the arguments of a trainer about random numbers.
+
+    On one worker without a `seed`, the program's seed counts, and Python's and NumPy's generators continue.
+    Several workers are seeded alike.
+    """
     strategy = getattr(model, "distribute_strategy", None)
-    several = strategy is not None and strategy.extended._in_multi_worker_mode()
-    return 0 if several else int(context.global_seed() or 0)
+    if seed is not None or (strategy is not None and strategy.extended._in_multi_worker_mode()):
+        return {"seed": seed or 0}
+    return {"seed": int(context.global_seed() or 0), "generator_states": GeneratorStates.current()}
 
 
 def _replicas_of(model: Any) -> int:

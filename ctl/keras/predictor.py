@@ -5,17 +5,19 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
+from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
 
 class KerasPredictor(Trainer):
     """A trainer that only predicts, for `ctl.predict`."""
 
-    def __init__(self, model: Any, **options: Any):
+    def __init__(self, model: Any, *, generator_states: GeneratorStates | None = None, **options: Any):
         """Validates and stores the model.
 
         Args:
           model: a Keras 3 model, compiled or not.
+          generator_states: as for `ctl.KerasTrainer`.
           options: of `ctl.Trainer`; the strategy is the one that the model was made under.
 
         Raises UsageError for anything else than a Keras 3 model.
@@ -23,9 +25,11 @@ class KerasPredictor(Trainer):
         if not is_keras3(model) or not hasattr(model, "predict_step"):
             raise UsageError(f"model is a {type(model).__name__}; expected a Keras 3 model.")
         super().__init__(strategy=model.distribute_strategy or tf.distribute.get_strategy(), **options)
-        self._given = model
+        self._given, self._generator_states = model, generator_states
 
     def build(self) -> None:
+        if self._generator_states is not None:
+            self._generator_states.restore()
         self.model = self._given
 
     def predict(self, data: Any = None) -> Any:

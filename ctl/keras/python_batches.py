@@ -79,6 +79,11 @@ def generated_batches(generator: Any) -> Generated:
     return Generated(_dataset(lambda: map(_standard, rest), seen, None), _most_rows(seen))
 
 
+def next_batches(generator: Any, count: int) -> tf.data.Dataset:
+    """The next `count` batches of a generator for each iterator, or fewer where the generator ends."""
+    return generated_batches(generator).dataset.take(count)
+
+
 def batch_size_of(data: Any) -> int:
     """Rows of the first batches of a PyDataset at most: its global batch size."""
     return _most_rows(_first_of(data))

@@ -25,6 +25,7 @@ from ctl.keras.weighted_means import weighted_means
 from ctl.step import update_lock
 from ctl.step.gradients import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
+from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
 _log = logging.getLogger("ctl")
@@ -53,6 +54,7 @@ class KerasTrainer(Trainer):
         class_weight: Mapping[int, float] | None = None,
         own_step: str | None = None,
         sync_batch_norm: bool = False,
+        generator_states: GeneratorStates | None = None,
         **options: Any,
     ):
         """Validates and stores the arguments.
@@ -67,6 +69,8 @@ class KerasTrainer(Trainer):
           own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several
             replicas, with losses that are means over the batch.
           sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
+          generator_states: states of Python's and NumPy's generators in the training. None: both are
+            seeded with `seed`.
           options: of `ctl.Trainer`. The strategy is the one the model was made under, unless given.
         """
         if not _is_model(model) and not callable(model):
@@ -81,6 +85,7 @@ class KerasTrainer(Trainer):
         self._warned = self._rows_may_vary = True  # Keras divides by the rows of each batch
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
+        self._generator_states = generator_states
         self._step_logs: dict[str, StepLogs] = {}
         self._has_warned_of_losses = False
         self.metrics: list[Any] = []
@@ -88,10 +93,17 @@ class KerasTrainer(Trainer):
 
     def build(self) -> None:
         """The compiled model, its optimizer and its metrics, all with their variables."""
+        if self._generator_states is not None:
+            self._generator_states.restore()
         self.model = self._make_model()
         check_model(self.model, trains=self._data["train"] is not None)
         if self.jit_compile == "off" and _compile_argument(self.model, "jit_compile") is True:
             self.jit_compile = "step"
+        if self.model.run_eagerly and self.topology.is_chief:
+            _log.warning(
+                "run_eagerly=True has no effect: ctl runs the steps as TensorFlow graphs. Print values of a "
+                "step with tf.print."
+            )
         replicas = self.topology.num_replicas
         if replicas > 1:
             own_steps.check_several_replicas(
@@ -280,8 +292,6 @@ def check_model(model: Any, *, trains: bool = True) -> None:
         )
     if trains and model.optimizer is None and not has_own(model, "train_step"):
         raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
-    if model.run_eagerly:
-        raise UsageError("the model was compiled with run_eagerly=True; expected a step to trace.")
 
 
 def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:

@@ -4,10 +4,16 @@ Keras 3 keeps the state of a seed generator equal on all replicas, so each would
 Here the drawn seed is shifted by the number of the replica; the state stays equal, and saved.
 """
 
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, layers_of
+from tensorflow.python.eager import context
 
 _SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pattern in common
 
@@ -15,6 +21,35 @@ _SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pat
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy, TensorFlow and Keras."""
     tf.keras.utils.set_random_seed(seed)
+
+
+@dataclass(frozen=True)
+class GeneratorStates:
+    """States of the global generators of Python and NumPy."""
+
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def current(cls) -> "GeneratorStates":
+        return cls(random.getstate(), np.random.get_state())
+
+    def restore(self) -> None:
+        """Continues both generators from these states."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+@contextlib.contextmanager
+def tensorflow_seed_kept() -> Iterator[None]:
+    """Restores TensorFlow's global seed, and the position in its sequence of seeds of operations."""
+    seed, generator = context.global_seed(), getattr(context.context(), "_rng", None)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(seed)
+        if generator is not None:
+            context.context()._rng = generator
 
 
 def differ_by_replica(things: Any) -> None:

@@ -135,8 +135,10 @@ def looked_at(request, monkeypatch):
     [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False"),
      (HastyMap, "an operation in it says deterministic=False")],
 )  # fmt: skip
-def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog):
+def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog, tmp_path):
     kind(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
+    assert "resumed exactly only if" not in caplog.text  # without checkpoints there is no resume
+    kind(strategy="default", global_batch_size=BATCH, writers=[], model_dir=str(tmp_path)).train(1)
     assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
 
 

@@ -98,6 +98,49 @@ def test_a_finite_dataset_is_begun_anew_and_validation_has_its_own_rhythm():
     assert len(history.history["loss"]) == 5 and len(history.history["val_loss"]) == 2
 
 
+class Calls(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append((epoch, sorted(logs)))
+
+    def on_train_end(self, logs=None):
+        self.calls.append("end")
+
+
+@pytest.mark.parametrize("how", [
+    {"validation_freq": [1, 4, 9]}, {"validation_freq": 2, "initial_epoch": 3},
+    {"validation_freq": 2, "initial_epoch": 2}, {"initial_epoch": 6}, {"initial_epoch": 7}
+])  # fmt: skip
+def test_epochs_and_their_evaluations_are_those_of_keras(how):
+    x, y, _ = numbers()
+    histories, calls = [], []
+    for fit in (keras.Model.fit, ctl.fit):
+        callback = Calls()
+        history = fit(classifier(), x, y, epochs=6, verbose=0, validation_data=(x, y), callbacks=[callback],
+                      **how)  # fmt: skip
+        histories.append((history.epoch, {name: len(v) for name, v in history.history.items()}))
+        calls.append(callback.calls)
+    assert histories[0] == histories[1] and calls[0] == calls[1]
+
+
+def test_run_eagerly_trains_the_same_numbers_and_says_that_steps_are_graphs(caplog):
+    x, y, _ = numbers()
+    losses = []
+    for fit in (keras.Model.fit, ctl.fit):
+        keras.utils.set_random_seed(1)
+        model = classifier()
+        model.run_eagerly = True
+        losses.append(fit(model, x, y, epochs=2, shuffle=False, verbose=0).history["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert caplog.text.count("run_eagerly=True has no effect") == 1
+
+
 def test_short_batches_are_nothing_to_warn_of(caplog):
     x, y, _ = numbers()
     ctl.fit(classifier(), x, y, BATCH, 2, verbose=0)
@@ -195,7 +238,12 @@ REFUSED = {
     "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays, a tf.data.Dataset"),
     "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
     "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),
-    "validation_freq": (classifier, (X, Y), {"validation_freq": [1, 3]}, "validation_freq is"),
+    "validation_freq": (classifier, (X, Y), {"validation_split": 0.5, "validation_freq": 0},
+                        "validation_freq is 0"),
+    "epochs of validation_freq": (classifier, (X, Y), {"validation_split": 0.5, "validation_freq": [0.5]},
+                                  "an epoch of validation_freq is 0.5"),
+    "a generator to validate with": (classifier, (X, Y), {"validation_data": (batch for batch in [(X, Y)])},
+                                     "give validation_steps"),
     "no loss": (without_a_loss, (X, Y), {}, "without a loss"),
     "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
     "no evaluation to watch": (classifier, (X, Y), {"callbacks": [ctl.EarlyStopping("loss")]},

@@ -135,6 +135,17 @@ def test_a_resumed_run_reads_on_where_it_was(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_each_evaluation_reads_the_next_batches_of_a_generator():
+    rows_and_values = [(2, 5.0), (4, 1.0), (2, 2.0), (2, 4.0), (4, 8.0)]  # it ends in the third evaluation
+    batches = ((np.full((rows, 1), value), np.zeros((rows, 1))) for rows, value in rows_and_values)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", loss="mae")
+    zeros = np.zeros((8, 1), np.float32)
+    history = ctl.fit(model, zeros, zeros, batch_size=4, epochs=3, verbose=0, validation_data=batches,
+                      validation_steps=2)  # fmt: skip
+    assert history.history["val_loss"] == pytest.approx([14 / 6, 12 / 4, 8.0])
+
+
 def test_a_generator_cannot_be_rewound_and_fit_says_so(tmp_path, caplog):
     ctl.fit(classifier(), generated(), steps_per_epoch=2, verbose=0)
     assert "rewound" not in caplog.text
@@ -157,7 +168,7 @@ REFUSED = {
     "targets": (lambda: Shuffled(X, Y), {"y": Y}, "has targets and weights itself"),
     "four parts": (lambda: Shuffled(X, Y, Y, Y), {}, "a batch of 4 parts"),
     "no batch": (lambda: Shuffled(X[:0], Y[:0]), {}, "has the length 0"),
-    "validation": (lambda: Shuffled(X, Y), {"validation_data": generated()}, "would use up"),
+    "validation": (lambda: Shuffled(X, Y), {"validation_data": generated()}, "give validation_steps"),
     "nothing": (lambda: (batch for batch in ()), {"steps_per_epoch": 1}, "nothing"),
 }  # fmt: skip
 
