@@ -62,8 +62,8 @@ def checked_dataset(
 ) -> tf.data.Dataset:
     """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
 
-    A warning lists the obstacles if the run is `resumable`, which means that it has checkpoints. Returns the
-    same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
+    A warning lists the obstacles if the run is `resumable`, which means that it has checkpoints. Returns
+    the same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
     iterator could not be saved at all.
     """
     traits = dataset_traits.Traits(dataset)

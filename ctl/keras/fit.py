@@ -1,9 +1,11 @@
 """`ctl.fit` and `ctl.evaluate`: the calls of `Model.fit` and `Model.evaluate`, under any strategy."""
 
+import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
@@ -27,6 +29,7 @@ from ctl.keras.data import (
 )
 from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
+from ctl.keras.replaced_methods import replaced
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.console_text import short_number
@@ -179,7 +182,7 @@ def _trained(
         if caller is not None:
             caller.end({}, {}, stopped=False)
         return history
-    with tensorflow_seed_kept():
+    with tensorflow_seed_kept(), replaced([model], "predict_on_batch", _predicting_once):
         values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
     history.model = trainer.model
@@ -202,6 +205,17 @@ def _refuse_evaluation_of_keras(model: Any) -> None:
         )
 
     object.__setattr__(model, "evaluate", evaluate)
+
+
+def _predicting_once(_: Any, predict_on_batch: Callable) -> Callable:
+    """Returns a `predict_on_batch` without the outputs of further replicas, which get the same batch."""
+
+    @functools.wraps(predict_on_batch)
+    def predict_once(x: Any) -> Any:
+        rows = len(tf.nest.flatten(x)[0])
+        return tf.nest.map_structure(lambda output: output[:rows], predict_on_batch(x))
+
+    return predict_once
 
 
 def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:

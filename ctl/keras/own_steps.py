@@ -66,6 +66,7 @@ class ReplicaMeans:
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Applies the mean of the gradients over replicas; variables without a gradient stay."""
+        _check_not_clipped(optimizer, gradients)
         factor = self.share * self._local_workers if self._local_workers else self.share
         scaled = [
             (_times(gradient, factor), variable)
@@ -81,6 +82,19 @@ class ReplicaMeans:
         update = new_update(scaled, optimizer, flag, self._empty, bool(self._local_workers))
         update.label = self._labels.get(id(optimizer), "")
         self._minimize(update)
+
+
+def _check_not_clipped(optimizer: Any, gradients: Sequence[Any]) -> None:
+    """Raises UsageError for gradients that are results of `tf.clip_by_*` or `keras.ops.clip`."""
+    for gradient in gradients:
+        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        if tensor is not None and "clip_by_" in tensor.name:
+            name = type(optimizer).__name__
+            raise UsageError(
+                f"the step clips gradients before it calls {name}.apply, so each replica would clip its "
+                "own gradients instead of their mean. Let the optimizer clip the mean: "
+                f"{name}(global_clipnorm=...), {name}(clipnorm=...) or {name}(clipvalue=...)."
+            )
 
 
 def _times(gradient: Any, factor: Any) -> Any:

@@ -17,7 +17,7 @@ from ctl.data.arrays import ArrayData, from_arrays
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
-from ctl.keras import own_steps
+from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.step_logs import StepLogs
@@ -29,7 +29,6 @@ from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
 _log = logging.getLogger("ctl")
-_OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
 
 
 class KerasTrainer(Trainer):
@@ -101,8 +100,8 @@ class KerasTrainer(Trainer):
             self.jit_compile = "step"
         if self.model.run_eagerly and self.topology.is_chief:
             _log.warning(
-                "run_eagerly=True has no effect: ctl runs the steps as TensorFlow graphs. Print values of a "
-                "step with tf.print."
+                "run_eagerly=True has no effect: ctl runs steps as TensorFlow graphs. Print values in them "
+                "with tf.print."
             )
         replicas = self.topology.num_replicas
         if replicas > 1:
@@ -113,7 +112,7 @@ class KerasTrainer(Trainer):
                 trains=self._data["train"] is not None,
                 evaluates=self._data["validation"] is not None,
             )
-            _check_several_replicas(self.model, self.strategy, self.jit_compile != "off")
+            several_replicas.check_for_strategy(self.model, self.strategy, self.jit_compile != "off")
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
@@ -126,6 +125,11 @@ class KerasTrainer(Trainer):
             self._check_own_evaluation()
         elif batch is not None:
             _build_for(self.model, batch)
+        if replicas > 1 and batch is not None:
+            x, y, _ = (None, None, None) if self._calls("train_step") else _unpacked(batch, None)
+            several_replicas.check_losses_and_metrics(self.model, x, y, replicas)
+            if x is not None:
+                self._has_warned_of_losses = several_replicas.check_added_losses(self.model, x, replicas)
         optimizer, trains = self.model.optimizer, self._data["train"] is not None
         is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
         self.optimizer = None if is_unused else optimizer
@@ -292,42 +296,6 @@ def check_model(model: Any, *, trains: bool = True) -> None:
         )
     if trains and model.optimizer is None and not has_own(model, "train_step"):
         raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
-
-
-def _check_several_replicas(model: Any, strategy: Any, jit_compile: bool) -> None:
-    replicas = strategy.num_replicas_in_sync
-    if getattr(model, "_distribute_strategy", strategy) is not strategy:
-        raise UsageError(
-            "the model was made outside the strategy's scope. Make and compile it under `with "
-            "strategy.scope():`, or give a function that makes it."
-        )
-    whole = [name for name in _names_of_losses(model) if name in _OF_WHOLE_BATCH]
-    if whole:
-        raise UsageError(
-            f"the loss {whole[0]} compares the examples of a batch, and each of {replicas} replicas "
-            "has a part of it only. Train on one device, or use a loss per example."
-        )
-    rows = {t.shape[0] for t in getattr(model, "inputs", None) or () if t.shape[0] is not None}
-    if rows:
-        raise UsageError(
-            f"the model was made for batches of {min(rows)} rows (batch_shape=), and each of {replicas} "
-            "replicas gets a part of a batch. Leave the batch size out of keras.Input, or train on one "
-            "device."
-        )
-    if jit_compile:
-        raise UsageError(
-            f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
-            "replicas, which XLA cannot do. Compile it without, or train on one device."
-        )
-
-
-def _names_of_losses(model: Any) -> list[str]:
-    """Returns the class names of the compiled losses, in lower case."""
-    losses = tf.nest.flatten(model.loss)
-    names = (
-        one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in losses
-    )
-    return [name.lower() for name in names]
 
 
 def _compile_argument(model: Any, name: str) -> Any:

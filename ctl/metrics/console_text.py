@@ -103,7 +103,7 @@ def _facts(started: Started) -> list[tuple[str, str]]:
         ("steps", _steps(started.step, until)),
         ("data", info.data),
         ("precision", info.precision),
-        ("seed", str(info.seed)),
+        ("seed", f"{info.seed}{', random numbers differ by replica' if info.num_replicas > 1 else ''}"),
         ("model_dir", info.model_dir or "none, nothing is kept"),
         (
             "parameters",

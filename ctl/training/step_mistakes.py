@@ -16,7 +16,8 @@ _NO_VALUES = (
 )
 _VARIABLES = (
     "The step makes variables: a tf.Variable, a layer, an optimizer or a metric. Make them in build(), as "
-    "attributes of self, and use them in the step."
+    "attributes of self, and use them in the step. On several replicas a function of keras.random also "
+    "needs its seed from there: seed=keras.random.SeedGenerator(0)."
 )
 _NEW_TO_OPTIMIZER = (
     "The optimizer was built without a variable that is trained now. If a layer was frozen, build the "

@@ -211,11 +211,6 @@ def test_rows_that_differ_are_found_as_batches_are_read(two_replicas):
         ctl.fit(model, data, verbose=0)
 
 
-def test_a_sum_that_a_layer_adds_is_named_on_two_replicas(two_replicas, caplog):
-    trained("endpoint", two_replicas)
-    assert caplog.text.count("'endpoint") == 1 and "is a sum over examples" in caplog.text
-
-
 KERAS_WORDS = {
     "rows": (lambda m: ctl.fit(m, arrays()[0], arrays()[1][:9], verbose=0), "x, y and sample_weight have"),
     "not batched": (lambda m: ctl.fit(m, tf.data.Dataset.from_tensor_slices(arrays()), verbose=0),
