@@ -13,7 +13,6 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import layers_of, plain
 from ctl.errors import UsageError
 from ctl.keras.replaced_methods import replaced
-from ctl.keras.weighted_means import weighted_means
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 
 _OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
@@ -29,10 +28,10 @@ def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
             "the model was made outside the strategy's scope. Make and compile it under `with "
             "strategy.scope():`, or give a function that makes it."
         )
-    whole = [name for name in _names_of_losses(model) if name in _OF_WHOLE_BATCH]
-    if whole:
+    names = [name for name in _names_of_losses(model) if name in _OF_WHOLE_BATCH]
+    if names:
         raise UsageError(
-            f"the loss {whole[0]} compares the examples of a batch, and each of {replicas} replicas "
+            f"the loss {names[0]} compares the examples of a batch, and each of {replicas} replicas "
             "has a part of it only. Train on one device, or use a loss per example."
         )
     rows = {t.shape[0] for t in getattr(model, "inputs", None) or () if t.shape[0] is not None}
@@ -53,7 +52,7 @@ def _names_of_losses(model: Any) -> list[str]:
     """Returns the class names of the compiled losses, in lower case."""
     losses = tf.nest.flatten(model.loss)
     names = (
-        one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in losses
+        loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__) for loss in losses
     )
     return [name.lower() for name in names]
 
@@ -62,7 +61,7 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
     """Raises UsageError for losses and metrics that replicas would compute differently from one device.
 
     Args:
-      model: a compiled model whose variables exist.
+      model: a compiled model with its variables.
       x, y: an example batch, of which shapes and dtypes count; None for a model with its own `train_step`.
       replicas: number of replicas.
 
@@ -82,9 +81,9 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
                 'own_step="mean".'
             )
     numbers = tf.linspace(0.1, 0.9, _ROWS)
-    given = [*pairs, (numbers,), (numbers, numbers)]
+    argument_lists = [*pairs, (numbers,), (numbers, numbers)]
     for metric in metrics:
-        if any(_is_equal(_metric_by_parts(metric, *arguments)) is False for arguments in given):
+        if any(_is_equal(_metric_by_parts(metric, *arguments)) is False for arguments in argument_lists):
             raise UsageError(
                 f"the metric {metric.name!r} would have other values on {replicas} replicas than on one "
                 "device: the variables of a metric are summed over replicas. Return one number per example "
@@ -107,7 +106,7 @@ def check_added_losses(model: Any, x: Any, replicas: int) -> bool:
     """Returns True if all losses that layers add are known to be means over the examples of a batch.
 
     Args:
-      model: a compiled model whose variables exist.
+      model: a compiled model with its variables.
       x: example inputs, of which shapes and dtypes count.
       replicas: number of replicas.
 
@@ -117,13 +116,13 @@ def check_added_losses(model: Any, x: Any, replicas: int) -> bool:
     halves = [tf.nest.map_structure(lambda part, half=half: part[half], inputs) for half in _HALVES]
 
     def values() -> tuple[Any, Any]:
-        whole, first, second = (_added_losses(model, part) for part in (inputs, *halves))
-        return whole, {name: (loss + second[name]) / 2 for name, loss in first.items()}
+        of_batch, first, second = (_added_losses(model, part) for part in (inputs, *halves))
+        return of_batch, {name: (loss + second[name]) / 2 for name, loss in first.items()}
 
     is_mean = _is_equal(values)
     if is_mean is False:
-        whole, means = values()
-        names = ", ".join(repr(name) for name in whole if not _is_close(whole[name], means[name]))
+        losses, means = values()
+        names = ", ".join(repr(name) for name in losses if not _is_close(losses[name], means[name]))
         raise UsageError(
             f"the loss that the layer {names} adds would have other values on {replicas} replicas than on "
             "one device: it is no mean over the examples of a batch, and each replica has a part of the "
@@ -189,8 +188,10 @@ def _metrics_of_user(model: Any) -> Iterator[Any]:
             yield metric
 
 
-def _is_of_keras(thing: Any) -> bool:
-    module = getattr(thing if inspect.isfunction(thing) else type(thing), "__module__", None) or ""
+def _is_of_keras(function_or_object: Any) -> bool:
+    is_function = inspect.isfunction(function_or_object)
+    owner = function_or_object if is_function else type(function_or_object)
+    module = getattr(owner, "__module__", None) or ""
     return module.startswith("keras.")
 
 
@@ -218,12 +219,12 @@ def _loss_by_parts(loss: Any, y: Any, predicted: Any) -> Callable[[], tuple[Any,
 
     def values() -> tuple[Any, Any]:
         with undivided_means():
-            whole = loss(y, predicted)
+            of_batch = loss(y, predicted)
         shares = []
         for half in _HALVES:
             with GlobalMeans(_ROWS // 2, 2, local=True):
                 shares.append(loss(y[half], predicted[half]))
-        return whole, sum(shares)
+        return of_batch, sum(shares)
 
     return values
 
@@ -233,19 +234,18 @@ def _metric_by_parts(metric: Any, *arguments: Any) -> Callable[[], tuple[Any, An
 
     def values() -> tuple[Any, Any]:
         start = metric.stateless_reset_state()
-        whole = metric.stateless_update_state(start, *arguments)
-        halves = []
-        for half in _HALVES:
-            with weighted_means(0.5):
-                halves.append(metric.stateless_update_state(start, *(a[half] for a in arguments)))
+        of_batch = metric.stateless_update_state(start, *arguments)
+        halves = [
+            metric.stateless_update_state(start, *(part[half] for part in arguments)) for half in _HALVES
+        ]
         merged = [a + b for a, b in zip(*halves, strict=True)]
-        return _result(metric, whole), _result(metric, merged)
+        return _result(metric, of_batch), _result(metric, merged)
 
     return values
 
 
 def _result(metric: Any, values: list[Any]) -> Any:
-    """Returns the result of a metric whose variables have these values."""
+    """Returns the result of a metric with these values of its variables."""
     from keras import StatelessScope
 
     with StatelessScope(state_mapping=list(zip(metric.variables, values, strict=True))):
@@ -255,10 +255,10 @@ def _result(metric: Any, values: list[Any]) -> Any:
 def _is_equal(values: Callable[[], tuple[Any, Any]]) -> bool | None:
     """Returns True if the two values are equal, and None if they are random or cannot be computed."""
     try:
-        (whole, parts), (again, _) = values(), values()
+        (batch_value, parts_value), (repeated_value, _) = values(), values()
     except Exception:  # not to be called with random numbers
         return None
-    return _is_close(whole, parts) if _is_close(whole, again) else None
+    return _is_close(batch_value, parts_value) if _is_close(batch_value, repeated_value) else None
 
 
 def _is_close(a: Any, b: Any) -> bool:
