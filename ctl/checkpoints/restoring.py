@@ -6,10 +6,12 @@ has chosen some time later on network file systems; they wait for it.
 """
 
 import functools
+import json
 import logging
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from ctl.checkpoints import commit
@@ -166,13 +168,29 @@ def _newest_step(directory: AnyPath) -> int:
     return max((manifest.step for _, manifest in checkpoints), default=-1)
 
 
+def checksum_of(manifest: Manifest) -> int:
+    """Returns a checksum of the files of a checkpoint."""
+    return zlib.crc32(json.dumps(dict(manifest.files), sort_keys=True).encode())
+
+
 def chosen_by_chief(
-    agreement: HostAllReduce, place: Topology, choose: Callable[[], int | None], take: Callable[[int], T]
+    agreement: HostAllReduce,
+    place: Topology,
+    choose: Callable[[], int | None],
+    take: Callable[[int], T],
+    checksum: Callable[[Any], int],
 ) -> T | None:
-    """What `take` makes, on every worker, of the number >= 0 that the chief has chosen; None without one.
+    """Returns the result of `take` for the number >= 0 that the chief chooses, on every worker.
 
     All workers must call it. Where `choose` or `take` raises a CtlError on one of them, every one raises
     one, with the same exit code.
+
+    Args:
+      agreement: sums over the workers.
+      place: of this worker.
+      choose: called on the chief. Returns None to take nothing; then the result is None, too.
+      take: called on every worker with the chosen number.
+      checksum: of a result. Workers with another one than the chief raise UsageError, as all do then.
     """
     choice, failure, taken = 0, None, None
     try:
@@ -185,9 +203,10 @@ def chosen_by_chief(
         taken = take(choice - 1) if choice and failure is None else None
     except CtlError as e:
         failure = e
-    codes = np.zeros(agreement.num_workers)
-    codes[place.worker_index] = 0 if failure is None else failure.exit_code
-    codes = agreement.sum(codes)
+    endings = np.zeros([2, agreement.num_workers])
+    endings[0, place.worker_index] = 0 if failure is None else failure.exit_code
+    endings[1, place.worker_index] = 0 if taken is None else checksum(taken)
+    codes, checksums = np.rint(agreement.sum(endings.ravel())).reshape(endings.shape)
     if failure is not None:
         raise failure
     if codes.any():
@@ -195,4 +214,10 @@ def chosen_by_chief(
         other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
         other.exit_code = int(codes[first])
         raise other
+    different = [f"worker {i}" for i in np.flatnonzero(checksums != checksums[0])]
+    if different:
+        raise UsageError(
+            f"The chief and {', '.join(different)} see different checkpoints of the same step. All workers "
+            "must see the same directory: put it on shared storage."
+        )
     return taken

@@ -76,7 +76,9 @@ def _loaded_together(
             found.append(restoring.awaited(directories[place - 1], step))
         return _loaded(*(found[0] if found else newest_good(where)), state, models)
 
-    loaded = restoring.chosen_by_chief(agreement, state.topology, choose, take)
+    loaded = restoring.chosen_by_chief(
+        agreement, state.topology, choose, take, lambda result: restoring.checksum_of(result.manifest)
+    )
     assert loaded is not None  # `choose` always chooses
     return loaded
 

@@ -119,7 +119,7 @@ def restore(
         return step
 
     return restoring.chosen_by_chief(
-        agreement, state.topology, chosen, lambda step: manager.restore(state, step)
+        agreement, state.topology, chosen, lambda step: manager.restore(state, step), restoring.checksum_of
     )
 
 
@@ -289,7 +289,11 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
 
     topology, state = session.state.topology, session.state
     manifest = restoring.chosen_by_chief(
-        session.agreement, topology, choose, lambda chosen: manager.restore(state, chosen)
+        session.agreement,
+        topology,
+        choose,
+        lambda chosen: manager.restore(state, chosen),
+        restoring.checksum_of,
     )
     assert manifest is not None  # `choose` always chooses
     session.take(manifest, trainer.global_batch_size)

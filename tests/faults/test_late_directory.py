@@ -24,3 +24,11 @@ def test_a_worker_that_never_sees_it_ends_the_job_with_134_on_all_workers(case, 
     assert "The chief restores the checkpoint of step 3" in other["error"]
     assert "put it on shared storage" in other["error"]
     assert found[0]["there"] == ["ckpt-3"]  # nothing was set aside
+
+
+@pytest.mark.parametrize("case", ["another run", "restore", "init_from"])
+def test_workers_that_see_the_checkpoint_of_another_run_refuse_on_all_workers(case, found):
+    for worker in found:
+        assert worker[case]["code"] == 2
+        assert "worker 1 see different checkpoints of the same step" in worker[case]["error"]
+    assert [worker["the same"] for worker in found] == [{"step": 0}, {"step": 0}]

@@ -31,12 +31,14 @@ class WhenWaiting(logging.Handler):
             self._act()
 
 
-def resumed(model_dir, act=lambda: None):
+def resumed(model_dir, act=lambda: None, restore=None, **options):
     handler = WhenWaiting(act)
     logging.getLogger("ctl").addHandler(handler)
-    trainer = make(model_dir)
+    trainer = make(model_dir, **options)
     try:
         trainer.prepare()
+        if restore is not None:
+            trainer.restore(str(restore))
         return {"step": trainer.step}
     except ctl.CtlError as e:
         return {"error": str(e), "code": e.exit_code}
@@ -44,8 +46,9 @@ def resumed(model_dir, act=lambda: None):
         logging.getLogger("ctl").removeHandler(handler)
 
 
-def make(model_dir):
-    return Small(strategy=STRATEGY, model_dir=str(model_dir), intervals=every_step(), writers=[])
+def make(model_dir, **options):
+    where = None if model_dir is None else str(model_dir)
+    return Small(strategy=STRATEGY, model_dir=where, intervals=every_step(), writers=[], **options)
 
 
 def main():
@@ -60,6 +63,12 @@ def main():
     if not CHIEF:
         (other / "checkpoints" / "ckpt-3" / "state.index").write_bytes(b"old")
     result["other content"] = resumed(other)
+    make(DIRECTORY / "second", seed=5).train(3)
+    second = shared if CHIEF else DIRECTORY / "second"
+    result["another run"] = resumed(second)
+    result["restore"] = resumed(None, restore=second)
+    result["init_from"] = resumed(None, init_from=str(second))
+    result["the same"] = resumed(None, init_from=str(shared))
     result["there"] = sorted(p.name for p in (shared / "checkpoints").iterdir())
     print(json.dumps(result))
 
