@@ -9,7 +9,9 @@ from ctl.errors import UsageError
 from ctl.io import error_report
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-_OF_AN_INPUT = re.compile(r"\{\{node \S*IteratorGetNext\w*\}\}|Error in user-defined function passed to")
+_OF_AN_INPUT = re.compile(
+    r"\[\[(\{\{node )?\S*IteratorGetNext\w*(\}\})?\]\]|Error in user-defined function passed to"
+)
 _IN_A_FUNCTION = re.compile(
     r"Error in user-defined function passed to (\w+)Dataset\S* .*?Iterator::\S+: (.*)"
 )

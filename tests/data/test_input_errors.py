@@ -13,7 +13,7 @@ CASES = {
     "first": "damaged file: corrupted record at byte 12 of a TFRecord",
     "late": r"damaged file: corrupted record at byte \d{4,}",
     "numpy": r"\(\) cannot read its data: .*No such file or directory: '.*nope\.npy'",
-    "image": r"a function of its pipeline \(map\) failed: .*nope\.png; No such file",
+    "image": r"(a function of its pipeline \(map\) failed|cannot be read): .*nope\.png; No such file",
 }
 
 

@@ -146,9 +146,9 @@ def test_a_limit_of_open_files_is_named_and_not_taken_for_a_peer_that_is_missing
     listed = addresses(2)
     program = str(PROGRAMS / "faulty.py")
     arguments = [sys.executable, program, "--train_steps=6", f"--communication={communication}"]
-    limited = ["bash", "-c", 'ulimit -n 20; exec "$0" "$@"', *arguments]
+    limited = ["bash", "-c", 'ulimit -n 26; exec "$0" "$@"', *arguments]
     (code, output), (other_code, other_output) = ends([start(tmp_path, i, listed, limited) for i in (0, 1)])
-    assert "`ulimit -n` is 20" in output and "ulimit -n 4096" in output, output[-2000:]
+    assert "`ulimit -n` is 26" in output and "ulimit -n 4096" in output, output[-2000:]
     assert "waits for rank" not in output + other_output
     assert code == other_code == (0 if communication == "auto" else 2), output[-2000:]
     assert communication == "tcp" or "Sums use TensorFlow's ring" in output
