@@ -69,6 +69,8 @@ _quiet.install_log_filter()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("ctl.testing")
     if name not in _NAMES:
         raise AttributeError(f"module 'ctl' has no {name!r}; it has {', '.join(sorted(_NAMES))}.")
     value = getattr(importlib.import_module(_NAMES[name]), name)
@@ -77,7 +79,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> Any:
-    return [*__all__, "hvd"]
+    return [*__all__, "hvd", "testing"]
 
 
 if TYPE_CHECKING:

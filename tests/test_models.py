@@ -4,6 +4,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl import testing
 from example_models import imported
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -44,6 +45,11 @@ def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
     assert image.shape == (int(height), int(width), 1) == (6 * 28, 6 * 28, 1)
     expected = np.uint8(trainer.samples()[1, :, :, 0] * 255 + 0.5)
     np.testing.assert_array_equal(image[:28, 28:56, 0], expected)
+
+
+@pytest.mark.parametrize("model", [Mnist, Gan])
+def test_a_model_has_the_same_numbers_on_two_replicas(model):
+    testing.assert_same_on_replicas(model, steps=2, global_batch_size=8, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

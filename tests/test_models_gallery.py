@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
+from ctl import testing
 from example_models import imported
 from gallery_models import CASES, SMALL, Language, Recommender, ResNet, SimClr, losses
 from small_models import every_step
@@ -29,9 +30,9 @@ ON_WORKERS = ("recommender",)  # by default, and another one on two replicas
 
 
 @pytest.mark.parametrize("name", some_of(CASES, "simclr"))
-def test_losses_are_the_same_on_two_replicas(name, two_replicas):
+def test_all_numbers_are_the_same_on_two_replicas(name):
     model, options = CASES[name]
-    np.testing.assert_allclose(losses(model, two_replicas, **options), of_one_device(name), rtol=2e-4)
+    testing.assert_same_on_replicas(model, global_batch_size=8, rtol=5e-4, atol=2e-5, **options)
 
 
 @pytest.mark.parametrize("names", some_of([ON_WORKERS, ("language", "resnet", "simclr")], ON_WORKERS))

@@ -45,13 +45,13 @@ from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepared(trainer: TrainerProtocol) -> Session:
-    """The trainer's session, made on the first call."""
+def prepared(trainer: TrainerProtocol, checkpoints: CheckpointManager | None = None) -> Session:
+    """Returns the trainer's session. The first call makes it, with the trainer's or other checkpoints."""
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
         with heartbeat.here.limited(trainer.step_timeout_secs), error_translation.peer_errors(trainer):
-            trainer._session = prepare_session(trainer, watched or trainer._checkpoints)
+            trainer._session = prepare_session(trainer, watched or checkpoints or trainer._checkpoints)
     return trainer._session
 
 

@@ -1,0 +1,156 @@
+"""Helpers for tests of a trainer: steps without files, and one device compared with two replicas.
+
+from ctl import testing
+
+losses, trainer = testing.run_steps(Mnist(global_batch_size=8), steps=3)
+testing.assert_same_on_replicas(Mnist, global_batch_size=8)
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from ctl.checkpoints.protocol import NullCheckpoints
+from ctl.checkpoints.tracked_state import collect, is_model
+from ctl.distribute import devices
+from ctl.distribute.keras_objects import plain
+from ctl.distribute.strategies import make_strategy
+from ctl.errors import UsageError
+from ctl.training import input_pipeline, preparation, validation
+from ctl.training.loop_length import Interval
+
+
+@dataclass(frozen=True)
+class StepsResult:
+    """Result of `run_steps`. It unpacks as `losses, trainer`.
+
+    Attributes:
+      losses: the number "loss" of each step, a mean over the global batch; empty if a step returns none.
+      trainer: the trainer after the steps.
+      metrics: all numbers that `train_step` returns, by name, for each step.
+    """
+
+    losses: list[float]
+    trainer: Any
+    metrics: list[dict[str, float]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.losses, self.trainer))
+
+
+def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
+    """Runs training steps of a trainer, compiled as in `Trainer.train`, without anything around them.
+
+    It builds the model, opens `train_data` and runs the steps. It restores and writes no files, calls no
+    writers, hooks and callbacks, and installs no signal handlers. The weights change.
+
+    Args:
+      trainer: a `ctl.Trainer` that has not been used. Its `model_dir` has no effect.
+      steps: number of steps, each with the next global batch.
+
+    Raises UsageError as `Trainer.train` does, and if the data ends early.
+
+    >>> losses, trainer = run_steps(Mnist(global_batch_size=8), steps=3)
+    >>> assert losses[-1] < losses[0]
+    """
+    validation.methods(trainer, "train")
+    validation.data(trainer)
+    session = preparation.prepared(trainer, NullCheckpoints())
+    graph_loop = preparation.train_loop(trainer, session)
+    first = session.step
+    total, batches = input_pipeline.open_train_batches(trainer, session, first + steps, None)
+    if total is not None and total < first + steps:
+        raise UsageError(f"train_data ends after {total - first} steps; expected {steps}.")
+    interval, metrics = Interval(graph_loop.totals), []
+    try:
+        for number in range(steps):
+            interval.begin_steps()
+            interval.packed, ran = graph_loop.run(batches, 1, interval.packed)
+            if not ran:
+                raise UsageError(f"train_data ended after {number} steps; expected {steps}.")
+            interval.ran(ran, None)
+            interval.fetch(session.agreement.sum)
+            metrics.append(interval.means())
+            interval.clear()
+    finally:
+        graph_loop.release()
+    return StepsResult([m["loss"] for m in metrics if "loss" in m], trainer, metrics)
+
+
+def assert_same_on_replicas(
+    make_trainer: Callable[..., Any],
+    *,
+    steps: int = 3,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    **settings: Any,
+) -> None:
+    """Asserts that a trainer has the same numbers on one device and on two virtual replicas.
+
+    Compares all numbers that `train_step` returns after each step, and all weights after the last one. Turn
+    random numbers such as dropout off: each replica draws its own.
+
+    Args:
+      make_trainer: a class derived from `ctl.Trainer`, or a function that takes `strategy` and `settings`.
+      steps: number of steps to compare.
+      rtol, atol: relative and absolute tolerance.
+      settings: arguments of `make_trainer`, such as `global_batch_size=8`.
+
+    Raises AssertionError that names the first different number, and UsageError if TensorFlow has started
+    without a second device: call `use_virtual_devices(2)` first, e.g. in `conftest.py`.
+    """
+    results = [
+        run_steps(make_trainer(strategy=strategy, **settings), steps)
+        for strategy in (_two_replicas(), "default")
+    ]
+    for number in range(steps):
+        replicas, device = (result.metrics[number] for result in results)
+        _compare(replicas, device, f"after step {number + 1}", rtol, atol)
+    weights_of_replicas, weights = (_weights(result.trainer) for result in results)
+    _compare(weights_of_replicas, weights, f"after {steps} steps", rtol, atol)
+
+
+def use_virtual_devices(count: int = 2) -> None:
+    """Splits the CPU into `count` devices. Raises UsageError if TensorFlow has started with others."""
+    devices.split_cpu(count)
+
+
+def _two_replicas() -> tf.distribute.Strategy:
+    try:
+        return make_strategy("mirrored", num_virtual_devices=2)
+    except UsageError:
+        if len(tf.config.list_logical_devices("CPU")) < 2:
+            raise UsageError(
+                "TensorFlow has started with one CPU device; expected two. Call "
+                "ctl.testing.use_virtual_devices(2) before the first tensor, e.g. in conftest.py."
+            ) from None
+    return make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
+
+
+def _weights(trainer: Any) -> dict[str, np.ndarray]:
+    """Returns the trainable variables of the models of a trainer by name."""
+    models = {name: thing for name, thing in collect(trainer).items() if is_model(thing)}
+    return {
+        f"{name}, weight {i} {tuple(variable.shape)}": plain(variable).numpy()
+        for name, model in models.items()
+        for i, variable in enumerate(model.trainable_variables)
+    }
+
+
+def _compare(
+    replicas: Mapping[str, Any], device: Mapping[str, Any], moment: str, rtol: float, atol: float
+) -> None:
+    """Raises AssertionError for the first value that differs."""
+    if replicas.keys() != device.keys():
+        raise AssertionError(f"two replicas have {sorted(replicas)}, one device has {sorted(device)}")
+    for name, expected in device.items():
+        found = np.asarray(replicas[name])
+        if not np.allclose(found, expected, rtol=rtol, atol=atol, equal_nan=True):
+            worst = float(np.max(np.abs(found - expected)))
+            values = f" ({found:g} and {expected:g})" if found.ndim == 0 else ""
+            raise AssertionError(
+                f"{name} differs by {worst:g} between two replicas and one device {moment}{values}. Means "
+                "over the batch need self.average(...); random numbers differ by replica."
+            )
