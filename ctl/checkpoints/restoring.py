@@ -198,14 +198,15 @@ def chosen_by_chief(
         choice = 0 if chosen is None else chosen + 1
     except CtlError as e:
         failure = e
-    choice = int(agreement.sum([float(choice)])[0])
+    choice, own_checksum = int(agreement.sum([float(choice)])[0]), 0
     try:
         taken = take(choice - 1) if choice and failure is None else None
+        own_checksum = 0 if taken is None else checksum(taken)
     except CtlError as e:
         failure = e
     endings = np.zeros([2, agreement.num_workers])
     endings[0, place.worker_index] = 0 if failure is None else failure.exit_code
-    endings[1, place.worker_index] = 0 if taken is None else checksum(taken)
+    endings[1, place.worker_index] = own_checksum
     codes, checksums = np.rint(agreement.sum(endings.ravel())).reshape(endings.shape)
     if failure is not None:
         raise failure
@@ -217,7 +218,7 @@ def chosen_by_chief(
     different = [f"worker {i}" for i in np.flatnonzero(checksums != checksums[0])]
     if different:
         raise UsageError(
-            f"The chief and {', '.join(different)} see different checkpoints of the same step. All workers "
-            "must see the same directory: put it on shared storage."
+            f"The chief and {', '.join(different)} read different checkpoints. All workers must read the "
+            "same files: put the directory on shared storage, or name a checkpoint such as .../ckpt-500."
         )
     return taken

@@ -85,7 +85,8 @@ class KerasCallbacks:
         """Steps or an evaluation begin."""
         self._begin_train()
         if run == "eval":
-            self._list.on_test_begin()
+            if self._is_planned(step):
+                self._list.on_test_begin()
             return None
         epoch = self._plan.first + step // self._steps
         if epoch != self._open and epoch < self._plan.end:
@@ -104,7 +105,7 @@ class KerasCallbacks:
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         """The means of an epoch, or of the evaluation after it."""
         epoch = self._plan.ended_by(step)
-        if epoch is None:
+        if epoch is None or (run == "eval" and not self._is_planned(step)):
             return None
         self._begin_train()
         if run == "train":
@@ -134,6 +135,11 @@ class KerasCallbacks:
         self._list.on_train_end(self._newest)
         for callback in self._elsewhere:
             shutil.rmtree(os.path.dirname(callback.filepath), ignore_errors=True)
+
+    def _is_planned(self, step: int) -> bool:
+        """Returns False for an evaluation after an epoch that `validation_freq` leaves out, at the end."""
+        epoch = self._plan.ended_by(step)
+        return epoch is None or self._plan.is_evaluated(epoch)
 
     def _begin_train(self) -> None:
         if self._list is not None:

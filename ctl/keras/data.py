@@ -275,9 +275,9 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
         if steps is None:
             raise UsageError(
                 "the validation data are a generator, whose length is unknown; give validation_steps, the "
-                "number of batches that each evaluation reads."
+                "number of batches to evaluate."
             )
-        return python_batches.next_batches(data, positive("validation_steps", steps))
+        return python_batches.read_first(data, positive("validation_steps", steps))
     if is_py_dataset(data):
         return python_batches.validation_batches(data, steps)
     if isinstance(data, tf.data.Dataset):

@@ -182,7 +182,9 @@ def _trained(
         if caller is not None:
             caller.end({}, {}, stopped=False)
         return history
-    with tensorflow_seed_kept(), replaced([model], "predict_on_batch", _predicting_once):
+    several = [model] if trainer.topology.num_local_replicas > 1 else []
+    cut = functools.partial(_cut_predictions, trainer.topology.num_local_replicas)
+    with tensorflow_seed_kept(), replaced(several, "predict_on_batch", cut):
         values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
     history.model = trainer.model
@@ -207,13 +209,13 @@ def _refuse_evaluation_of_keras(model: Any) -> None:
     object.__setattr__(model, "evaluate", evaluate)
 
 
-def _predicting_once(_: Any, predict_on_batch: Callable) -> Callable:
+def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Callable:
     """Returns a `predict_on_batch` without the outputs of further replicas, which get the same batch."""
 
     @functools.wraps(predict_on_batch)
     def predict_once(x: Any) -> Any:
-        rows = len(tf.nest.flatten(x)[0])
-        return tf.nest.map_structure(lambda output: output[:rows], predict_on_batch(x))
+        outputs = predict_on_batch(x)
+        return tf.nest.map_structure(lambda output: output[: len(output) // replicas], outputs)
 
     return predict_once
 

@@ -84,11 +84,28 @@ class ReplicaMeans:
         self._minimize(update)
 
 
+_CLIPPING = ("ClipByValue", "Minimum", "Maximum", "Sqrt", "Rsqrt", "L2Loss", "Sign")
+
+
+def _is_clipped(gradient: Any) -> bool:
+    """Returns True if a gradient was clipped or normalized after the tape computed it."""
+    queue, visited = [gradient.op], set()
+    while queue:
+        operation = queue.pop()
+        if operation.name in visited or "gradient_tape/" in operation.name:
+            continue
+        visited.add(operation.name)
+        if operation.type in _CLIPPING:
+            return True
+        queue += [tensor.op for tensor in operation.inputs if tensor.dtype != tf.resource]
+    return False
+
+
 def _check_not_clipped(optimizer: Any, gradients: Sequence[Any]) -> None:
-    """Raises UsageError for gradients that are results of `tf.clip_by_*` or `keras.ops.clip`."""
+    """Raises UsageError for gradients that the step clips."""
     for gradient in gradients:
         tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        if tensor is not None and "clip_by_" in tensor.name:
+        if tensor is not None and _is_clipped(tensor):
             name = type(optimizer).__name__
             raise UsageError(
                 f"the step clips gradients before it calls {name}.apply, so each replica would clip its "
@@ -165,12 +182,16 @@ def calls_model(model: Any, method: str, replicas: int) -> bool:
     return replicas > 1 and has_own(model, "compute_loss")
 
 
-def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) -> None:
+def build_by_tracing(
+    model: Any, data: Any, strategy: tf.distribute.Strategy, metrics: Sequence[Any] = ()
+) -> list[tuple[Any, tuple]]:
     """Creates the variables of a model, its metrics and its optimizers by a trace of its step.
 
     Args:
       data: an example batch, as `train_step` gets it on one replica.
+      metrics: metrics whose updates are recorded on several replicas.
 
+    Returns the recorded metrics with the arguments of their `update_state`.
     Raises UsageError on several replicas for unbuilt layers, as replicas cannot create variables.
     """
     replicas = strategy.num_replicas_in_sync
@@ -180,7 +201,7 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
 
     if replicas == 1:
         tf.function(step, autograph=False).get_concrete_function(data)
-        return
+        return []
     if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # else none is written
         model._symbolic_build(data_batch=data)  # a no-op for a built model
     optimizers = [o for o in (model.optimizer, *own_optimizers(model).values()) if o is not None]
@@ -188,7 +209,19 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
     def on_replicas(batch: Any) -> None:
         strategy.run(step, (batch,))
 
-    with replaced(optimizers, "apply", functools.partial(_build_only, strategy)):
+    calls: list[tuple[Any, tuple]] = []
+
+    def recording(metric: Any, update_state: Callable) -> Callable:
+        def record(*arguments: Any, **named: Any) -> Any:
+            calls.append((metric, arguments))
+            return update_state(*arguments, **named)
+
+        return record
+
+    with (
+        replaced(optimizers, "apply", functools.partial(_build_only, strategy)),
+        replaced(metrics, "update_state", recording),
+    ):
         unbuilt = [layer for layer in layers_of(model)[1:] if not layer.built]
         try:
             tf.function(on_replicas, autograph=False).get_concrete_function(data)
@@ -200,6 +233,7 @@ def build_by_tracing(model: Any, data: Any, strategy: tf.distribute.Strategy) ->
                 f"on {replicas} replicas cannot create them. Begin its model with keras.Input(shape), or "
                 "call build(shape) before training."
             ) from e
+    return calls
 
 
 def _build_only(strategy: Any, optimizer: Any, _: Callable) -> Callable:

@@ -79,9 +79,12 @@ def generated_batches(generator: Any) -> Generated:
     return Generated(_dataset(lambda: map(_standard, rest), seen, None), _most_rows(seen))
 
 
-def next_batches(generator: Any, count: int) -> tf.data.Dataset:
-    """The next `count` batches of a generator for each iterator, or fewer where the generator ends."""
-    return generated_batches(generator).dataset.take(count)
+def read_first(generator: Any, count: int) -> tf.data.Dataset:
+    """Returns a dataset of the first `count` batches of a generator, which are held in memory."""
+    batches = [_standard(batch) for batch in itertools.islice(generator, count)]
+    if not batches:
+        raise UsageError("the validation data are a generator that yields nothing; expected batches.")
+    return _dataset(lambda: iter(batches), batches, len(batches))
 
 
 def batch_size_of(data: Any) -> int:

@@ -1,23 +1,23 @@
 """Checks of a compiled model before it trains on several replicas.
 
-Losses and metrics of the user are called with random numbers: once with a batch, and with its two halves as
+Losses and metrics of the user are called with random numbers: once with a batch, and with its parts as
 replicas call them. Where the results differ, training would differ from that on one device.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from ctl.distribute.keras_objects import layers_of, plain
+from ctl.distribute.keras_objects import is_keras3_variable, layers_of
 from ctl.errors import UsageError
+from ctl.keras import part_values
 from ctl.keras.replaced_methods import replaced
-from ctl.step.keras_losses import GlobalMeans, undivided_means
 
+_log = logging.getLogger("ctl")
 _OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
-_ROWS = 8
-_HALVES = (slice(0, _ROWS // 2), slice(_ROWS // 2, _ROWS))
 
 
 def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
@@ -49,12 +49,15 @@ def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
 
 
 def _names_of_losses(model: Any) -> list[str]:
-    """Returns the class names of the compiled losses, in lower case."""
-    losses = tf.nest.flatten(model.loss)
-    names = (
-        loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__) for loss in losses
-    )
-    return [name.lower() for name in names]
+    """Returns the names of the compiled losses that Keras defines, in lower case."""
+    names = []
+    for loss in tf.nest.flatten(model.loss):
+        owner = loss if inspect.isfunction(loss) else type(loss)
+        if isinstance(loss, str):
+            names.append(loss.lower())
+        elif owner.__module__.startswith("keras."):
+            names.append(owner.__name__.lower())
+    return names
 
 
 def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
@@ -62,205 +65,195 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
 
     Args:
       model: a compiled model with its variables.
-      x, y: an example batch, of which shapes and dtypes count; None for a model with its own `train_step`.
+      x, y: an example batch. Only shapes and dtypes are used.
       replicas: number of replicas.
 
     Losses and metrics that cannot be called with random numbers are not checked.
     """
-    losses, metrics = list(_losses_of_user(model)), list(_metrics_of_user(model))
+    losses, metrics = losses_of_user(model), metrics_of_user(model)
     if not losses and not metrics:
         return
-    pairs = [] if x is None else _pairs(model, x, y)
-    for loss in losses:
-        if any(_is_equal(_loss_by_parts(loss, *pair)) is False for pair in pairs):
-            raise UsageError(
-                f"the loss {_name(loss)} would have other values on {replicas} replicas than on one "
-                "device: it is no mean over the examples of a batch, and each replica has a part of the "
-                "batch. Return one number per example (shape [batch]), or train on one device. To train "
-                "with the mean of the losses of the replicas, write a train_step and give "
-                'own_step="mean".'
-            )
-    numbers = tf.linspace(0.1, 0.9, _ROWS)
-    argument_lists = [*pairs, (numbers,), (numbers, numbers)]
-    for metric in metrics:
-        if any(_is_equal(_metric_by_parts(metric, *arguments)) is False for arguments in argument_lists):
-            raise UsageError(
-                f"the metric {metric.name!r} would have other values on {replicas} replicas than on one "
-                "device: the variables of a metric are summed over replicas. Return one number per example "
-                "(shape [batch]) from its function, write a keras.metrics.Metric whose variables are sums "
-                "over examples, or train on one device."
-            )
+    calls: list[tuple[Any, tuple]] = []
+    with contextlib.suppress(Exception):  # the model may not accept random inputs
+        for inputs, targets in part_values.random_structures((x, y)):
+            outputs = part_values.call_model(model, inputs, training=False)
+            calls += _recorded_calls(model, targets, outputs, losses, metrics)
+    for instance, (targets, *outputs) in calls:
+        for variant in _values_of(part_values.variants, targets):
+            if instance in losses:
+                _check_loss(instance, variant, *outputs, replicas=replicas)
+            else:
+                check_metric(instance, (variant, *outputs), replicas)
 
 
-def _pairs(model: Any, x: Any, y: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns random targets and outputs for random inputs as pairs; [] if the model cannot be called."""
-    inputs, targets = _random_structure((x, y))
+def _values_of(function: Callable, *arguments: Any) -> list[Any]:
+    """Returns the values that a generator function yields before an exception."""
+    values: list[Any] = []
+    with contextlib.suppress(Exception):
+        values.extend(function(*arguments))
+    return values
+
+
+def _recorded_calls(
+    model: Any, targets: Any, outputs: Any, losses: Collection[Any], metrics: Collection[Any]
+) -> list[tuple[Any, tuple]]:
+    """Returns the losses and metrics with the arguments that Keras passes to them."""
+    from keras import StatelessScope
+
+    calls: list[tuple[Any, tuple]] = []
+
+    def recording(instance: Any, method: Callable) -> Callable:
+        def record(*arguments: Any, **named: Any) -> Any:
+            calls.append((instance, arguments))
+            return method(*arguments, **named)
+
+        return record
+
+    with (
+        StatelessScope(),
+        replaced(losses, "call", recording),
+        replaced(metrics, "update_state", recording),
+    ):
+        if losses:
+            with contextlib.suppress(Exception):
+                model._compile_loss(targets, outputs)
+        if metrics:
+            with contextlib.suppress(Exception):
+                model._compile_metrics.update_state(targets, outputs)
+    return calls
+
+
+def _check_loss(loss: Any, targets: Any, outputs: Any, *, replicas: int) -> None:
     try:
-        outputs = _outputs(model, inputs)
-    except Exception:  # random inputs may have values that the model refuses
-        return []
-    return list(zip(tf.nest.flatten(targets), tf.nest.flatten(outputs), strict=False))
+        is_mean = part_values.compare_losses(loss, targets, outputs)
+    except Exception:  # random numbers may be invalid arguments
+        return
+    if is_mean is False:
+        name = getattr(getattr(loss, "fn", None), "__name__", type(loss).__name__)
+        raise UsageError(
+            f"the loss {name} would have other values on {replicas} replicas than on one device: it is not "
+            f"a mean over the examples of a batch, here targets {tuple(targets.shape)} and outputs "
+            f"{tuple(outputs.shape)}, and each replica has a part of the batch. Return one number per "
+            "example (shape [batch]), or train on one device. To train with the mean of the losses of the "
+            'replicas, write a train_step and give own_step="mean".'
+        )
 
 
-def check_added_losses(model: Any, x: Any, replicas: int) -> bool:
-    """Returns True if all losses that layers add are known to be means over the examples of a batch.
+def check_metric(metric: Any, arguments: Sequence[Any], replicas: int) -> None:
+    """Raises UsageError if replicas would compute a metric differently from one device.
+
+    Logs a warning if that holds only for batches that replicas do not share equally.
+
+    Args:
+      metric: a Keras metric.
+      arguments: random arguments of `update_state`, each `[part_values.ROWS, ...]`.
+      replicas: number of replicas.
+    """
+    try:
+        has_equal_halves = part_values.compare_metrics(metric, arguments, part_values.HALVES)
+        has_equal_parts = part_values.compare_metrics(metric, arguments, part_values.UNEQUAL)
+    except Exception:  # random numbers may be invalid arguments
+        return
+    if has_equal_halves is False:
+        raise UsageError(
+            f"the metric {metric.name!r} would have other values on {replicas} replicas than on one "
+            "device: the variables of a metric are summed over replicas. Return one number per example "
+            "(shape [batch]) from its function, write a keras.metrics.Metric whose variables are sums "
+            "over examples, or train on one device."
+        )
+    if has_equal_parts is False:
+        _log.warning(
+            "The metric %r counts batches, not examples. With a last batch that %d replicas do not share "
+            "equally it differs from that of one device.",
+            metric.name,
+            replicas,
+        )
+
+
+def check_recorded_metrics(calls: Collection[tuple[Any, tuple]], rows: int, replicas: int) -> None:
+    """Checks metrics that an own step updates with tensors of one row per example.
+
+    Args:
+      calls: metrics with the arguments of `update_state` in a trace.
+      rows: rows of a replica's batch in the trace.
+      replicas: number of replicas.
+    """
+    for metric, arguments in calls:
+        shapes = [getattr(argument, "shape", tf.TensorShape([])) for argument in arguments]
+        if arguments and all(shape.rank and shape[0] == rows for shape in shapes):
+            structures = part_values.random_structures(tuple(arguments))
+            for values in _values_of(lambda structures=structures: structures):
+                check_metric(metric, values, replicas)
+
+
+def check_added_losses(model: Any, x: Any, replicas: int) -> frozenset[str]:
+    """Returns the names of the layers that add losses which are known to be means over the examples.
 
     Args:
       model: a compiled model with its variables.
-      x: example inputs, of which shapes and dtypes count.
+      x: example inputs. Only shapes and dtypes are used.
       replicas: number of replicas.
 
-    Raises UsageError if such a loss is no mean.
+    Raises UsageError if such a loss is not a mean.
     """
-    inputs = _random_structure(x)
-    halves = [tf.nest.map_structure(lambda part, half=half: part[half], inputs) for half in _HALVES]
-
-    def values() -> tuple[Any, Any]:
-        of_batch, first, second = (_added_losses(model, part) for part in (inputs, *halves))
-        return of_batch, {name: (loss + second[name]) / 2 for name, loss in first.items()}
-
-    is_mean = _is_equal(values)
-    if is_mean is False:
-        losses, means = values()
-        names = ", ".join(repr(name) for name in losses if not _is_close(losses[name], means[name]))
+    layers = layers_of(model)
+    if not any(map(_may_add_losses, layers)) or any(_has_statistics(layer) for layer in layers):
+        return frozenset()
+    results: dict[str, bool] = {}
+    with contextlib.suppress(Exception):  # the model may not accept random inputs
+        for inputs in part_values.random_structures(x):
+            for name, is_mean in part_values.compare_added_losses(model, inputs).items():
+                results[name] = results.get(name, True) and is_mean
+    names = ", ".join(repr(name) for name, is_mean in results.items() if not is_mean)
+    if names:
         raise UsageError(
             f"the loss that the layer {names} adds would have other values on {replicas} replicas than on "
-            "one device: it is no mean over the examples of a batch, and each replica has a part of the "
+            "one device: it is not a mean over the examples of a batch, and each replica has a part of the "
             "batch. Divide a sum by the number of examples, or train on one device."
         )
-    return bool(is_mean)
+    return frozenset(results)
 
 
-def _added_losses(model: Any, inputs: Any) -> dict[str, Any]:
-    """Returns the sums of the losses that layers add, by the names of the layers."""
-    losses: dict[str, Any] = {}
-
-    def recording(layer: Any, add_loss: Callable) -> Callable:
-        def add_and_record(loss: Any) -> None:
-            losses[layer.name] = losses.get(layer.name, 0.0) + tf.reduce_sum(loss)
-            add_loss(loss)
-
-        return add_and_record
-
-    with replaced(layers_of(model), "add_loss", recording):
-        _outputs(model, inputs)
-    return losses
+def _may_add_losses(layer: Any) -> bool:
+    """Returns True if a layer regularizes its activity, or its class calls `add_loss`."""
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return True
+    classes = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith("keras.")]
+    functions = [f for cls in classes for f in vars(cls).values() if inspect.isfunction(f)]
+    return any("add_loss" in function.__code__.co_names for function in functions)
 
 
-def _random_structure(structure: Any) -> Any:
-    generator = np.random.default_rng(0)
-    return tf.nest.map_structure(lambda part: _random_like(part, generator), structure)
+def _has_statistics(layer: Any) -> bool:
+    """Returns True for a BatchNormalization layer that is trained."""
+    return hasattr(layer, "moving_mean") and layer.trainable
 
 
-def _outputs(model: Any, inputs: Any) -> Any:
-    """Returns the outputs of a model, with other random numbers in each call; no variable changes."""
-    from keras import random
-
-    shift = tf.cast(1e6 * random.uniform(()), tf.int64)  # also advances the global generator
-
-    def value_of(variable: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(plain(variable))
-        is_seed = variable.name == "seed_generator_state"
-        return value + tf.cast(shift, value.dtype) if is_seed else value
-
-    trainable = [value_of(v) for v in model.trainable_variables]
-    other = [value_of(v) for v in model.non_trainable_variables]
-    mode = {"training": False} if model._call_has_training_arg else {}
-    outputs, _ = model.stateless_call(trainable, other, inputs, **mode)
-    return outputs
+def losses_of_user(model: Any) -> list[Any]:
+    """Returns the compiled loss objects that Keras does not define."""
+    entries = getattr(model._compile_loss, "_flat_losses", None) or ()
+    losses = [getattr(entry, "loss", entry) for entry in entries]
+    return [
+        loss for loss in losses if not _is_of_keras(loss, "fn") and not part_values.has_tf_variables(loss)
+    ]
 
 
-def _losses_of_user(model: Any) -> Iterator[Any]:
-    """Yields the compiled loss objects that are not those of Keras."""
-    for entry in getattr(model._compile_loss, "_flat_losses", None) or ():
-        loss = getattr(entry, "loss", entry)
-        if not _is_of_keras(getattr(loss, "fn", loss)):
-            yield loss
-
-
-def _metrics_of_user(model: Any) -> Iterator[Any]:
-    """Yields the metrics that are not those of Keras and have no other variables than those of Keras."""
+def metrics_of_user(model: Any) -> list[Any]:
+    """Returns the metrics that Keras does not define, without those that have other kinds of variables."""
     compiled = getattr(model._compile_metrics, "metrics", [])
-    for metric in [*(m for m in model.metrics if m is not model._compile_metrics), *compiled]:
-        is_of_user = not _is_of_keras(getattr(metric, "_fn", metric))
-        is_plain = not any(isinstance(value, tf.Variable) for value in vars(metric).values())
-        if is_of_user and is_plain and all(v.aggregation == "sum" for v in metric.variables):
-            yield metric
+    metrics = [*(m for m in model.metrics if m is not model._compile_metrics), *compiled]
+    return [
+        metric
+        for metric in metrics
+        if not _is_of_keras(metric, "_fn")
+        and not part_values.has_tf_variables(metric)
+        and all(is_keras3_variable(v) and v.aggregation == "sum" for v in metric.variables)
+    ]
 
 
-def _is_of_keras(function_or_object: Any) -> bool:
-    is_function = inspect.isfunction(function_or_object)
-    owner = function_or_object if is_function else type(function_or_object)
-    module = getattr(owner, "__module__", None) or ""
-    return module.startswith("keras.")
-
-
-def _name(loss: Any) -> str:
-    return getattr(getattr(loss, "fn", None), "__name__", type(loss).__name__)
-
-
-def _random_like(part: Any, generator: np.random.Generator) -> tf.Tensor:
-    """Returns numbers from 0 to 1 with the shape and dtype of a part, smaller ones in the second half.
-
-    Whole numbers are 0 or 1, and texts are empty.
-    """
-    dtype, shape = tf.as_dtype(part.dtype), [_ROWS, *part.shape[1:]]
-    if dtype == tf.string:
-        return tf.zeros(shape, dtype)
-    numbers = generator.uniform(0.05, 0.95, shape)
-    if not dtype.is_floating:
-        return tf.cast(np.round(numbers), dtype)
-    numbers[_HALVES[1]] *= 0.2
-    return tf.cast(numbers, dtype)
-
-
-def _loss_by_parts(loss: Any, y: Any, predicted: Any) -> Callable[[], tuple[Any, Any]]:
-    """Returns a function that returns the loss of a batch, and the sum of its shares on two replicas."""
-
-    def values() -> tuple[Any, Any]:
-        with undivided_means():
-            of_batch = loss(y, predicted)
-        shares = []
-        for half in _HALVES:
-            with GlobalMeans(_ROWS // 2, 2, local=True):
-                shares.append(loss(y[half], predicted[half]))
-        return of_batch, sum(shares)
-
-    return values
-
-
-def _metric_by_parts(metric: Any, *arguments: Any) -> Callable[[], tuple[Any, Any]]:
-    """Returns a function that returns the result for a batch, and the one from two replicas."""
-
-    def values() -> tuple[Any, Any]:
-        start = metric.stateless_reset_state()
-        of_batch = metric.stateless_update_state(start, *arguments)
-        halves = [
-            metric.stateless_update_state(start, *(part[half] for part in arguments)) for half in _HALVES
-        ]
-        merged = [a + b for a, b in zip(*halves, strict=True)]
-        return _result(metric, of_batch), _result(metric, merged)
-
-    return values
-
-
-def _result(metric: Any, values: list[Any]) -> Any:
-    """Returns the result of a metric with these values of its variables."""
-    from keras import StatelessScope
-
-    with StatelessScope(state_mapping=list(zip(metric.variables, values, strict=True))):
-        return tf.nest.map_structure(lambda part: tf.convert_to_tensor(plain(part)), metric.result())
-
-
-def _is_equal(values: Callable[[], tuple[Any, Any]]) -> bool | None:
-    """Returns True if the two values are equal, and None if they are random or cannot be computed."""
-    try:
-        (batch_value, parts_value), (repeated_value, _) = values(), values()
-    except Exception:  # not to be called with random numbers
-        return None
-    return _is_close(batch_value, parts_value) if _is_close(batch_value, repeated_value) else None
-
-
-def _is_close(a: Any, b: Any) -> bool:
-    pairs = zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)
-    return all(np.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True) for x, y in pairs)
+def _is_of_keras(instance: Any, function: str) -> bool:
+    """Returns True if Keras defines the class of an object and the function that it wraps, if any."""
+    wrapped = getattr(instance, function, None)
+    modules = [type(instance).__module__]
+    if wrapped is not None:
+        modules.append(getattr(wrapped, "__module__", None) or "")
+    return all(module.startswith("keras.") for module in modules)

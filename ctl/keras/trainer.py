@@ -20,6 +20,8 @@ from ctl.errors import UsageError
 from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
+from ctl.keras.part_values import undivided_call
+from ctl.keras.replaced_methods import replaced
 from ctl.keras.step_logs import StepLogs
 from ctl.keras.weighted_means import weighted_means
 from ctl.step import update_lock
@@ -86,7 +88,8 @@ class KerasTrainer(Trainer):
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
         self._generator_states = generator_states
         self._step_logs: dict[str, StepLogs] = {}
-        self._has_warned_of_losses = False
+        self._names_of_mean_losses: frozenset[str] | None = None  # of layers; None after the warning
+        self._losses_of_user: list[Any] = []
         self.metrics: list[Any] = []
         self.optimizers: dict[str, Any] = {}
 
@@ -100,8 +103,8 @@ class KerasTrainer(Trainer):
             self.jit_compile = "step"
         if self.model.run_eagerly and self.topology.is_chief:
             _log.warning(
-                "run_eagerly=True has no effect: ctl runs steps as TensorFlow graphs. Print values in them "
-                "with tf.print."
+                "run_eagerly=True has no effect: ctl runs steps as TensorFlow graphs, so Python code in a "
+                "step runs once. Print values with tf.print."
             )
         replicas = self.topology.num_replicas
         if replicas > 1:
@@ -119,17 +122,21 @@ class KerasTrainer(Trainer):
         if has_own(self.model, "compute_loss") or self._calls("train_step"):
             if self._data["train"] is not None:
                 data = self._for_own_step(batch, self._class_weight)
-                own_steps.build_by_tracing(self.model, data, self.strategy)
+                metrics = several_replicas.metrics_of_user(self.model) if replicas > 1 else []
+                calls = own_steps.build_by_tracing(self.model, data, self.strategy, metrics)
+                several_replicas.check_recorded_metrics(calls, num_rows(data), replicas)
                 self.model.built = True  # as far as the step needs it
             self.optimizers = own_steps.own_optimizers(self.model)
             self._check_own_evaluation()
         elif batch is not None:
+            if replicas == 1 and _has_traced_metrics(self.model):
+                own_steps.build_by_tracing(self.model, self._for_own_step(batch), self.strategy)
             _build_for(self.model, batch)
-        if replicas > 1 and batch is not None:
-            x, y, _ = (None, None, None) if self._calls("train_step") else _unpacked(batch, None)
-            several_replicas.check_losses_and_metrics(self.model, x, y, replicas)
-            if x is not None:
-                self._has_warned_of_losses = several_replicas.check_added_losses(self.model, x, replicas)
+            if replicas > 1:
+                x, y, _ = _unpacked(batch, None)
+                several_replicas.check_losses_and_metrics(self.model, x, y, replicas)
+                self._losses_of_user = several_replicas.losses_of_user(self.model)
+                self._names_of_mean_losses = several_replicas.check_added_losses(self.model, x, replicas)
         optimizer, trains = self.model.optimizer, self._data["train"] is not None
         is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
         self.optimizer = None if is_unused else optimizer
@@ -223,7 +230,7 @@ class KerasTrainer(Trainer):
         loss = None
         if model._compile_loss:
             share = means.share_of_rows(tf.constant(1.0))
-            with weighted_means(share):
+            with weighted_means(share), replaced(self._losses_of_user, "call", undivided_call):
                 loss = model._compile_loss(y, predicted, weight)
             if loss.shape.rank:
                 raise UsageError(
@@ -242,15 +249,18 @@ class KerasTrainer(Trainer):
         with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
             tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
             share = means.share_of_rows(tf.constant(1.0)) if self.topology.num_replicas > 1 else None
-            with weighted_means(share):
+            with weighted_means(share), undivided_means():
                 self.model.compute_metrics(x, y, predicted, sample_weight=weight)
         return {m.name: m for m in self.metrics}
 
     def _warn_of_added_losses(self) -> None:
         """Names the layers that call `add_loss`, once on the chief."""
-        names = [layer.name for layer in layers_of(self.model) if getattr(layer, "_losses", None)]
-        if names and self.topology.is_chief and not self._has_warned_of_losses:
-            self._has_warned_of_losses = True
+        if self._names_of_mean_losses is None:
+            return
+        layers = [layer for layer in layers_of(self.model) if getattr(layer, "_losses", None)]
+        names = [layer.name for layer in layers if layer.name not in self._names_of_mean_losses]
+        if names and self.topology.is_chief:
+            self._names_of_mean_losses = None
             _log.warning(
                 "Losses that the layers %s add are taken as means over the examples of a replica. On %d "
                 "replicas a loss that is a sum over examples would be too small: divide it by the number "
@@ -315,6 +325,12 @@ def _is_model(thing: Any) -> bool:
 def _of(source: Any, batch_size: int) -> Any:
     is_function = callable(source) and not isinstance(source, tf.data.Dataset)
     return source(batch_size) if is_function else source
+
+
+def _has_traced_metrics(model: Any) -> bool:
+    """Returns True if the `update_state` of a metric is a `tf.function`, which Keras builds by a trace."""
+    metrics = tf.nest.flatten(getattr(model._compile_metrics, "_user_metrics", None))
+    return any(hasattr(getattr(m, "update_state", None), "get_concrete_function") for m in metrics)
 
 
 def _build_for(model: Any, batch: Any) -> None:

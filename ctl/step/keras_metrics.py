@@ -8,7 +8,7 @@ A metric holds one part of its state per replica; reading it adds them up, so ev
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,22 @@ def metric_results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[s
     found: dict[str, float] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, metric in metrics.items():
-        value = metric.result()
-        parts = value if isinstance(value, Mapping) else {name: value}
-        for part, number in parts.items():
+        for part, number in _numbers_of(name, metric.result()):
             array = np.asarray(number)
             if array.ndim == 0:
                 found[part] = float(array)
             else:
                 arrays[part] = array
     return found, arrays
+
+
+def _numbers_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the numbers of a result by their innermost names, as Keras does."""
+    if isinstance(value, Mapping):
+        for part, inner in value.items():
+            yield from _numbers_of(part, inner)
+    else:
+        yield name, value
 
 
 def reset(metrics: Iterable[Any]) -> None:

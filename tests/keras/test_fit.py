@@ -129,6 +129,60 @@ def test_epochs_and_their_evaluations_are_those_of_keras(how):
     assert histories[0] == histories[1] and calls[0] == calls[1]
 
 
+class Results(keras.metrics.Mean):
+    """Returns two numbers by name."""
+
+    def __init__(self):
+        super().__init__(name="results")
+
+    def update_state(self, targets, outputs, sample_weight=None):
+        super().update_state(outputs)
+
+    def result(self):
+        mean = super().result()
+        return {"once": mean, "twice": 2 * mean}
+
+
+class Traced(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="traced")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    @tf.function
+    def update_state(self, targets, outputs, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(outputs))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("metric", [Results, Traced])
+def test_metrics_with_several_results_or_a_tf_function_have_the_numbers_of_keras(metric):
+    x, y, _ = numbers()
+    histories = []
+    for fit in (keras.Model.fit, ctl.fit):
+        keras.utils.set_random_seed(1)
+        model = classifier()
+        model.compile("sgd", model.loss, metrics=[metric()])
+        histories.append(fit(model, x, y, epochs=2, shuffle=False, verbose=0).history)
+    assert histories[0].keys() == histories[1].keys()
+    for name, values in histories[0].items():
+        assert histories[1][name] == pytest.approx(values, abs=1e-4), name
+
+
+def test_a_stop_at_an_epoch_without_an_evaluation_ends_it_once():
+    x, y, _ = numbers()
+    calls = []
+    for fit in (keras.Model.fit, ctl.fit):
+        callback = Calls()
+        stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+        stop.on_epoch_end = lambda epoch, logs=None, stop=stop: setattr(stop.model, "stop_training", True)
+        fit(classifier(), x, y, epochs=4, verbose=0, validation_data=(x, y), validation_freq=2,
+            callbacks=[callback, stop])  # fmt: skip
+        calls.append(callback.calls)
+    assert calls[1] == calls[0]
+
+
 def test_run_eagerly_trains_the_same_numbers_and_says_that_steps_are_graphs(caplog):
     x, y, _ = numbers()
     losses = []

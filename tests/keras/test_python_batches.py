@@ -135,15 +135,22 @@ def test_a_resumed_run_reads_on_where_it_was(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_each_evaluation_reads_the_next_batches_of_a_generator():
-    rows_and_values = [(2, 5.0), (4, 1.0), (2, 2.0), (2, 4.0), (4, 8.0)]  # it ends in the third evaluation
+@pytest.mark.parametrize("steps", [2, 3])
+def test_each_evaluation_reads_the_same_batches_of_a_generator(steps):
+    rows_and_values = [(2, 5.0), (4, 1.0), (2, 2.0)]
     batches = ((np.full((rows, 1), value), np.zeros((rows, 1))) for rows, value in rows_and_values)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile("sgd", loss="mae")
     zeros = np.zeros((8, 1), np.float32)
     history = ctl.fit(model, zeros, zeros, batch_size=4, epochs=3, verbose=0, validation_data=batches,
-                      validation_steps=2)  # fmt: skip
-    assert history.history["val_loss"] == pytest.approx([14 / 6, 12 / 4, 8.0])
+                      validation_steps=steps)  # fmt: skip
+    assert history.history["val_loss"] == pytest.approx(3 * [14 / 6 if steps == 2 else 18 / 8])
+
+
+def test_a_generator_without_batches_cannot_validate():
+    x, y, _ = numbers()
+    with pytest.raises(ctl.UsageError, match="a generator that yields nothing"):
+        ctl.fit(classifier(), x, y, verbose=0, validation_data=(b for b in ()), validation_steps=1)
 
 
 def test_a_generator_cannot_be_rewound_and_fit_says_so(tmp_path, caplog):

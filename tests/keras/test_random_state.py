@@ -74,9 +74,12 @@ def drawn():
     return random.random(), np.random.random(), float(tf.random.uniform([]))
 
 
-def test_fit_evaluate_and_predict_leave_the_generators_of_the_program_alone():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_fit_evaluate_and_predict_leave_the_generators_of_the_program_alone(replicas, two_replicas):
     x, y, _ = numbers()
-    model = classifier()
+    with (two_replicas if replicas == 2 else tf.distribute.get_strategy()).scope():
+        model = classifier()
+        model.compile("sgd", lambda labels, scores: tf.reduce_mean(tf.square(scores), axis=-1))
     keras.utils.set_random_seed(7)
     expected = [drawn() for _ in range(4)]
     keras.utils.set_random_seed(7)

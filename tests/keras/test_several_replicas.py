@@ -61,9 +61,84 @@ class Total(Variable):
         self.kept.assign(self.kept + ops.sum(ops.abs(targets - outputs)))
 
 
-class LargestOf(Variable):
-    def update_state(self, values):
-        self.kept.assign(ops.maximum(self.kept, ops.max(values)))
+class FromOne(keras.metrics.Metric):
+    """Begins at one."""
+
+    def __init__(self):
+        super().__init__(name="from_one")
+        self.kept = self.add_variable((), "ones", name="kept")
+
+    def result(self):
+        return self.kept
+
+    def reset_state(self):
+        self.kept.assign(1.0)
+
+    def update_state(self, targets, outputs, sample_weight=None):
+        self.kept.assign_add(ops.sum(ops.abs(targets - outputs)))
+
+
+class MeanOfBatches(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="batches")
+        self.total, self.count = (self.add_variable((), "zeros", name=name) for name in ("total", "count"))
+
+    def update_state(self, targets, outputs, sample_weight=None):
+        self.total.assign_add(ops.mean(ops.abs(targets - outputs)))
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.total / self.count
+
+
+class RootOfKeras(keras.losses.MeanSquaredError):
+    """A class derived from one of Keras, whose function is that of Keras."""
+
+    def call(self, targets, outputs):
+        return root(targets, outputs)
+
+
+class LargestOfKeras(keras.metrics.MeanSquaredError):
+    def update_state(self, targets, outputs, sample_weight=None):
+        self.total.assign(ops.maximum(self.total, ops.max(ops.abs(targets - outputs))))
+        self.count.assign(1.0)
+
+
+def masked(sentinel):
+    def masked_loss(targets, outputs):
+        mask = ops.cast(ops.not_equal(targets, sentinel), outputs.dtype)
+        return ops.sum(mask * ops.square(targets - outputs)) / (ops.sum(mask) + 1e-6)
+
+    return masked_loss
+
+
+def ignoring(label):
+    """A masked loss of whole-numbered labels."""
+
+    def loss(labels, outputs):
+        labels = ops.cast(ops.reshape(labels, [-1]), "int32")
+        mask = ops.cast(labels != label, outputs.dtype)
+        chosen = ops.where(labels == label, 0, labels)
+        losses = keras.losses.sparse_categorical_crossentropy(chosen, outputs, from_logits=True)
+        return ops.sum(losses * mask) / (ops.sum(mask) + 1e-6)
+
+    return loss
+
+
+def by_keras(targets, outputs):
+    return keras.losses.MeanSquaredError()(targets, outputs)
+
+
+def entropy(targets, outputs):
+    chances = ops.softmax(outputs)
+    return -ops.sum(chances * ops.log(chances), axis=-1)
+
+
+class AddsInTraining(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(0.1 * ops.sum(ops.square(x)))
+        return x
 
 
 class Adds(keras.layers.Layer):
@@ -122,6 +197,11 @@ REFUSED = {
     "a metric of the batch": (lambda: regression(metrics=[root]), "the metric 'root'"),
     "a maximum": (lambda: regression(metrics=[Largest]), "the metric 'kept'"),
     "an added sum": (lambda: regression(between=Adds(ops.sum, name="add")), "the loss that .* 'add'.*"),
+    "a masked mean": (lambda: regression(masked(0.0)), "the loss masked_loss"),
+    "another mask": (lambda: regression(masked(-1.0)), "the loss masked_loss"),
+    "a loss derived from one of Keras": (lambda: regression(RootOfKeras()), "the loss mean_squared_error"),
+    "a metric derived from one of Keras": (lambda: regression(metrics=[LargestOfKeras]), "the metric '.*'"),
+    "a sum in training": (lambda: regression(between=AddsInTraining(name="add")), "the loss .*'add'.*"),
     "a sum that a model adds": (subclassed, "the loss that .* 'subclassed.*'.*"),
 }  # fmt: skip
 SAME = {
@@ -129,6 +209,9 @@ SAME = {
     "by example": lambda: regression(OwnSquares(), [by_example]),
     "a sum of losses by example": lambda: regression(OwnSquares(reduction="sum")),
     "a metric of sums": lambda: regression(metrics=[Total]),
+    "a metric that begins at one": lambda: regression(metrics=[FromOne]),
+    "a mean over the last axis": lambda: regression(metrics=[entropy]),
+    "a loss of Keras inside": lambda: regression(by_keras, [by_keras]),
     "an added mean": lambda: regression(between=Adds(lambda x: ops.mean(ops.square(x)))),
     "an activity": lambda: regression(between=keras.layers.Dense(3, activity_regularizer="l2")),
 }  # fmt: skip
@@ -151,6 +234,91 @@ def test_a_number_that_would_differ_is_refused_on_two_replicas_only(case, two_re
         assert found[name] == pytest.approx(values, rel=1e-4), name
 
 
+@pytest.mark.parametrize("label", [0, 255, -1])
+def test_masked_labels_are_found_whatever_their_value(label, two_replicas):
+    data = arrays()[0], np.arange(len(arrays()[0]), dtype=np.int32) % 3
+
+    def make():
+        model = keras.Sequential([keras.Input(data[0].shape[1:]), keras.layers.Dense(3)])
+        model.compile("sgd", ignoring(label))
+        return model
+
+    with pytest.raises(ctl.UsageError, match="^the loss loss would have other values"):
+        fitted(make, ctl.fit, two_replicas, data)
+
+
+def test_outputs_are_compared_with_their_own_targets_only(two_replicas):
+    x, y = arrays()
+
+    def make():
+        inputs = keras.Input(x.shape[1:])
+        outputs = {"wide": keras.layers.Dense(3)(inputs), "flat": keras.layers.Dense(1)(inputs)}
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", {"wide": OwnSquares(), "flat": "mse"}, metrics={"wide": [by_example]})
+        return model
+
+    data = x, {"wide": np.repeat(y[:, :1], 3, axis=1), "flat": y[:, 0]}
+    expected, found = fitted(make, keras.Model.fit, data=data), fitted(make, ctl.fit, two_replicas, data)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-4), name
+
+
+def test_a_metric_that_counts_batches_is_named_in_a_warning(two_replicas, caplog):
+    fitted(lambda: regression(metrics=[MeanOfBatches]), ctl.fit, two_replicas)
+    assert "The metric 'batches' counts batches, not examples" in caplog.text
+    caplog.clear()
+    fitted(lambda: regression(metrics=[Total, by_example]), ctl.fit, two_replicas)
+    assert "counts batches" not in caplog.text
+
+
+class Counting(keras.layers.Layer):
+    """Counts its calls in a `tf.Variable` that Keras does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+def test_the_check_changes_no_variables(two_replicas):
+    with two_replicas.scope():
+        layer = Counting()
+        model = regression(by_example, [Total], between=layer)
+    ctl.fit(model, *arrays(), batch_size=BATCH, verbose=0)
+    steps = -(-len(arrays()[0]) // BATCH)
+    assert int(layer.calls.numpy()) == steps
+
+
+def test_inputs_without_a_shape_and_models_without_targets_are_left_out(two_replicas):
+    def without_targets():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(3), Adds(lambda x: ops.mean(x * x))]
+        )
+        model.compile("sgd")
+        return model
+
+    data = (arrays()[0][:, :3],)
+    assert fitted(without_targets, ctl.fit, two_replicas, data)["loss"]
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(32) % 5, [2] * 16)
+    ragged = tf.data.Dataset.from_tensor_slices((rows, np.zeros([16, 1], np.float32))).batch(8)
+
+    def embedded():
+        x = keras.Input((None,), dtype="int64", ragged=True)
+        outputs = keras.layers.Dense(1)(
+            keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(5, 4)(x))
+        )
+        model = keras.Model(x, outputs)
+        model.compile("sgd", by_example)
+        return model
+
+    with two_replicas.scope():
+        model = embedded()
+    assert ctl.fit(model, ragged, verbose=0).history["loss"]
+
+
 def test_the_loss_of_one_of_two_outputs_is_found(two_replicas):
     x, y = arrays()
     data = x, {"left": y[:, :1], "right": y[:, :1]}
@@ -171,29 +339,6 @@ def test_added_losses_with_random_numbers_are_named_in_a_warning(two_replicas, c
     assert caplog.text.count("Losses that the layers 'noisy' add are taken as means") == 1
 
 
-class Own(keras.Model):
-    """A step that clips its gradients with `clip` and keeps its error in `metric`."""
-
-    def __init__(self, clip, metric):
-        super().__init__()
-        self.layer = keras.Sequential([keras.Input(arrays()[0].shape[1:]), keras.layers.Dense(1)])
-        self.clip, self.metric = clip, metric
-
-    @property
-    def metrics(self):
-        return [self.metric]
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            errors = tf.reduce_mean(tf.square(self.layer(x) - y[:, :1]), axis=-1)
-            loss = tf.reduce_mean(errors)
-        weights = self.layer.trainable_weights
-        self.optimizer.apply_gradients(zip(self.clip(tape.gradient(loss, weights)), weights, strict=True))
-        self.metric.update_state(errors)
-        return {m.name: m.result() for m in self.metrics}
-
-
 class OnBatch(keras.callbacks.Callback):
     """Predicts and tests three rows at the end of each epoch."""
 
@@ -211,31 +356,3 @@ def test_callbacks_call_the_model_with_one_batch_as_on_one_device(two_replicas):
     for strategy in (None, two_replicas):
         found = fitted(regression, fit(ctl.fit), strategy)
         assert {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()} == found
-
-
-CLIPPED = {
-    "by the norm of all": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0],
-    "by the norm of each": lambda gradients: [tf.clip_by_norm(g, 0.1) for g in gradients],
-    "by value": lambda gradients: [ops.clip(g, -0.1, 0.1) for g in gradients],
-}  # fmt: skip
-
-
-def fitted_own(strategy, clip, metric):
-    with strategy.scope():
-        model = Own(clip, metric())
-        model.compile(keras.optimizers.SGD(0.1))
-    return ctl.fit(model, *arrays(), batch_size=BATCH, own_step="mean", verbose=0)
-
-
-@pytest.mark.parametrize("case", CLIPPED)
-def test_a_step_that_clips_the_gradients_of_each_replica_is_refused(case, two_replicas):
-    with pytest.raises(ctl.UsageError, match=r"clips gradients before.*SGD\(global_clipnorm=\.\.\.\)"):
-        fitted_own(two_replicas, CLIPPED[case], keras.metrics.Mean)
-    assert len(fitted_own(tf.distribute.get_strategy(), CLIPPED[case], keras.metrics.Mean).epoch) == 1
-
-
-def test_a_maximum_in_an_own_step_is_refused(two_replicas):
-    with pytest.raises(ctl.UsageError, match="the metric 'kept' would have other values on 2 replicas"):
-        fitted_own(two_replicas, list, LargestOf)
-    history = fitted_own(tf.distribute.get_strategy(), list, LargestOf).history
-    assert np.isfinite(history["kept"]).all()
