@@ -25,7 +25,7 @@ FLOORS = [
     ["hvd"],
     ["training"],
     ["trainer", "tools"],
-    ["keras"],
+    ["keras", "testing"],
     ["app", "cli"],
     ["__init__", "__main__"],
 ]

@@ -16,7 +16,7 @@ from ctl.keras.replaced_methods import replaced
 from ctl.keras.weighted_means import weighted_means
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 
-ROWS = 8
+NUM_ROWS = 8
 HALVES = (slice(0, 4), slice(4, 8))
 UNEQUAL = (slice(0, 5), slice(5, 8))
 _SCALES = (1.0, 10.0)
@@ -25,14 +25,14 @@ _seed_shifts = itertools.count(1)
 
 
 class _MeansOfPart(GlobalMeans):
-    """Shares of means over a batch of `ROWS` rows, for a part of it."""
+    """Shares of means over a batch of `NUM_ROWS` rows, for a part of it."""
 
     def everywhere(self, *counts: Any) -> list:
-        return [count * (ROWS / self._rows) for count in counts]
+        return [count * (NUM_ROWS / self._rows) for count in counts]
 
 
 def random_structures(structure: Any) -> Iterator[Any]:
-    """Yields a structure of random tensors of `ROWS` rows for each of some magnitudes.
+    """Yields a structure of random tensors of `NUM_ROWS` rows for each of some magnitudes.
 
     Floats are positive for the first magnitude, and whole numbers are 0 or 1. Both are distributed
     unequally over the rows. Texts are empty.
@@ -43,12 +43,12 @@ def random_structures(structure: Any) -> Iterator[Any]:
 
 
 def _random_like(part: Any, *, scale: float, generator: np.random.Generator) -> tf.Tensor:
-    dtype, shape = tf.as_dtype(part.dtype), [ROWS, *part.shape[1:]]
+    dtype, shape = tf.as_dtype(part.dtype), [NUM_ROWS, *part.shape[1:]]
     if dtype == tf.string:
         return tf.zeros(shape, dtype)
     numbers = generator.uniform(0.05, 0.95, shape)
     if not dtype.is_floating:
-        rows = np.arange(ROWS).reshape([-1, *[1] * (len(shape) - 1)])
+        rows = np.arange(NUM_ROWS).reshape([-1, *[1] * (len(shape) - 1)])
         limits = np.where(rows < UNEQUAL[0].stop, 0.8, 0.2)
         whole_numbers = numbers > limits if len(shape) > 1 else np.isin(rows, (2, 5, 6, 7))
         return tf.cast(whole_numbers, dtype)
@@ -59,9 +59,9 @@ def _random_like(part: Any, *, scale: float, generator: np.random.Generator) -> 
 
 
 def variants(targets: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields targets `[ROWS, ...]`, and the same with some rows of a value that masks may leave out."""
+    """Yields targets `[NUM_ROWS, ...]`, and the same with some rows of a value that masks may leave out."""
     yield targets
-    is_masked = np.isin(np.arange(ROWS), (0, 1, 6)).reshape([-1, *[1] * (len(targets.shape) - 1)])
+    is_masked = np.isin(np.arange(NUM_ROWS), (0, 1, 6)).reshape([-1, *[1] * (len(targets.shape) - 1)])
     for value in _SENTINELS if targets.dtype.is_floating or targets.dtype.is_integer else ():
         if targets.dtype.min <= value <= targets.dtype.max:
             yield tf.where(is_masked, tf.cast(value, targets.dtype), targets)
@@ -102,7 +102,7 @@ def compare_losses(loss: Any, targets: Any, outputs: Any) -> bool | None:
 
     Args:
       loss: a Keras loss object.
-      targets, outputs: of a batch, `[ROWS, ...]`.
+      targets, outputs: of a batch, `[NUM_ROWS, ...]`.
     """
 
     def values() -> tuple[Any, Any]:
@@ -133,7 +133,7 @@ def compare_metrics(metric: Any, arguments: Sequence[Any], parts: Sequence[slice
 
     Args:
       metric: a Keras metric.
-      arguments: of `update_state`, each `[ROWS, ...]`.
+      arguments: of `update_state`, each `[NUM_ROWS, ...]`.
       parts: the rows of each part.
 
     Returns None if the result is random.
@@ -144,7 +144,7 @@ def compare_metrics(metric: Any, arguments: Sequence[Any], parts: Sequence[slice
         of_batch = metric.stateless_update_state(start, *arguments)
         merged = [tf.convert_to_tensor(plain(value)) for value in start]
         for part in parts:
-            with weighted_means((part.stop - part.start) / ROWS):
+            with weighted_means((part.stop - part.start) / NUM_ROWS):
                 updated = metric.stateless_update_state(start, *(argument[part] for argument in arguments))
             merged = [
                 total + new - tf.convert_to_tensor(plain(old))
@@ -171,7 +171,7 @@ def compare_added_losses(model: Any, inputs: Any) -> dict[str, bool]:
     parts = [tf.nest.map_structure(lambda value, part=part: value[part], inputs) for part in UNEQUAL]
     of_batch, again = (_added_losses(model, inputs) for _ in range(2))
     first, second = (_added_losses(model, part) for part in parts)
-    shares = [(part.stop - part.start) / ROWS for part in UNEQUAL]
+    shares = [(part.stop - part.start) / NUM_ROWS for part in UNEQUAL]
     return {
         name: is_close(loss, shares[0] * first[name] + shares[1] * second[name])
         for name, loss in of_batch.items()

@@ -146,7 +146,7 @@ def check_metric(metric: Any, arguments: Sequence[Any], replicas: int) -> None:
 
     Args:
       metric: a Keras metric.
-      arguments: random arguments of `update_state`, each `[part_values.ROWS, ...]`.
+      arguments: random arguments of `update_state`, each `[part_values.NUM_ROWS, ...]`.
       replicas: number of replicas.
     """
     try:

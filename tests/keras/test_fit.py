@@ -146,14 +146,15 @@ class Results(keras.metrics.Mean):
 class Traced(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="traced")
-        self.total = self.add_variable((), "zeros", name="total")
+        self.total, self.count = (self.add_variable((), "zeros", name=name) for name in ("total", "count"))
 
     @tf.function
     def update_state(self, targets, outputs, sample_weight=None):
         self.total.assign_add(tf.reduce_sum(outputs))
+        self.count.assign_add(1.0)
 
     def result(self):
-        return self.total
+        return self.total / self.count
 
 
 @pytest.mark.parametrize("metric", [Results, Traced])
