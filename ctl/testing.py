@@ -131,7 +131,7 @@ def _two_replicas() -> tf.distribute.Strategy:
 
 def _weights(trainer: Any) -> dict[str, np.ndarray]:
     """Returns the trainable variables of the models of a trainer by name."""
-    models = {name: thing for name, thing in collect(trainer).items() if is_model(thing)}
+    models = {name: part for name, part in collect(trainer).items() if is_model(part)}
     return {
         f"{name}, weight {i} {tuple(variable.shape)}": plain(variable).numpy()
         for name, model in models.items()
@@ -146,10 +146,10 @@ def _compare(
     if replicas.keys() != device.keys():
         raise AssertionError(f"two replicas have {sorted(replicas)}, one device has {sorted(device)}")
     for name, expected in device.items():
-        found = np.asarray(replicas[name])
-        if not np.allclose(found, expected, rtol=rtol, atol=atol, equal_nan=True):
-            worst = float(np.max(np.abs(found - expected)))
-            values = f" ({found:g} and {expected:g})" if found.ndim == 0 else ""
+        actual = np.asarray(replicas[name])
+        if not np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True):
+            worst = float(np.max(np.abs(actual - expected)))
+            values = f" ({actual:g} and {expected:g})" if actual.ndim == 0 else ""
             raise AssertionError(
                 f"{name} differs by {worst:g} between two replicas and one device {moment}{values}. Means "
                 "over the batch need self.average(...); random numbers differ by replica."

@@ -188,7 +188,7 @@ def chosen_by_chief(
     Args:
       agreement: sums over the workers.
       place: of this worker.
-      choose: called on the chief. Returns None to take nothing; then the result is None, too.
+      choose: called on the chief. Returns None if there is no checkpoint; then the result is None.
       take: called on every worker with the chosen number.
       checksum: of a result. Workers with another one than the chief raise UsageError, as all do then.
     """

@@ -63,7 +63,7 @@ class History:
         self._plan: Epochs | None = None
 
     def starts(self, plan: Epochs) -> None:
-        """Sets the epochs of the training whose numbers follow."""
+        """Sets the epochs of the training."""
         self._plan = plan
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -323,8 +323,8 @@ def _divisible(batch_size: int, model: Any) -> int:
 def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
     """Returns the arguments of a trainer about random numbers.
 
-    On one worker without a `seed`, the program's seed counts, and Python's and NumPy's generators continue.
-    Several workers are seeded alike.
+    Without `seed`, one worker takes the program's seed, and Python's and NumPy's generators continue.
+    Several workers take seed 0.
     """
     strategy = getattr(model, "distribute_strategy", None)
     if seed is not None or (strategy is not None and strategy.extended._in_multi_worker_mode()):

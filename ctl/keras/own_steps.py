@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import layers_of
 from ctl.errors import UsageError
-from ctl.keras.replaced_methods import replaced
+from ctl.keras.replaced_methods import recorded_calls, replaced
 from ctl.keras.step_logs import StepLogs
 from ctl.keras.weighted_means import weighted_means
 from ctl.step import finiteness
@@ -209,18 +209,9 @@ def build_by_tracing(
     def on_replicas(batch: Any) -> None:
         strategy.run(step, (batch,))
 
-    calls: list[tuple[Any, tuple]] = []
-
-    def recording(metric: Any, update_state: Callable) -> Callable:
-        def record(*arguments: Any, **named: Any) -> Any:
-            calls.append((metric, arguments))
-            return update_state(*arguments, **named)
-
-        return record
-
     with (
         replaced(optimizers, "apply", functools.partial(_build_only, strategy)),
-        replaced(metrics, "update_state", recording),
+        recorded_calls(metrics, "update_state") as calls,
     ):
         unbuilt = [layer for layer in layers_of(model)[1:] if not layer.built]
         try:

@@ -166,16 +166,16 @@ def _result(metric: Any, values: list[Any]) -> Any:
 def compare_added_losses(model: Any, inputs: Any) -> dict[str, bool]:
     """Returns, by the names of the layers, whether the losses that they add are means over examples.
 
-    Layers whose losses are zero or random are left out.
+    Losses that are zero or random are left out.
     """
     parts = [tf.nest.map_structure(lambda value, part=part: value[part], inputs) for part in UNEQUAL]
-    of_batch, again = (_added_losses(model, inputs) for _ in range(2))
+    of_batch, repeated = (_added_losses(model, inputs) for _ in range(2))
     first, second = (_added_losses(model, part) for part in parts)
     shares = [(part.stop - part.start) / NUM_ROWS for part in UNEQUAL]
     return {
         name: is_close(loss, shares[0] * first[name] + shares[1] * second[name])
         for name, loss in of_batch.items()
-        if float(loss) != 0.0 and name in first and name in second and is_close(loss, again[name])
+        if float(loss) != 0.0 and name in first and name in second and is_close(loss, repeated[name])
     }
 
 

@@ -23,6 +23,22 @@ _replaced: dict[tuple[int, str], _Replaced] = {}
 
 
 @contextlib.contextmanager
+def recorded_calls(objects: Iterable[Any], name: str) -> Iterator[list[tuple[Any, tuple]]]:
+    """Within the block, yields a list that collects the objects with the arguments of a method's calls."""
+    calls: list[tuple[Any, tuple]] = []
+
+    def recording(instance: Any, method: Callable) -> Callable:
+        def record(*arguments: Any, **named: Any) -> Any:
+            calls.append((instance, arguments))
+            return method(*arguments, **named)
+
+        return record
+
+    with replaced(objects, name, recording):
+        yield calls
+
+
+@contextlib.contextmanager
 def replaced(
     objects: Iterable[Any], name: str, wrap: Callable[[Any, Callable], Callable]
 ) -> Iterator[None]:

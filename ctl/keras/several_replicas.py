@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3_variable, layers_of
 from ctl.errors import UsageError
 from ctl.keras import part_values
-from ctl.keras.replaced_methods import replaced
+from ctl.keras.replaced_methods import recorded_calls
 
 _log = logging.getLogger("ctl")
 _OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
@@ -100,19 +100,10 @@ def _recorded_calls(
     """Returns the losses and metrics with the arguments that Keras passes to them."""
     from keras import StatelessScope
 
-    calls: list[tuple[Any, tuple]] = []
-
-    def recording(instance: Any, method: Callable) -> Callable:
-        def record(*arguments: Any, **named: Any) -> Any:
-            calls.append((instance, arguments))
-            return method(*arguments, **named)
-
-        return record
-
     with (
         StatelessScope(),
-        replaced(losses, "call", recording),
-        replaced(metrics, "update_state", recording),
+        recorded_calls(losses, "call") as calls_of_losses,
+        recorded_calls(metrics, "update_state") as calls_of_metrics,
     ):
         if losses:
             with contextlib.suppress(Exception):
@@ -120,7 +111,7 @@ def _recorded_calls(
         if metrics:
             with contextlib.suppress(Exception):
                 model._compile_metrics.update_state(targets, outputs)
-    return calls
+    return [*calls_of_losses, *calls_of_metrics]
 
 
 def _check_loss(loss: Any, targets: Any, outputs: Any, *, replicas: int) -> None:
