@@ -28,7 +28,7 @@ FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 PAGE_SUFFIXES = (".md", ".svg", ".png", ".gif")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
 GUIDES = {
-    "Start": ["first_model", "models", "gallery", "keras", "flowers", "recipes", "mistakes"],
+    "Start": ["first_model", "models", "gallery", "keras", "flowers", "recipes", "testing", "mistakes"],
     "Training": [
         "the_loop", "correctness", "data", "callbacks", "metrics", "checkpoints", "saving", "flags",
     ],

@@ -47,9 +47,8 @@ def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
     np.testing.assert_array_equal(image[:28, 28:56, 0], expected)
 
 
-@pytest.mark.parametrize("model", [Mnist, Gan])
-def test_a_model_has_the_same_numbers_on_two_replicas(model):
-    testing.assert_same_on_replicas(model, steps=2, global_batch_size=8, rtol=1e-3)
+def test_mnist_has_the_same_numbers_on_two_replicas():
+    testing.assert_same_on_replicas(Mnist, steps=2, global_batch_size=8)
 
 
 @pytest.mark.parametrize(

@@ -105,4 +105,4 @@ def test_a_name_of_keras_is_refused_with_that_of_ctl(name, words):
 def test_dir_lists_public_names_only():
     import ctl.hvd
 
-    assert {*dir(ctl)} == {*ctl.__all__, "hvd"} and {*dir(ctl.hvd)} == {*ctl.hvd.__all__}
+    assert {*dir(ctl)} == {*ctl.__all__, "hvd", "testing"} and {*dir(ctl.hvd)} == {*ctl.hvd.__all__}
