@@ -125,7 +125,8 @@ def tests_of(path: Path) -> list[str]:
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     naming = [f for f in files if f.stem.startswith(f"test_{module}") or pattern.search(f.read_text())]
     in_folder = [f for f in files if f.parent.name == folder and f not in naming]
-    return [str(f.relative_to(ROOT)) for f in [*naming, *in_folder] if f.parent.name != "workers"]
+    chosen = [f for f in naming if f.parent.name != "workers"] or in_folder
+    return [str(f.relative_to(ROOT)) for f in chosen]
 
 
 def fails(path: Path, source: str, copied: Path) -> bool:
