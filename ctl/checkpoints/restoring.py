@@ -1,8 +1,8 @@
-"""Which checkpoint a run goes on from: the newest undamaged one that the chief sees, on all workers.
+"""Choice of the checkpoint to resume from: the newest undamaged one on the chief, for all workers.
 
-Damage is a missing file, a wrong size or a wrong checksum. What cannot be read is tried again for some
-seconds, and is no damage: the job ends and is worth another attempt. Other workers see what the chief
-has chosen some time later on network file systems; they wait for it.
+Damage is a missing file, a wrong size or a wrong checksum. A read error is not damage: reading is retried
+for some seconds, then the job ends with a code that permits a restart. On network file systems the other
+workers wait until the chosen checkpoint is visible.
 """
 
 import functools
@@ -22,7 +22,7 @@ from ctl.errors import CheckpointError, CtlError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
-VISIBLE_SECS = 60.0  # how long a worker waits for what the chief sees
+VISIBLE_SECS = 60.0  # timeout of a worker for the checkpoint that the chief has chosen
 _POLL_SECS = 0.5
 T = TypeVar("T")
 _log = logging.getLogger("ctl")

@@ -38,12 +38,12 @@ def load(
     Args:
       where: `.../ckpt-10`, or a directory of such, or a model_dir: then the newest good one that the chief
         sees, on all workers.
-      models: names of the trainer's attributes whose variables may be given.
-      agreement: over the workers; None: this process decides alone.
+      models: names of the trainer's attributes with the models to load.
+      agreement: sums over the workers; None for a single process.
 
-    All workers must call it. Raises UsageError if there is no checkpoint, ReadError if it cannot be read
-    for now, CheckpointError if it is damaged, nothing in it matches, or it is not clear what does; then
-    nothing is changed, on no worker.
+    All workers must call it. Raises UsageError if there is no checkpoint or workers read different ones,
+    ReadError for a transient read error, CheckpointError if the checkpoint is damaged, or if no variable or
+    several variables match. After an error all variables keep their values, on all workers.
     """
     if agreement is None or agreement.num_workers == 1:
         loaded = _loaded(*newest_good(where), state, models)

@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from published import BATCH, arrays
-
-
-class Variable(keras.metrics.Metric):
-    """A metric with one variable."""
-
-    def __init__(self):
-        super().__init__(name="kept")
-        self.kept = self.add_variable((), "zeros", name="kept")
-
-    def result(self):
-        return self.kept
+from published import BATCH, Variable, arrays
 
 
 class LargestOf(Variable):

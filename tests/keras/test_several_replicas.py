@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from published import BATCH, arrays
+from published import BATCH, Variable, arrays
 
 
 def root(targets, outputs):
@@ -38,17 +38,6 @@ class Contrastive(keras.losses.Loss):
 class OwnSquares(keras.losses.Loss):
     def call(self, targets, outputs):
         return by_example(targets, outputs)
-
-
-class Variable(keras.metrics.Metric):
-    """A metric with one variable."""
-
-    def __init__(self):
-        super().__init__(name="kept")
-        self.kept = self.add_variable((), "zeros", name="kept")
-
-    def result(self):
-        return self.kept
 
 
 class Largest(Variable):

@@ -212,3 +212,14 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+
+class Variable(keras.metrics.Metric):
+    """A metric with one variable."""
+
+    def __init__(self):
+        super().__init__(name="kept")
+        self.kept = self.add_variable((), "zeros", name="kept")
+
+    def result(self):
+        return self.kept
