@@ -5,25 +5,37 @@ STEPS ?= 500
 # what was compiled is kept, also where somebody set this
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: mnist test test-quick test-oldest test-all test-cluster lint types slow bench docs clean
+.PHONY: mnist test test-rest test-all test-oldest test-cluster coverage lint types bench docs clean
+
+# the tests of `make test`: of one process, and one with several processes for each feature
+FIRST = (not workers or smoke) and not slow and not cluster
+# one process more than cores, as processes wait for each other
+PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+SOURCES := $(shell find ctl models tests docs -name '*.py' -o -name '*.md' -o -name '*.ipynb') \
+	pyproject.toml README.md
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
 		--model_dir=$(MODEL_DIR) --train_steps=$(STEPS) --eval_every_steps=100
 
-# one run more than cores, as processes wait for each other; what fails beside others has to pass alone
 test: .venv/tested
 	$(MAKE) --jobs=3 lint types .venv/compiled
-	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		|| .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
+	$(PYTEST) -m "$(FIRST)" --hypothesis-profile=quick
+	touch .venv/passed
 
-test-quick: .venv/compiled
-	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not workers and not slow and not cluster and not trains" --hypothesis-profile=quick
+.venv/passed: $(SOURCES)
+	$(MAKE) test
+
+# `make test`, unless it has passed for these files; then all other tests
+test-all: .venv/passed
+	$(MAKE) test-rest test-cluster
+
+test-rest: .venv/slow
+	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
-	.venv/bin/python -m pytest tests/cluster -m cluster \
-		|| .venv/bin/python -m pytest tests/cluster -m cluster --last-failed --last-failed-no-failures none
+	.venv/bin/python -m pytest tests/cluster -m cluster
 
 lint: .venv/tested
 	.venv/bin/ruff check .
@@ -33,17 +45,15 @@ types: .venv/tested
 
 # the tests with the oldest versions that pyproject.toml allows
 test-oldest: .venv-oldest/tested
-	.venv-oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		|| .venv-oldest/bin/python -m pytest --last-failed --last-failed-no-failures none
+	.venv-oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# one after the other; clusters need root and packages, and say what is missing
-test-all: .venv/tested
-	$(MAKE) test
-	$(MAKE) test-oldest
-	$(MAKE) test-cluster
-
-slow: .venv/slow
-	.venv/bin/python -m pytest -m "slow or hypothesis" --hypothesis-profile=many
+# lines of ctl/ that all tests run, by folder; processes that are killed leave no record
+coverage: .venv/slow
+	$(PYTEST) -m "not cluster" --cov --cov-report= --hypothesis-profile=quick || true
+	@for folder in ctl/*/ ctl/; do \
+		printf '%-20s ' $$folder; \
+		.venv/bin/python -m coverage report --format=total --precision=1 --include="$$folder*"; \
+	done
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/overhead.py

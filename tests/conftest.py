@@ -22,10 +22,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
-TRAIN_QUICKLY = {"test_console.py"}  # files of `make test-quick` all the same
 LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py",
            "test_deploy_slurm.py"}  # files, which come first  # fmt: skip
-TRAINING = {"train", "fit", "evaluate", "predict", "export"}  # methods
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 # `python` of the documents is that of this environment; Debian has none
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
@@ -40,31 +38,27 @@ gc.disable()  # until all tests are collected
 atexit.register(gc.freeze)  # the last to run: the end of pytest then looks at no object again
 
 settings.register_profile("few", max_examples=100, deadline=None)
-settings.register_profile("quick", max_examples=20, deadline=None)  # make test-quick
-settings.register_profile("many", max_examples=1500, deadline=None)  # make slow
+settings.register_profile("quick", max_examples=20, deadline=None)  # make test
+settings.register_profile("many", max_examples=1500, deadline=None)  # make test-all
 settings.load_profile("few")
 
 
 def some_of(cases, *kept):
-    """The cases as parameters of a test: those that are `kept` by default, the others in `make slow`.
+    """Returns the cases as parameters of a test, with the marker `slow` for those that are not `kept`.
 
-    For cases that go the same ways through the code and take long each.
+    For cases that take long and run the same lines of code.
     """
     assert {*kept} <= {*cases}
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the tests that start processes or train models, by themselves or by what they use of tests/."""
-    start: dict[object, bool] = {}
-    train: dict[object, bool] = {}
+    """Marks the tests that start processes, by themselves or by what they use of tests/."""
+    known: dict[object, bool] = {}
     for item in items:
         fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
-        used = item.function, *fixtures
-        if any(does(starts_processes, thing, start) for thing in used):
+        if any(starts_processes(thing, known) for thing in (item.function, *fixtures)):
             item.add_marker("workers")
-        if item.path.name not in TRAIN_QUICKLY and any(does(trains, thing, train) for thing in used):
-            item.add_marker("trains")
     items[:] = computing_between_waiting(items)
 
 
@@ -88,17 +82,8 @@ def computing_between_waiting(items: list) -> list:
     return [item for pair in pairs for file in pair for item in file]
 
 
-def starts_processes(function) -> bool:
-    used = _used_by(function)
-    return any(u is subprocess or u is multiprocessing or u is os.fork for u in used)
-
-
-def trains(function) -> bool:
-    return not TRAINING.isdisjoint(_names_in(function))
-
-
-def does(what, thing, known: dict[object, bool]) -> bool:
-    """Whether a function or class of tests/ does it, or uses one that does."""
+def starts_processes(thing, known: dict[object, bool]) -> bool:
+    """Returns whether a function or class of tests/ starts a process, or uses one that does."""
     if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing.__module__):
         return False
     if thing not in known:
@@ -106,9 +91,13 @@ def does(what, thing, known: dict[object, bool]) -> bool:
         functions = [thing] if isinstance(thing, types.FunctionType) else vars(thing).values()
         for function in functions:
             plain = getattr(function, "__func__", getattr(function, "__wrapped__", function))
-            if what(plain) or any(does(what, used, known) for used in _used_by(plain)):
+            if any(_is_a_start(u) or starts_processes(u, known) for u in _used_by(plain)):
                 known[thing] = True
     return known[thing]
+
+
+def _is_a_start(used) -> bool:
+    return used is subprocess or used is multiprocessing or used is os.fork
 
 
 @functools.cache

@@ -37,7 +37,8 @@ BEFORE = {  # what a reader of the page has
 SHORTER = {
     "overhead": ["--strategy=default"], "xla": ["--model=tiny"],
     "host_cost": ["--only=metrics", "--rounds=1"],
-    "communication": ["--steps=4"], "cost_model": ["--steps=4"], "sync_every": ["--steps=32"],
+    "communication": ["--steps=4"], "cost_model": ["--steps=4", "--workers", "1", "2"],
+    "sync_every": ["--steps=32", "--every", "1", "16", "--outer", "0.7,0.5"],
 }  # fmt: skip
 START = {
     "ctl": [sys.executable, "-m", "ctl"], "ctlrun": [sys.executable, "-m", "ctl.launch.horovodrun_cli"],

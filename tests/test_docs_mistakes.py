@@ -9,8 +9,6 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 import generate_mistakes
 
-pytestmark = pytest.mark.trains  # by a program of docs/
-
 
 @pytest.fixture(scope="module")
 def made():

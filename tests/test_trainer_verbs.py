@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from small_models import FEATURES, Small, every_step, examples
 
 NEVER = {"log": ctl.Every(), "save": ctl.Every()}
@@ -19,7 +20,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
-@pytest.mark.parametrize("rows", [1, 8, 13, 64])
+@pytest.mark.parametrize("rows", some_of([1, 8, 13, 64], 1, 13))
 def test_predictions_are_the_model_s_on_any_number_of_replicas(framework, rows, two_replicas):
     x = examples()[0][:rows]
     one, two = (made(framework=framework, strategy=s) for s in ("default", two_replicas))

@@ -32,11 +32,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="1 among them")
     parser.add_argument("--plot", help="where to write a picture (needs matplotlib)")
     flags = parser.parse_args()
     if flags.plot:
         import matplotlib  # noqa: F401  before minutes of measuring
-    cases = list(itertools.product(NETS, WORKERS))
+    cases = list(itertools.product(NETS, flags.workers))
     found = {case: [] for case in cases}
     for _ in range(flags.rounds):
         for net, workers in cases:
@@ -110,11 +111,12 @@ def plot(seconds, fit, path):
     from matplotlib import pyplot
 
     figure, (here, paper) = pyplot.subplots(1, 2, figsize=(10, 4))
+    workers = sorted({n for _, n in seconds})
     for place, net in enumerate(NETS):
-        color, times = f"C{place}", [1e3 * seconds[net, n] for n in WORKERS]
-        here.plot(WORKERS, times, "o", color=color, label=f"{net}, measured")
-        line = [float(np.dot(row(net, n, fit.cores), fit.parameters)) * 1e3 for n in WORKERS]
-        here.plot(WORKERS, line, "-", color=color, label=f"{net}, fit")
+        color, times = f"C{place}", [1e3 * seconds[net, n] for n in workers]
+        here.plot(workers, times, "o", color=color, label=f"{net}, measured")
+        line = [float(np.dot(row(net, n, fit.cores), fit.parameters)) * 1e3 for n in workers]
+        here.plot(workers, line, "-", color=color, label=f"{net}, fit")
     here.set(xlabel=f"workers on {fit.cores} cores", ylabel="ms per step", yscale="log", title="Measured")
     counts = [2**k for k in range(11)]
     for place, (gigabits, way) in enumerate(itertools.product(GIGABITS, WAYS)):

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.tools import inspect
 from small_models import Small, every_step, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -44,7 +45,7 @@ def check(parent, name, capsys):
     assert inspect.main([str(directory)]) == 0 and "ckpt" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_of(NAMES, EVERYTHING, "größe-日本-🙂", "~"))
 def test_a_model_dir_of_any_name_is_saved_and_resumed(name, tmp_path, capsys):
     check(tmp_path, name, capsys)
 

@@ -29,6 +29,7 @@ def attempts(model_dir):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbroken):
     step = random.randint(3, STEPS - 2)

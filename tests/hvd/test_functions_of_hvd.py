@@ -13,6 +13,7 @@ def said(request):
     return results(PROGRAMS / "functions.py", request.param)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_stay_in_step(said, case):
     for rank, of_rank in enumerate(said):

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from fitting import BATCH, classifier, numbers
 
 
@@ -91,7 +92,7 @@ def pair():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_of(CASES, "weights, threads", "endless", "validation"))
 def test_batches_of_python_code_train_as_by_model_fit(case, pair):
     expected, weights, calls = trained(case, keras.Model.fit)
     strategies = [None, pair] if case.startswith("weights") else [None]

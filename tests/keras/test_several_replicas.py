@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from keras import ops
 from published import BATCH, Variable, arrays
 
@@ -315,7 +316,9 @@ def test_the_loss_of_one_of_two_outputs_is_found(two_replicas):
         fitted(two_losses, ctl.fit, two_replicas, data)
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize(
+    "case", some_of(SAME, "by example", "a loss of Keras inside", "an added mean", "a metric of sums")
+)
 def test_a_number_that_is_a_mean_or_a_sum_over_examples_is_that_of_one_device(case, two_replicas, caplog):
     expected, found = fitted(SAME[case], keras.Model.fit), fitted(SAME[case], ctl.fit, two_replicas)
     for name, values in expected.items():

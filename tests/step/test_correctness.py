@@ -304,7 +304,7 @@ def test_a_step_that_xla_cannot_compile_says_so():
         trainer.train(1)
 
 
-@pytest.mark.parametrize("name", some_of(correctness.MASKED, "masks", "masks_two"))
+@pytest.mark.parametrize("name", some_of(correctness.MASKED, "masks"))
 def test_masks_of_parts_give_the_mean_over_the_whole_batch(monkeypatch, one, two, name):
     model, how = correctness.MASKED[name]
     monkeypatch.setitem(correctness.CASES, "whole", correctness.with_gradients(model, **how))

@@ -50,8 +50,9 @@ def test_the_numbers_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("options", [
-    {"strategy": "two"}, {"strategy": "two", "how": {"accumulate_steps": 3}},
-    {"strategy": "default", "how": {"accumulate_steps": 4}}, {"strategy": "default", "jit_compile": True},
+    {"strategy": "two", "how": {"accumulate_steps": 3}}, {"strategy": "default", "jit_compile": True},
+    pytest.param({"strategy": "two"}, marks=pytest.mark.slow),
+    pytest.param({"strategy": "default", "how": {"accumulate_steps": 4}}, marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_replicas_and_parts_and_xla_log_the_same(options, two_replicas):
     strategy = two_replicas if options["strategy"] == "two" else "default"

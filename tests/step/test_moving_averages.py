@@ -48,7 +48,7 @@ def flat(arrays):
     return np.concatenate([np.ravel(a) for a in arrays])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_of(KINDS, "keras3"))
 def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(kind, strategy, tmp_path):
     raw, slow, loss = by_hand(kind)
     assert np.abs(raw - slow).max() > 0.05

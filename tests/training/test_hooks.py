@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from conftest import some_of
 from small_models import BATCH, CLASSES, EXAMPLES, Small, every_step, examples, weights
 
 PER_EPOCH = EXAMPLES // BATCH  # 4 steps
@@ -103,9 +104,10 @@ def test_decisions_count_at_marks_only():
     assert float(trainer.optimizer.learning_rate.numpy()) == pytest.approx(0.1 / 4)
 
 
-@pytest.mark.parametrize("event", [
-    "before_training", "after_epoch", "after_evaluation", "on_metrics", "on_begin",
-])  # fmt: skip
+EVENTS = ["before_training", "after_epoch", "after_evaluation", "on_metrics", "on_begin"]
+
+
+@pytest.mark.parametrize("event", some_of(EVENTS, "after_epoch", "on_begin"))
 def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
     class Failing:
         def fail(self, *_):

@@ -73,7 +73,9 @@ def test_a_manifest_that_counts_the_batches_of_all_epochs_is_understood(before, 
 
 
 @pytest.mark.parametrize("position", ["skip", "iterator"])
-@pytest.mark.parametrize("first", [{"epochs": 1}, {"steps": 3}, {"epochs": 2}])
+@pytest.mark.parametrize(
+    "first", [{"steps": 3}, pytest.param({"epochs": 1}, marks=pytest.mark.slow), {"epochs": 2}]
+)
 def test_a_finite_dataset_is_trained_for_more_epochs_than_before(position, first, tmp_path):
     class Finite(Small):
         def train_data(self, batch_size):

@@ -45,6 +45,7 @@ def test_three_epochs_on_two_workers_are_those_of_model_fit_on_one_device(worker
     assert_same(name, first, fitted(name))
 
 
+@pytest.mark.smoke
 def test_the_tutorial_s_script_runs_with_three_changed_lines(run_program, tmp_path):
     for result in run_program(2, ["tests/programs/keras_tutorial.py", str(tmp_path), "20"]):
         assert result.code == 0, result.output[-2000:]

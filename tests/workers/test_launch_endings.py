@@ -47,6 +47,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(job):
     assert "ended: worker 0 (job 0) exit code 0, worker 1 (job 1) SIGKILL" in err
 
 
+@pytest.mark.smoke
 def test_a_second_signal_kills_at_once(job):
     job.start(TELL_SIGNALS + "wait_for(lambda: False)", "--workers=2", "--grace_secs=1000")
     job.wait_for_logs("ready")

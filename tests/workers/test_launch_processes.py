@@ -108,6 +108,7 @@ def test_a_console_that_goes_away_does_not_end_the_job(job):
     assert job.log(0).count("more") == 1000
 
 
+@pytest.mark.smoke
 def test_the_first_failing_worker_decides_the_exit_code_and_ends_the_others(job):
     code, _, err = job.run(
         TELL_SIGNALS

@@ -15,6 +15,7 @@ ALL = ("--workers=2", "--ps=1", "--evaluator", "--chief")
 LOGS = ("job_0", "job_1", "job_2", "ps_0", "evaluator_0")
 
 
+@pytest.mark.smoke
 def test_every_role_gets_its_place_in_one_cluster_and_a_log_of_its_name(job):
     code, _, err = job.run("print(os.environ['TF_CONFIG'])", *ALL)
     assert (code, err) == (0, f"ctl launch: starting 5 processes, logs in {job.logs}\n")

@@ -115,6 +115,7 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
         assert chief.json[name].startswith(text), chief.json[name]
 
 
+@pytest.mark.smoke
 def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, tmp_path):
     model_dir = tmp_path / "run"
     command = [*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"]

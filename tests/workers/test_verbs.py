@@ -12,6 +12,7 @@ def seen(run_program, tmp_path_factory):
     return [r.json for r in run_program(2, ["tests/programs/verbs.py", str(where)])]
 
 
+@pytest.mark.smoke
 def test_workers_save_restore_and_predict_by_hand(seen):
     chief, other = seen
     assert chief["path"].endswith("/ckpt-4") and other["path"] is None
