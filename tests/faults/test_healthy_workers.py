@@ -101,6 +101,7 @@ while not (here / "done").exists(): beat(7, "training", time.monotonic())
     worker = pid_of(job, 0)
     wait_for((job.dir / "beats_0").exists)
     os.kill(worker, signal.SIGSTOP)
+    time.sleep(1.2)  # until the launcher has read the last heartbeat
     os.kill(job.process.pid, signal.SIGSTOP)
     time.sleep(9)  # longer than the heartbeat timeout
     os.kill(job.process.pid, signal.SIGCONT)
