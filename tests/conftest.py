@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,14 +163,76 @@ class Result:
         return json.loads(lines[-1])
 
 
+class PortBlocks:
+    """Ports of tests, none of which this process or another test process hands out meanwhile.
+
+    They lie outside the range from which the kernel takes ports of outgoing connections. A test process
+    owns a block as long as it holds the first port of the block, which is bound and handed out to no test.
+    """
+
+    PORTS = range(7000, 15000)  # the ports of Slurm's steps begin at 15000
+    SIZE = 200
+
+    def __init__(self) -> None:
+        self._owners: list[socket.socket] = []  # of the current block, and of the one before
+        self._ports: Iterator[int] = iter(())
+
+    def take(self) -> int:
+        """Returns a port that is free, and the next port too: a worker of `tcp` listens at both."""
+        for port in self._ports:
+            if all(map(self._is_free, (port, port + 1))):
+                return port
+        self._own_next_block()
+        return self.take()
+
+    @functools.cached_property
+    def _blocks(self) -> Iterator[int]:
+        """First ports of the blocks, each once; processes with near numbers begin far from each other."""
+        firsts = [port for port in self.PORTS[:: self.SIZE] if not self._is_of_clients(port)]
+        firsts = firsts or list(self.PORTS[:: self.SIZE])  # a system that gives all ports to clients
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        begin = (os.getpid() * 7 + worker * 13) % len(firsts)
+        return iter([*firsts[begin:], *firsts[:begin]])
+
+    def _own_next_block(self) -> None:
+        for first in self._blocks:
+            owner = socket.socket()
+            try:
+                owner.bind(("", first))
+            except OSError:
+                owner.close()
+                continue
+            self._owners.append(owner)
+            while len(self._owners) > 2:
+                self._owners.pop(0).close()
+            self._ports = iter(range(first + 2, first + self.SIZE, 2))
+            return
+        raise AssertionError(f"no port is left of {self.PORTS}")
+
+    def _is_of_clients(self, first: int) -> bool:
+        try:
+            text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        except OSError:
+            return False
+        lowest, highest = map(int, text.split())
+        return first + self.SIZE > lowest and first <= highest
+
+    def _is_free(self, port: int) -> bool:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every listener does
+            try:
+                probe.bind(("", port))
+            except OSError:
+                return False
+        return True
+
+
+_port_blocks = PortBlocks()
+
+
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that no process listens at, each handed out once."""
+    return [_port_blocks.take() for _ in range(count)]
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Commands of the documentation, and awkward arguments, on hosts with a real sshd."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -76,7 +77,7 @@ def test_many_workers_start_on_one_host(ssh_hosts, count):
 def test_login_shells_see_no_text_of_the_user(ssh_hosts, tmp_path):
     """As fish and csh, which quote in other ways, would read it."""
     shell = tmp_path / "shell"
-    shell.write_text(f"#!/bin/sh\necho \"$2\" >> {tmp_path}/words\nexec /bin/sh -c \"$2\"\n")
+    shell.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/words\nexec /bin/sh -c "$2"\n')
     shell.chmod(0o755)
     ssh_hosts.set_login("hosta", shell)
     directory = tmp_path / "a 'b' \\"
@@ -181,4 +182,9 @@ def test_ctrl_c_ends_ssh_while_it_connects(ssh_hosts, command):
 def ssh_children(pid):
     """Process IDs of the ssh that a launcher has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in children if Path(f"/proc/{c}/comm").read_text() == "ssh\n"]
+    found = []
+    for child in children:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if Path(f"/proc/{child}/comm").read_text() == "ssh\n":
+                found.append(int(child))
+    return found

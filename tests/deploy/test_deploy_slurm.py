@@ -12,6 +12,7 @@ import processes
 import pytest
 from conftest import PROGRAMS, ROOT, environment
 from ctl.deploy import command, slurm
+from fake_slurm import pids_of_tasks
 
 PROGRAM = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/run"]
 
@@ -238,18 +239,18 @@ def test_a_signal_between_two_steps_is_not_lost(tmp_path):
 
 
 def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
-    program = ["bash", "-c", f"trap '' TERM; touch {tmp_path}/up-$SLURM_PROCID; sleep 30"]
+    program = ["bash", "-c", f"trap '' TERM; touch {tmp_path}/up-$SLURM_PROCID; sleep 120"]
     cluster = Cluster(tmp_path, program, 2, "--signal_secs=10")
     process = cluster.start()
     while len(list(tmp_path.glob("up-*"))) < 2:
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGUSR1)
     started_secs = time.monotonic()
-    assert process.wait(60) == 0 and 4 <= time.monotonic() - started_secs < 10
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 0 and 4 <= time.monotonic() - started_secs < 40
     assert cluster.calls("scontrol") == [["requeue", "77"]]
-    for pid in (tmp_path / "pids").read_text().split():
-        os.killpg(int(pid), signal.SIGKILL)
+    for pid in pids_of_tasks(tmp_path):
+        os.killpg(pid, signal.SIGKILL)
     assert "Tasks still run 5 s after SIGTERM" in process.communicate(timeout=60)[0]
 
 
@@ -289,13 +290,15 @@ def test_the_signal_ends_the_wait_for_a_machine(tmp_path):
 
 
 def test_the_code_of_the_task_that_failed_is_named_and_not_that_of_those_srun_ended(tmp_path):
-    survivor = "trap 'exit 1' TERM; while :; do sleep 0.1; done"
-    program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {survivor}; }}; sleep 1; exit 134']
-    code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run()
+    def program(of_survivor, of_failure):
+        survivor = f"trap 'exit {of_survivor}' TERM; > $FAKE_SLURM/up; while :; do sleep 0.1; done"
+        fails = f"while [ ! -e $FAKE_SLURM/up ]; do sleep 0.05; done; exit {of_failure}"
+        return ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {survivor}; }}; {fails}']
+
+    code, output = Cluster(tmp_path, program(1, 134), 2, "--max_restarts=0").run()
     assert code == 134 and "A task was lost (task 1: 134, srun: 134)" in output  # and not 1, which is final
     (tmp_path / "again").mkdir()
-    program[2] = program[2].replace("exit 1'", "exit 143'").replace("exit 134", "exit 3")
-    code, output = Cluster(tmp_path / "again", program, 2, "--max_restarts=0").run()
+    code, output = Cluster(tmp_path / "again", program(143, 3), 2, "--max_restarts=0").run()
     assert code == 3 and "A task was lost (task 1: 3, srun: 143)" in output
 
 
@@ -306,15 +309,15 @@ def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
     while len(list(tmp_path.glob("up-*"))) < 2:
         assert process.poll() is None
         time.sleep(0.05)
-    for pid in (tmp_path / "pids").read_text().split():
-        os.killpg(int(pid), signal.SIGTERM)
+    for pid in pids_of_tasks(tmp_path):
+        os.killpg(pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "A task was lost (srun: 1)" in output
 
 
 def test_a_task_that_fails_before_others_begin_is_no_dead_machine(tmp_path):
     cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 134, 134), 2, "--max_restarts=1"))
-    late = '[ "$SLURM_PROCID" = 0 ] || sleep 1\nstopped_by=\n'
+    late = '[ "$SLURM_PROCID" = 0 ] || sleep 100\nstopped_by=\n'  # until it is ended
     cluster.script.write_text(cluster.script.read_text().replace("stopped_by=\n", late))
     code, output = cluster.run()
     assert code == 134 and "could not start" not in output and "task 0: 134, srun: 143" in output
@@ -322,7 +325,7 @@ def test_a_task_that_fails_before_others_begin_is_no_dead_machine(tmp_path):
 
 @pytest.mark.parametrize(("first", "second", "final"), [(134, 1, False), (1, 134, True), (134, 2, True)])
 def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path, first, second, final):
-    wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 0.5; exit {second}'
+    wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 3; exit {second}'
     program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {wait}; }}; > {tmp_path}/first; exit {first}']
     code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run(FAKE_PATIENCE="1")
     assert ("a restart would not help" in output) == final
@@ -337,8 +340,8 @@ def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
     while len(list(tmp_path.glob("up-*"))) < 2:
         assert process.poll() is None
         time.sleep(0.05)
-    for pid in (tmp_path / "pids").read_text().split():
-        os.killpg(int(pid), signal.SIGUSR1)
+    for pid in pids_of_tasks(tmp_path):
+        os.killpg(pid, signal.SIGUSR1)
     process.communicate(timeout=60)
     assert process.returncode == 0 and cluster.calls("scontrol") == [["requeue", "77"]]
 
@@ -373,17 +376,18 @@ def test_two_tasks_train_together_save_on_the_signal_and_go_on(tmp_path):
                "--global_batch_size=32", "--export=none", "--steps_per_loop=5",
                "--log_every_steps=5"]  # fmt: skip
     cluster = Cluster(tmp_path, program)
-    process = cluster.start()
+    job = str(os.getpid())  # its ports are not those of the same test in another process
+    process = cluster.start(SLURM_JOB_ID=job)
     while not (place / "metrics.jsonl").exists():
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0 and "2 workers" in output, output
-    assert cluster.calls("scontrol") == [["requeue", "77"]]
+    assert cluster.calls("scontrol") == [["requeue", job]]
     [saved] = [int(p.name.split("-")[1]) for p in (place / "checkpoints").glob("ckpt-*")]
     text = cluster.script.read_text().replace("--train_steps=2000", f"--train_steps={saved + 5}")
     cluster.script.write_text(text)
-    code, output = cluster.run()
+    code, output = cluster.run(SLURM_JOB_ID=job)
     assert code == 0, output
     assert f"resuming at step {saved} " in output and f"done at step {saved + 5}" in output

@@ -1,5 +1,6 @@
 """Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
 
+import os
 import socket
 
 import pytest
@@ -11,8 +12,10 @@ from ctl.hvd import process
 from hypothesis import given
 from hypothesis import strategies as st
 
+JOB = str(os.getpid())  # its ports are not those of the same test in another process
 
-def step(number=0, hosts="n[9-11]", per_host="1(x3)", count=3, job="4242", **more):
+
+def step(number=0, hosts="n[9-11]", per_host="1(x3)", count=3, job=JOB, **more):
     """What srun gives one task."""
     return {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(count), "SLURM_JOB_ID": job,
             "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_TASKS_PER_NODE": per_host, **more}  # fmt: skip

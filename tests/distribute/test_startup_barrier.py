@@ -63,10 +63,10 @@ def test_workers_that_are_alike_go_on_and_the_port_is_free_again(count):
 
 def test_who_is_missing_is_named_to_everybody_and_then_everybody_ends(caplog):
     places = clusters(3)
-    errors = meeting(places[:2], [{}] * 2, timeout_secs=1.0)
+    errors = meeting(places[:2], [{}] * 2, timeout_secs=4.0)
     for error in errors:
         assert isinstance(error, PeerLostError) and error.exit_code == 134
-        assert f"worker 2 ({places[2].address})" in str(error) and "1 s" in str(error)
+        assert f"worker 2 ({places[2].address})" in str(error) and "4 s" in str(error)
     waiting = [r for r in caplog.records if "still waiting for worker 2" in r.getMessage()]
     assert len({r.threadName for r in waiting}) == 2, "the chief says it, and the other worker"
 
@@ -184,7 +184,7 @@ def test_a_guest_that_says_nonsense_leaves_and_its_place_is_free(line, monkeypat
 
 
 def test_a_guest_that_says_nothing_leaves_and_its_place_is_free(monkeypatch):
-    monkeypatch.setattr(chief_side, "PROOF_SECS", 0.3)
+    monkeypatch.setattr(chief_side, "PROOF_SECS", 1.0)
     places = clusters(2)
     with ThreadPoolExecutor() as pool:
         chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
@@ -211,7 +211,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
     with ThreadPoolExecutor() as pool, contextlib.closing(listener):
         answered = pool.submit(answer)
-        (error,) = meeting([place], [{}], timeout_secs=0.7)
+        (error,) = meeting([place], [{}], timeout_secs=3.0)
         over.set()
         answered.result(TIMEOUT_SECS)
     assert isinstance(error, PeerLostError) and "something else answers" in str(error)
@@ -219,7 +219,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
     places = clusters(3)
-    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=0.7)
+    errors = meeting([places[0], places[1], places[1]], [{}] * 3, timeout_secs=3.0)
     assert sorted(type(e).__name__ for e in errors) == ["PeerLostError", "PeerLostError", "UsageError"]
     assert isinstance(errors[0], PeerLostError), "nobody has proven to be of the job"
 
@@ -280,7 +280,7 @@ def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
                     connection.sendall(b"\x00\x00\x12\x04\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        (error,) = meeting([place], [{}], timeout_secs=0.7)
+        (error,) = meeting([place], [{}], timeout_secs=3.0)
     assert isinstance(error, PeerLostError) and "something else answers" in str(error)
 
 
@@ -307,5 +307,5 @@ def test_a_last_call_that_is_cut_short_does_not_hide_the_reason_before(monkeypat
         raise next(errors)
 
     monkeypatch.setattr(rendezvous, "connect", fails)
-    (error,) = meeting([clusters(2)[1]], [{}], timeout_secs=0.2)
+    (error,) = meeting([clusters(2)[1]], [{}], timeout_secs=1.0)
     assert isinstance(error, PeerLostError) and "the reason" in str(error)

@@ -9,7 +9,7 @@ import sys
 
 import processes
 import pytest
-from launching import ROOT, TELL_SIGNALS, is_alive, wait_for
+from launching import ROOT, TELL_SIGNALS, is_alive, pids_of, wait_for
 
 pytestmark = [
     pytest.mark.workers,
@@ -133,8 +133,7 @@ wait_for(lambda: False)
 
 
 def pids(job, count=2):
-    wait_for(lambda: all("pid " in job.log(i) for i in range(count)))
-    return [int(word) for i in range(count) for word in job.log(i).split()[1:3]]
+    return [pid for i in range(count) for pid in pids_of(job, i)]
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])

@@ -87,7 +87,7 @@ def test_ctrl_c_during_imports_is_one_line(tmp_path):
 
 
 def test_ctrl_c_outside_imports_is_left_to_the_program(tmp_path):
-    program = "import ctl\nprint('importing', flush=True)\nimport time\ntime.sleep(60)\n"
+    program = "import time\nimport ctl\nprint('importing', flush=True)\ntime.sleep(60)\n"
     process = started(tmp_path, program=program)
     try:
         assert process.stdout.readline() == "importing\n", process.stderr.read()

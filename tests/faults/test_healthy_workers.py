@@ -1,7 +1,6 @@
 """Healthy workers that could be mistaken for hung ones: full disks, deleted directories, long calls."""
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -9,14 +8,14 @@ import time
 
 import pytest
 from ctlrun_jobs import Ctlrun
-from launching import BEATS, wait_for
+from launching import BEATS, pid_of, wait_for
 from small_disks import fill, mounted
 
 pytestmark = [
     pytest.mark.workers,
     pytest.mark.skipif(sys.platform != "linux", reason="needs memory files and /proc"),
 ]
-SECS = 7  # longer than the heartbeat timeout of 3 s
+SECS = 9  # longer than the heartbeat timeout of 6 s
 TRAIN = f"""
 from ctl.supervision import heartbeat
 heartbeat.here.start()
@@ -24,7 +23,7 @@ time.sleep(1.5)  # three polls of the launcher
 print("trains", flush=True)
 time.sleep({SECS})
 """
-OPTIONS = ("--heartbeat_timeout_secs=3", "--max_restarts=0", "--workers=2")
+OPTIONS = ("--heartbeat_timeout_secs=6", "--max_restarts=0", "--workers=2")
 
 
 def test_a_full_disk_of_the_logs_is_no_hang(job, tmp_path):
@@ -59,7 +58,7 @@ def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
                 leave(f"trains-{{rank}}")
                 time.sleep({SECS})
                 """,
-                "-np", "2", "--heartbeat-timeout", "3", TMPDIR=str(disk / "temporary"),
+                "-np", "2", "--heartbeat-timeout", "6", TMPDIR=str(disk / "temporary"),
             )  # fmt: skip
             for rank in range(2):
                 made.read(f"trains-{rank}")
@@ -97,13 +96,14 @@ def test_a_launcher_that_was_stopped_takes_no_worker_for_hung(job):
 print("pid", os.getpid(), flush=True)
 while not (here / "done").exists(): beat(7, "training", time.monotonic())
 """,
-        "--heartbeat_timeout_secs=4", "--max_restarts=0",
+        "--heartbeat_timeout_secs=6", "--max_restarts=0",
     )  # fmt: skip
-    wait_for(lambda: "pid" in job.log(0) and (job.dir / "beats_0").exists())
-    worker = int(re.search(r"pid (\d+)", job.log(0))[1])
+    worker = pid_of(job, 0)
+    wait_for((job.dir / "beats_0").exists)
     os.kill(worker, signal.SIGSTOP)
+    time.sleep(1.2)  # until the launcher has read the last heartbeat
     os.kill(job.process.pid, signal.SIGSTOP)
-    time.sleep(6)
+    time.sleep(9)  # longer than the heartbeat timeout
     os.kill(job.process.pid, signal.SIGCONT)
     time.sleep(0.7)
     os.kill(worker, signal.SIGCONT)

@@ -193,15 +193,16 @@ def test_the_lock_in_a_bucket_is_whole_at_every_moment(bucket):
 
     def hold():
         with lease.held(step=lambda: next(steps)):
-            ended.wait(1.5)
-        ended.set()
+            ended.wait(TIMEOUT_SECS)
 
     holding = threading.Thread(target=hold)
     holding.start()
-    while reader.read() is None:
-        assert not ended.is_set()
-    seen = [reader.read() for _ in range(300)]
-    ended.set()
-    holding.join()
-    assert None not in seen and len({h.step for h in seen}) > 5
+    try:
+        wait_until(lambda: reader.read() is not None)
+        seen = [reader.read() for _ in range(300)]
+        wait_until(lambda: seen.append(reader.read()) or len({h.step for h in seen if h}) > 5)
+    finally:
+        ended.set()
+        holding.join()
+    assert None not in seen
     assert reader.read().state == "ended"

@@ -83,7 +83,7 @@ def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
     options = ("--min_workers=1", "--max_workers=4", f"--host_discovery={script}", *SOON)
     with started(
-        tmp_path / "run", "--dropout=0", workers="found", launcher=options, PAUSE_SECS="0.15"
+        tmp_path / "run", "--dropout=0", workers="found", launcher=options, PAUSE_SECS="0.3"
     ) as process:
         for step, slots in ((6, 1), (18, 3)):
             wait_until(lambda at=step: max(trace(tmp_path / "run"), default=0) >= at, process)

@@ -9,7 +9,7 @@ import time
 
 import processes
 import pytest
-from conftest import ROOT, TIMEOUT_SECS, environment, some_of
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, some_of
 
 pytestmark = pytest.mark.workers
 STEPS = 16
@@ -34,6 +34,14 @@ def trace(model_dir, run="train"):
     return [(r["step"], r["loss"], r["accuracy"]) for r in rows(model_dir) if r["run"] == run]
 
 
+def slowly(command):
+    """The same job with a pause after each log, so that a signal comes long before the last step."""
+    words = [*command]
+    at = words.index("-m", words.index("--") if "--" in words else 0)
+    words[at : at + 2] = [str(PROGRAMS / "slow_logs.py"), words[at + 1]]
+    return words
+
+
 def start(command, model_dir, log):
     return processes.start(
         [*command, f"--model_dir={model_dir}"], stdout=log, stderr=subprocess.STDOUT,
@@ -54,7 +62,7 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with (tmp_path / "log").open("w+b") as log:
         assert finish(start(PLACES[place], unbroken, log)) == 0
-        process = start(PLACES[place], broken, log)
+        process = start(slowly(PLACES[place]), broken, log)
         deadline = time.monotonic() + TIMEOUT_SECS
         while len(trace(broken)) < 5:
             assert process.poll() is None and time.monotonic() < deadline, log_text(log)

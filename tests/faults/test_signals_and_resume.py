@@ -21,7 +21,7 @@ from training import (
 )
 
 pytestmark = pytest.mark.workers
-SLOWLY = {"PAUSE_SECS": "0.1"}
+SLOWLY = {"PAUSE_SECS": "0.3"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
         wait_until((tmp_path / "run-marks" / "fired-hang-6").exists, process)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(3)  # until the first one was received
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_SECS) == 143
 

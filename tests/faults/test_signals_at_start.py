@@ -58,7 +58,7 @@ def test_a_signal_while_tensorflow_waits_for_a_peer_ends_the_process_and_it_beat
 ):
     """The peer has answered, and is gone before TensorFlow connects."""
     cluster = {"worker": [f"127.0.0.1:{p}" for p in free_ports(2)]}
-    words, beat = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1"], tmp_path / "beat"
+    words, beat = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1", "120"], tmp_path / "beat"
     waits, leaves = (
         subprocess.Popen(
             words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

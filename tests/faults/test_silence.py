@@ -47,10 +47,10 @@ def workers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["--communication=ring", "--heartbeat_secs=3"], "unhealthy", marks=pytest.mark.slow),
-        (["--communication=tcp", "--heartbeat_secs=3"], "silent for"),
+        pytest.param(["--communication=ring", "--heartbeat_secs=8"], "unhealthy", marks=pytest.mark.slow),
+        (["--communication=tcp", "--heartbeat_secs=8"], "silent for"),
         pytest.param(
-            ["--communication=tcp", "--collective_timeout_secs=3", "--heartbeat_secs=100"],
+            ["--communication=tcp", "--collective_timeout_secs=8", "--heartbeat_secs=100"],
             "--collective_timeout_secs",
             marks=pytest.mark.slow,
         ),

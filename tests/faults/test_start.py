@@ -47,7 +47,7 @@ def test_a_peer_that_is_missing_is_named_and_in_the_end_everybody_leaves(tmp_pat
     missing = rf"(worker 1 \S+, )?worker 2 \({places[2]}\)"  # worker 1 may begin late
     found = ends([start(tmp_path, i, places, words) for i in (0, 1)])
     waited = re.search(rf"(\d+) s: still waiting for {missing}", found[0][1])
-    assert waited and int(waited[1]) <= 3, found
+    assert waited and int(waited[1]) <= 5, found  # as docs/reliability.md says
     for code, output in found:
         assert code == 134, output[-2000:]
         assert f"Waited 9 s (--startup_timeout_secs) for worker 2 ({places[2]})" in output
@@ -108,7 +108,7 @@ def test_a_second_job_in_one_model_dir_is_refused_and_loses_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_launcher_leaves_the_logs_of_the_first_alone(tmp_path):
-    with started(tmp_path / "run", workers=2, PAUSE_SECS="0.2") as first:
+    with started(tmp_path / "run", workers=2, PAUSE_SECS="0.5") as first:
         wait_until(lambda: len(trace(tmp_path / "run")) >= 3, first)
         second = run(tmp_path / "run", workers=2)
         assert second.code == 2 and "is in use: process" in second.output

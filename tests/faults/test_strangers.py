@@ -31,7 +31,10 @@ import json, os, pathlib
 import ctl.hvd as hvd
 input()
 hvd.init()
-mine = {os.readlink(f) for f in pathlib.Path("/proc/self/fd").iterdir() if f.is_symlink()}
+mine = set()
+for f in pathlib.Path("/proc/self/fd").iterdir():
+    try: mine.add(os.readlink(f))
+    except FileNotFoundError: pass  # closed meanwhile
 open_ports = [
     line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
     if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine

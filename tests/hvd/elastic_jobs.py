@@ -19,7 +19,7 @@ from conftest import ROOT
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TIMEOUT_SECS = 200
-LINE = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})")
+LINE = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})[\r\n]")
 
 
 class ElasticJob:

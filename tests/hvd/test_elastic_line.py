@@ -28,7 +28,7 @@ class Launcher:
     def wait_for(self, key):
         """The next message of worker 7 with this key."""
         over = threading.Event()
-        for _ in range(2000):
+        for _ in range(6000):
             for worker, message in self.service.events():
                 if worker == 7 and key in message:
                     return message
@@ -165,7 +165,7 @@ def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatc
 def said(service, count):
     """The next events of a service."""
     found, over = [], threading.Event()
-    for _ in range(1000):
+    for _ in range(6000):
         found += service.events()
         if len(found) >= count:
             return found

@@ -27,7 +27,7 @@ def test_a_rank_that_is_stopped_ends_a_job_that_would_wait_for_ever(ctlrun):
         os.kill(os.getpid(), signal.SIGSTOP)
     hvd.barrier()
     """
-    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "3")
+    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "6")
     assert code == 134, err
     assert re.search(r"rank 1 gave no sign of life for \d+ s; ending 0 with it", err)
 
@@ -46,9 +46,9 @@ def test_a_rank_that_runs_for_longer_than_the_limit_is_left_alone(ctlrun):
     program = """
     from ctl.supervision import heartbeat
     heartbeat.here.start()
-    time.sleep(6)
+    time.sleep(9)
     """
-    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "4")
+    code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "6")
     assert code == 0, err
 
 

@@ -224,7 +224,7 @@ def test_one_byte_at_a_time_keeps_a_caller_no_longer_than_it_said():
         connection, _ = false.accept()
         with connection:
             for byte in MAGIC + b"\0" * 32:
-                if over.wait(0.1):
+                if over.wait(0.5):
                     return
                 try:
                     connection.sendall(bytes([byte]))
@@ -235,7 +235,7 @@ def test_one_byte_at_a_time_keeps_a_caller_no_longer_than_it_said():
     start = time.monotonic()
     with pytest.raises(UnprovenError, match="did not prove within 1 s"):
         connect(false.getsockname(), HERE, {"rank": 1}, 1.0)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10  # all bytes take 20 s
     over.set()
     false.close()
 

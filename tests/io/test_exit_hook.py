@@ -316,8 +316,10 @@ from ctl.io import exit_hook
 exit_hook.install_exit_hook()
 try: raise ValueError("shown")
 except ValueError: sys.excepthook(*sys.exc_info())
-threading.Thread(target=lambda: (time.sleep(0.3), print("a thread ends"))).start()
+said = threading.Event()
+threading.Thread(target=lambda: (said.wait(), time.sleep(0.3), print("a thread ends"))).start()
 print("goes on")
+said.set()
 raise KeyError("the end")
 """
     done = run_script(script)

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from conftest import free_ports
 from ctl.io.authenticated_channel import Endpoint, Listener
 from ctl.io.rendezvous import Caller, Deadline, listening, listening_place, split_address
 
@@ -68,8 +69,7 @@ def test_reminders_become_rarer_until_the_time_is_over(monkeypatch):
 def test_a_call_that_nobody_takes_says_why_and_the_next_comes_later(monkeypatch):
     pauses = []
     monkeypatch.setattr("time.sleep", pauses.append)
-    with listening("127.0.0.1", 0) as server:
-        address = server.getsockname()
+    address = ("127.0.0.1", free_ports(1)[0])
     caller = Caller(address, Endpoint(b"", "test", "nobody"), {}, pause_secs=0.2)
     for _ in range(6):
         assert caller.call(1.0) is None

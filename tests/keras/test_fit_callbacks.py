@@ -99,7 +99,7 @@ def test_callbacks_are_called_with_the_logs_of_model_fit_and_decide_the_same(mak
         assert mine[-1] == pytest.approx(theirs[-1], abs=1e-6)
     for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert [p.name for p in paths[1].iterdir()] == [p.name for p in paths[0].iterdir()]
+    assert {p.name for p in paths[1].iterdir()} == {p.name for p in paths[0].iterdir()}
     if make is schedulers:
         rows = [list(csv.DictReader((path / "log.csv").open())) for path in paths]
         assert [r.keys() for r in rows[0]] == [r.keys() for r in rows[1]] and len(rows[1]) == 2

@@ -247,8 +247,8 @@ def test_a_discovery_script_that_fails_is_told_in_words(tmp_path, text, says):
 
 def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
     hanging = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    found = run_discovery(hanging, timeout_secs=0.5)
-    assert "did not end within 0.5 s" in found.problem
+    found = run_discovery(hanging, timeout_secs=3.0)
+    assert "did not end within 3 s" in found.problem
     wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
     assert discovery.DISCOVERY_TIMEOUT_SECS == 30
 

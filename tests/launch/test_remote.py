@@ -85,7 +85,7 @@ def test_much_output_arrives_whole_before_the_exit():
         assert (size, received["exit"]) == (10_000_000, 0)
 
 
-@pytest.mark.parametrize("silence_secs", [0.3, 60.0])
+@pytest.mark.parametrize("silence_secs", [5.0, 60.0])
 def test_processes_end_with_the_connection_or_after_silence(silence_secs):
     with serving(silence_secs) as (process, send):
         send(remote.GREETING.decode())

@@ -1,7 +1,8 @@
 """srun, scancel and scontrol for one machine, as one program that goes by the name it is called by.
 
-$FAKE_SLURM is a directory: `calls` has a line for each call, `pids` the tasks that run. Tasks get the
-variables that srun 22.05 was seen to give them.
+$FAKE_SLURM is a directory: `calls` has a line for each call, `pids` the tasks that run, and `starting`
+exists while tasks may run that are not in `pids` yet. Tasks get the variables that srun 22.05 was seen to
+give them.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-place = Path(os.environ["FAKE_SLURM"])
+place = Path(os.environ.get("FAKE_SLURM", "."))
 
 
 def note(words):
@@ -31,6 +32,7 @@ def srun(words):
     if dead.exists() and (left := int(dead.read_text())):
         dead.write_text(str(left - 1))
         return 233
+    (place / "starting").touch()
     tasks = []
     for i in range(count):
         place_of_task = {
@@ -41,6 +43,7 @@ def srun(words):
         env = os.environ | {k: str(v) for k, v in place_of_task.items()}
         tasks.append(subprocess.Popen(program, env=env, start_new_session=True))
     (place / "pids").write_text(" ".join(str(t.pid) for t in tasks))
+    (place / "starting").unlink()
     codes = dict.fromkeys(range(count))
     while None in codes.values():  # --kill-on-bad-exit: the others get SIGTERM
         for i, task in enumerate(tasks):
@@ -50,6 +53,13 @@ def srun(words):
                     end([t for j, t in enumerate(tasks) if codes[j] is None])
         time.sleep(0.02)
     return max(codes.values())
+
+
+def pids_of_tasks(place):
+    """The numbers of the tasks of the newest step, once all of them are started."""
+    while (place / "starting").exists():
+        time.sleep(0.02)
+    return [int(pid) for pid in (place / "pids").read_text().split()]
 
 
 def end(tasks):
@@ -62,9 +72,9 @@ def scancel(words):
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
     assert words == ["--signal=TERM", job], words
-    for pid in (place / "pids").read_text().split():
+    for pid in pids_of_tasks(place):
         with contextlib.suppress(ProcessLookupError):  # between two steps
-            os.killpg(int(pid), signal.SIGTERM)
+            os.killpg(pid, signal.SIGTERM)
     return 0
 
 

@@ -93,7 +93,7 @@ class OneBadRow(Finite):
 
 def slowly(x):
     """`x`, later than on the first worker."""
-    return tf.ensure_shape(tf.numpy_function(lambda a: time.sleep(0.05) or a, [x], tf.float32), x.shape)
+    return tf.ensure_shape(tf.numpy_function(lambda a: time.sleep(0.15) or a, [x], tf.float32), x.shape)
 
 
 class SlowInput(Linear):

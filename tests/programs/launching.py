@@ -106,7 +106,8 @@ class Job:
     def attempts(self):
         """What is written down of each attempt that has ended."""
         path = self.logs / "attempts.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_logs(self, text, workers=2):
         wait_for(lambda: all(text in self.log(i) for i in range(workers)))
@@ -137,11 +138,12 @@ def is_alive(pid):
         return False
 
 
-def pid_in(text):
-    return int(re.search(r"pid (\d+)", text)[1])
-
-
 def pid_of(job, name):
     """The number after "pid" in a worker's log, once its line is complete."""
-    wait_for(lambda: re.search(r"pid \d+\s", job.log(name)))
-    return pid_in(job.log(name))
+    return pids_of(job, name)[0]
+
+
+def pids_of(job, name):
+    """The numbers after "pid" in a worker's log, once their line is complete."""
+    wait_for(lambda: re.search(r"^pid .*\n", job.log(name), re.MULTILINE))
+    return [int(word) for word in re.search(r"^pid (.*)", job.log(name), re.MULTILINE)[1].split()]

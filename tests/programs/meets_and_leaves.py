@@ -1,4 +1,7 @@
-"""A worker that answers before the start, and is gone before TensorFlow's own meeting."""
+"""A worker that answers before the start, and is gone before TensorFlow's own meeting.
+
+python meets_and_leaves.py [INDEX_THAT_LEAVES [STARTUP_TIMEOUT_SECS]]
+"""
 
 import json
 import os
@@ -13,5 +16,6 @@ me = detection.read_topology()
 if len(sys.argv) > 1 and me.worker_index == int(sys.argv[1]):
     startup_barrier.meet_workers(me, job_fingerprint.fingerprint_of_process(0, {}), 60.0)
     os._exit(0)
-ctl.make_strategy("multi_worker", startup_timeout_secs=8.0)
+startup_timeout_secs = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
+ctl.make_strategy("multi_worker", startup_timeout_secs=startup_timeout_secs)
 print(json.dumps({"tensorflow": tf.__version__}))

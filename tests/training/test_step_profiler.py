@@ -107,7 +107,7 @@ def test_slow_input_is_found_and_a_save_is_not_the_host_s(quick, monkeypatch, tm
 
     class SlowSaves(ctl.MemoryCheckpoints):
         def save(self, *what):
-            time.sleep(0.2)
+            time.sleep(0.6)
             return super().save(*what)
 
     monkeypatch.setattr(loop_length, "_LEAST_LOOPS", 6)

@@ -12,6 +12,7 @@ import photos as sample
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
+from test_resume import slowly
 
 pytestmark = pytest.mark.workers
 FLOWERS = [sys.executable, "-m", "models.flowers"]
@@ -148,7 +149,7 @@ def test_a_run_interrupted_within_an_epoch_goes_on_as_if_it_was_not(photos, tmp_
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     assert run(PLACES[place], *options, f"--model_dir={unbroken}").code == 0
     with (tmp_path / "log").open("w+") as log:
-        process = start(PLACES[place], *options, f"--model_dir={broken}", log=log)
+        process = start(slowly(PLACES[place]), *options, f"--model_dir={broken}", log=log)
         deadline = time.monotonic() + TIMEOUT_SECS
         while len(rows(broken)) < 3:
             assert process.poll() is None and time.monotonic() < deadline, log.name

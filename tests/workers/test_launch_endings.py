@@ -39,7 +39,7 @@ def test_workers_that_end_with_0_when_asked_to_make_it_0(job):
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(job):
     worker = TELL_SIGNALS + "wait_for(lambda: job == 0 and got)"
-    job.start(worker, "--workers=2", "--grace_secs=0.5")
+    job.start(worker, "--workers=2", "--grace_secs=4")
     job.wait_for_logs("ready")
     job.process.send_signal(signal.SIGTERM)
     code, err = job.end()

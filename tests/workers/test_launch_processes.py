@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_in, read_until, wait_for
+from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
@@ -85,7 +85,8 @@ def test_all_that_the_chief_wrote_is_there_when_the_launcher_ends(job):
 @LINUX
 def test_a_slow_console_still_gets_all_that_the_chief_wrote(job):
     job.start("print('pid', os.getpid())\nsys.stdout.write('0123456789abcde\\n' * 6_000)")
-    wait_for(lambda: "pid " in job.log(0) and not Path(f"/proc/{pid_in(job.log(0))}").exists())
+    worker = Path(f"/proc/{pid_of(job, 0)}")
+    wait_for(lambda: not worker.exists())
     with pytest.raises(subprocess.TimeoutExpired):  # the launcher stays until all is taken
         job.process.wait(0.5)
     out, _ = job.process.communicate(timeout=TIMEOUT_SECS)
@@ -202,7 +203,7 @@ def test_a_crash_after_the_chief_was_done_is_a_warning_and_an_error_is_not(job, 
 def test_a_second_launcher_leaves_the_logs_of_the_first_alone(job):
     """Also before the first one's LOCK is there."""
     job.start("print('mine', flush=True)\nwait_for((here / 'go').exists)", "--workers=1")
-    wait_for(lambda: "mine" in job.log(0))
+    wait_for(lambda: "mine\n" in job.log(0))
     words = [sys.executable, "-m", "ctl", "launch", f"--log_dir={job.logs}", "--", "true"]
     second = subprocess.run(
         words, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from launching import TELL_SIGNALS, is_alive, pid_of, wait_for
+from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
@@ -75,9 +75,7 @@ def test_an_evaluator_is_waited_for_when_training_is_done(job):
         "--evaluator",
         "--grace_secs=0.2",
     )
-    said = b""
-    while b"waiting for evaluator 0" not in said:
-        said += os.read(job.process.stderr.fileno(), 4096)
+    read_until(job.process.stderr.fileno(), b"waiting for evaluator 0")
     (job.dir / "go").touch()
     assert job.end()[0] == 0 and job.log("evaluator_0") == "evaluated the rest\n"
 

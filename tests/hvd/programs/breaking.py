@@ -1,4 +1,9 @@
-"""Something breaks in the way that the command line says; every rank prints what became of its calls."""
+"""Something breaks in the way that the command line says; every rank prints what became of its calls.
+
+    python breaking.py HOW DIRECTORY
+
+In DIRECTORY the ranks tell each other that they have printed it.
+"""
 
 import contextlib
 import json
@@ -7,13 +12,14 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
 from ctl.collectives.negotiation import Agreement
 from ctl.hvd import process
 
-how = sys.argv[1]
+how, directory = sys.argv[1], Path(sys.argv[2])
 LARGE = tf.ones([2_000_000])
 held = []
 if how == "descriptors":
@@ -90,7 +96,12 @@ except (hvd.HorovodInternalError, tf.errors.OpError) as e:
 print(json.dumps({"said": said, "secs": time.monotonic() - start}), flush=True)
 if how.startswith("stop"):
     victim = 0 if how == "stop_rank_0" else hvd.size() - 1
-    time.sleep(1 if hvd.rank() == 1 else 3)  # all have seen it by themselves
+    (directory / f"said_{hvd.rank()}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(directory.glob("said_*"))) < hvd.size() - 1:  # all have seen it by themselves
+        if time.monotonic() > deadline:
+            sys.exit("the others said nothing")
+        time.sleep(0.02)
     with contextlib.suppress(OSError):
         os.kill(pids[victim], signal.SIGKILL)
     os._exit(0)
