@@ -9,6 +9,8 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 import generate_mistakes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made():

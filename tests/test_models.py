@@ -17,6 +17,7 @@ Mnist = imported("mnist").Mnist
 SILENT = {"writers": [], "intervals": every_step(log=ctl.Every())}
 
 
+@pytest.mark.slow
 def test_the_gan_updates_its_two_networks_at_their_own_rates(two_replicas):
     for strategy in ("default", two_replicas):
         writer = ctl.MemoryWriter()

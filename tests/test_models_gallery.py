@@ -29,7 +29,8 @@ def of_one_device(name):
 ON_WORKERS = ("recommender",)  # by default, and another one on two replicas
 
 
-@pytest.mark.parametrize("name", some_of(CASES, "simclr"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_all_numbers_are_the_same_on_two_replicas(name):
     model, options = CASES[name]
     testing.assert_same_on_replicas(model, global_batch_size=8, rtol=5e-4, atol=2e-5, **options)
@@ -106,6 +107,7 @@ def test_text_is_written_byte_by_byte_from_what_the_model_sees():
     assert one == same and one != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
 
 
+@pytest.mark.slow
 def test_text_is_shown_predicted_and_served(tmp_path):
     trainer = Language(strategy="default", global_batch_size=8, model_dir=tmp_path, prompt=["Call me"],
                        length=5, **{**SMALL, "show_every_steps": 2},
@@ -250,6 +252,7 @@ def test_the_recommender_changes_only_the_rows_of_a_step():
     assert 1 <= changed.sum() <= 4
 
 
+@pytest.mark.slow
 def test_the_recommender_serves_an_order_of_items(tmp_path):
     trainer = Recommender(strategy="default", global_batch_size=64, rows=2000, model_dir=tmp_path)
     trainer.train(2, export=["saved_model"])

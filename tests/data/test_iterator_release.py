@@ -105,6 +105,7 @@ def test_the_end_of_the_process_waits_for_a_destructor_and_starts_none(release, 
     assert not stopping.is_alive() and len(release.unreleased()) == 1
 
 
+@pytest.mark.slow
 def test_many_evaluations_leave_few_iterators_and_threads(two_replicas):
     class Evaluating(Small):
         def eval_data(self, batch_size):

@@ -84,6 +84,7 @@ def deploy(capsys, *options, flags=()):
     return code, capsys.readouterr()
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_what_is_sent_is_what_is_written(service, client, capsys):
     _, written = deploy(capsys, *ALL, "--format=json")
     code, said = deploy(capsys, *ALL, "--submit")
@@ -96,6 +97,7 @@ def test_what_is_sent_is_what_is_written(service, client, capsys):
     assert "training/42?project=my-project" in said.out
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_a_study_is_sent_as_a_study(service, client, capsys):
     code, said = deploy(capsys, *ALL, *STUDY, "--submit")
     [(path, body)] = service.came
@@ -105,6 +107,7 @@ def test_a_study_is_sent_as_a_study(service, client, capsys):
     assert "hyperparameter-tuning/42" in said.out
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, client, capsys):
     service.status = 400
     code, said = deploy(capsys, "--submit")
@@ -113,6 +116,7 @@ def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, c
     assert service.REFUSAL in said.err
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, client, capsys):
     code, said = deploy(capsys, "--accelerator=NVIDIA_V1000:1", "--submit")
     assert code == 2 and service.came == []
@@ -120,6 +124,7 @@ def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, clie
     assert "Invalid enum value NVIDIA_V1000" in said.err
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(service, client, capsys, tmp_path):
     path, alone = tmp_path / "job.yaml", ["--workers=2"]
     _, written = deploy(capsys, *alone, flags=["--strategy=mirrored"])
@@ -132,11 +137,13 @@ def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(service, cl
     assert code == 2 and len(service.came) == 1 and path.read_text() == "mine"
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_nothing_is_sent_with_blanks_in_it(service, client, capsys):
     code, said = deploy(capsys, "--project=PROJECT", "--submit")
     assert code == 2 and "PROJECT must be filled in" in said.err and service.came == []
 
 
+@pytest.mark.slow  # the import of the client takes seconds
 def test_without_credentials_it_says_how_to_log_in(capsys, monkeypatch):
     from google.auth.exceptions import DefaultCredentialsError
 

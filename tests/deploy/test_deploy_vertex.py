@@ -38,6 +38,7 @@ def test_the_api_knows_every_field_and_word(name):
     assert json_format.ParseDict(json_format.MessageToDict(message), type(message)()) == message
 
 
+@pytest.mark.slow
 def test_the_api_s_messages_see_mistakes():
     good = yaml.safe_load(manifest(CASES["vertex_workers.yaml"]))
     for place, value in [

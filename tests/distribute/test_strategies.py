@@ -235,7 +235,7 @@ WAYS = {
 }
 
 
-COMMON = [("central_storage", "keras3"), ("mirrored", "module")]
+COMMON = [("mirrored", "module")]
 
 
 @pytest.mark.parametrize("way", some_of(WAYS, *COMMON), ids=str)

@@ -45,7 +45,6 @@ def launched(tmp_path_factory):
     return model_dir, done
 
 
-@pytest.mark.smoke
 def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched):
     model_dir, done = launched
     assert done.returncode == 0, done.stderr

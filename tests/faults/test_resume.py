@@ -81,7 +81,6 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
     assert [p.name for p in (broken / "checkpoints").iterdir() if p.name.startswith(("tmp", "work"))] == []
 
 
-@pytest.mark.smoke
 def test_sigterm_to_the_launcher_saves_one_checkpoint_at_the_same_step_on_every_worker(tmp_path):
     model_dir = tmp_path / "run"
     with (tmp_path / "log").open("w+b") as log:

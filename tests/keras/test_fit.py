@@ -30,8 +30,8 @@ ON_ONE_DEVICE = {"adam", "weights of examples", "masks", "two outputs", "subclas
 
 # what others show as well, or two workers (tests/workers/test_fit_two_workers.py)
 RARE = {"active", "average", "average every 5", "bfloat16", "endless dataset", "global clip",
-        "masks, whole batches", "normalised", "sum", "two outputs", "weight decay", "weighted dataset",
-        "weighted scalar"}  # fmt: skip
+        "half precision", "masks, whole batches", "normalised", "sum", "two outputs", "weight decay",
+        "weighted dataset", "weighted scalar", "weights of classes"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", some_of(CASES, *CASES.keys() - RARE))

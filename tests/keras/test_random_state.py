@@ -58,7 +58,8 @@ class Reordered(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize(("make", "data"), [
-    (noisy, lambda: numbers()[:2]), (classifier, lambda: (Reordered(),))
+    (noisy, lambda: numbers()[:2]),
+    pytest.param(classifier, lambda: (Reordered(),), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_global_generators_draw_the_numbers_of_model_fit(make, data):
     histories = []

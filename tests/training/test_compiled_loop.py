@@ -70,7 +70,9 @@ def same(one, other, *, rtol=1e-5):
     np.testing.assert_allclose(one[0], other[0], rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.parametrize(("apart", "epochs", "parts"), [(False, 1.1, 2), (True, 1.5, 1)])
+@pytest.mark.parametrize(("apart", "epochs", "parts"), [
+    (False, 1.1, 2), pytest.param(True, 1.5, 1, marks=pytest.mark.slow)
+])  # fmt: skip
 def test_examples_numbers_and_short_batches_are_those_of_a_loop_that_is_not_compiled(apart, epochs, parts):
     """In the first case the last batch has one row, so that one of its parts has none."""
 
@@ -96,6 +98,7 @@ class Unmapped(Follower):
         return ctl.from_arrays((examples()["x"], examples()["id"]), batch_size)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_within_an_epoch_with_another_jit_compile(tmp_path):
     """The masks of dropout too are those of an unbroken run; to the last bit, if all is compiled."""
     trainers, unbroken = {}, {}
@@ -145,6 +148,7 @@ class Rich(ctl.Trainer):
         return {"loss": losses}
 
 
+@pytest.mark.slow
 def test_what_else_a_step_may_have_gives_the_same_numbers():
     off, loop = follower("off", Rich), follower("loop", Rich)
     means = [trainer.train(7) for trainer in (off, loop)]

@@ -64,6 +64,7 @@ CASES = {  # kind, number of replicas, options
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", some_of(CASES, *CASES.keys() - {"a saved iterator"}))
 def test_the_training_is_that_of_a_run_without_it_to_the_last_bit(
     quick, monkeypatch, capsys, two_replicas, case
