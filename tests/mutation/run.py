@@ -2,29 +2,37 @@
 
     python tests/mutation/run.py --count=200 --seed=1
 
-Each mutation changes one operator, constant or condition, or removes one statement, in a copy of the
-repository. The tests of that file run until the first failure. Prints a line for each mutation, the share
-that was detected, and the survivors. Exit code 1 if less than 85 % were detected.
+Runs the tests once to record which lines each test executes. Then each mutation changes one operator,
+constant or condition, or removes one statement, in a copy of the repository, and the tests that execute the
+changed lines run until the first failure. Prints a line for each mutation, the share that was detected, and
+the survivors. The exit code is 1 if less than 85 % were detected.
 """
 
 import argparse
 import ast
-import copy
+import collections
+import multiprocessing
 import os
 import random
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import coverage
+import keras  # noqa: F401  before the fork
+import pytest
+import tensorflow as tf  # noqa: F401
+import tf_keras  # noqa: F401
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("step", "data", "training", "checkpoints", "callbacks", "keras")
 EXPECTED_SHARE = 0.85
-TIMEOUT_SECS = 600
+RECORDING_SECS, TIMEOUT_SECS = 7200, 300
+MOST_TESTS = 40  # for a mutation
+FIRST_TIER = "not workers and not slow and not cluster"
 _PAIRS = (
     (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq),
     (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or),
@@ -38,13 +46,13 @@ class Mutation:
 
     Attributes:
       path: of the file, relative to the repository.
-      line: number of the changed line.
+      lines: numbers of the changed lines.
       change: description.
       source: the changed content of the file.
     """
 
     path: Path
-    line: int
+    lines: range
     change: str
     source: str
 
@@ -103,47 +111,100 @@ def _remove(node) -> str:
     return f"removed: {text.splitlines()[0][:60]}"
 
 
-def mutations(path: Path) -> list[tuple[int, int]]:
-    """Returns the numbers and lines of all candidates in a file."""
-    tree = ast.parse((ROOT / path).read_text())
-    return [(number, node.lineno) for number, (node, _) in enumerate(candidates(tree))]
+def num_mutations(path: Path) -> int:
+    """Returns how many candidates a file has."""
+    return sum(1 for _ in candidates(ast.parse((ROOT / path).read_text())))
 
 
 def mutate(path: Path, number: int) -> Mutation:
     """Returns a file with its candidate of this number changed."""
-    tree = copy.deepcopy(ast.parse((ROOT / path).read_text()))
+    tree = ast.parse((ROOT / path).read_text())
     node, change = list(candidates(tree))[number]
-    line = node.lineno
+    lines = range(node.lineno, node.lineno + 1)  # a statement with a body is run where it begins
+    if not isinstance(node, (ast.If, ast.While)):
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
     description = change(node)
-    return Mutation(path, line, description, ast.unparse(ast.fix_missing_locations(tree)))
+    return Mutation(path, lines, description, ast.unparse(ast.fix_missing_locations(tree)))
 
 
-def tests_of(path: Path) -> list[str]:
-    """Returns the test files that name the module, else those of its folder."""
-    module, folder = path.stem, path.parent.name
-    pattern = re.compile(rf"ctl\.{folder}\.{module}\b|from ctl\.{folder} import .*\b{module}\b")
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    naming = [f for f in files if f.stem.startswith(f"test_{module}") or pattern.search(f.read_text())]
-    in_folder = [f for f in files if f.parent.name == folder and f not in naming]
-    chosen = [f for f in naming if f.parent.name != "workers"] or in_folder
-    return [str(f.relative_to(ROOT)) for f in chosen]
+class TestsOfLines:
+    """Which tests run a line, from the record of a run with `--cov-context=test`."""
+
+    def __init__(self, record: Path):
+        self._data = coverage.CoverageData(str(record))
+        self._data.read()
+        self._root = next(f for f in self._data.measured_files() if f.endswith("/ctl/trainer.py"))[:-14]
+        self._num_lines: collections.Counter[str] = collections.Counter()  # of ctl/ that a test runs
+        for file in self._data.measured_files():
+            for contexts in self._data.contexts_by_lineno(file).values():
+                self._num_lines.update(map(_test_of, contexts))
+
+    def of(self, path: Path, lines: range) -> list[str]:
+        """Returns at most MOST_TESTS tests that run one of the lines, the narrowest first.
+
+        A line that runs at import has the tests of all lines of its file.
+        """
+        by_line = self._data.contexts_by_lineno(self._root + str(path))
+        found = {_test_of(context) for line in lines for context in by_line.get(line, ())}
+        if "" in found:
+            found.update(_test_of(context) for contexts in by_line.values() for context in contexts)
+        return sorted(found - {""}, key=lambda test: (self._num_lines[test], test))[:MOST_TESTS]
 
 
-def fails(path: Path, source: str, copied: Path) -> bool:
-    """Returns True if the tests of a file with other content fail, in a copy of the repository."""
-    target = copied / path
+def _test_of(context: str) -> str:
+    return context.rpartition("|")[0]
+
+
+def exit_code_of(copied: Path, arguments: list[str], timeout_secs: float = TIMEOUT_SECS) -> int | None:
+    """Returns pytest's exit code in a copy of the repository; None after a timeout.
+
+    pytest runs in a fork of this process, which has TensorFlow imported but nothing of ctl.
+    """
+    process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(copied, arguments))
+    process.start()
+    process.join(timeout_secs)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        return None
+    return process.exitcode
+
+
+def run_pytest(copied: Path, arguments: list[str]) -> None:
+    """Runs pytest without output; ends this process with its exit code."""
+    os.chdir(copied)
+    os.environ.update(PYTHONPATH=str(copied))
+    sys.path[0] = str(copied)
+    sys.dont_write_bytecode = True
+    with open(os.devnull, "w") as nothing:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nothing.fileno(), stream.fileno())
+    os._exit(int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
+
+
+def record_tests(copied: Path) -> Path:
+    """Runs the first tier once; returns the record of which test runs which line."""
+    print("running the tests once without a mutation", flush=True)
+    options = [
+        "-m",
+        FIRST_TIER,
+        "--hypothesis-profile=quick",
+        "--cov",
+        "--cov-context=test",
+        "--cov-report=",
+    ]
+    if exit_code_of(copied, options, RECORDING_SECS) != 0:
+        raise SystemExit("the tests fail without a mutation; expected a green tree. Run `make test` first.")
+    return copied / ".coverage"
+
+
+def is_detected(mutation: Mutation, tests: list[str], copied: Path) -> bool:
+    """Returns True if one of the tests fails with the mutation, in a copy of the repository."""
+    target = copied / mutation.path
     original = target.read_text()
-    target.write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m",
-               "not workers and not slow and not cluster", *tests_of(path)]  # fmt: skip
-    environ = {**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
+    target.write_text(mutation.source)
     try:
-        done = subprocess.run(
-            command, check=False, cwd=copied, env=environ, capture_output=True, timeout=TIMEOUT_SECS
-        )
-        return done.returncode != 0
-    except subprocess.TimeoutExpired:
-        return True
+        return bool(tests) and exit_code_of(copied, ["-x", "-m", "", *tests]) != 0
     finally:
         target.write_text(original)
 
@@ -153,33 +214,32 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folders", nargs="+", default=FOLDERS, choices=FOLDERS)
+    parser.add_argument("--record", type=Path, help="the record of an earlier run, which is left here")
     given = parser.parse_args()
     paths = [p.relative_to(ROOT) for f in given.folders for p in sorted((ROOT / "ctl" / f).glob("*.py"))]
-    places = [(path, number) for path in paths for number, _ in mutations(path)]
+    places = [(path, number) for path in paths for number in range(num_mutations(path))]
     chosen = random.Random(given.seed).sample(places, min(given.count, len(places)))
-    survivors, num_tried = [], 0
-    broken: dict[Path, bool] = {}  # files whose tests fail without a mutation
+    survivors = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
         copied = Path(directory) / "repository"
         shutil.copytree(
             ROOT, copied, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs")
         )
+        record = given.record
+        if record is None or not record.exists():
+            made = record_tests(copied)
+            record = Path(shutil.copy(made, record)) if record else made
+        tests_of_lines = TestsOfLines(record)
         for path, number in chosen:
-            if path not in broken:
-                unchanged = ast.unparse(ast.parse((ROOT / path).read_text()))
-                broken[path] = fails(path, unchanged, copied)
             mutation = mutate(path, number)
-            where = f"{mutation.path}:{mutation.line}  {mutation.change}"
-            if broken[path]:
-                print(f"not tried, as its tests fail without a mutation: {where}", flush=True)
-                continue
-            num_tried += 1
-            is_detected = fails(path, mutation.source, copied)
-            print(f"{'detected' if is_detected else 'SURVIVED'}  {where}", flush=True)
-            if not is_detected:
+            tests = tests_of_lines.of(path, mutation.lines)
+            detected = is_detected(mutation, tests, copied)
+            where = f"{path}:{mutation.lines.start}  {mutation.change}"
+            print(f"{'detected' if detected else 'SURVIVED'}  {where}  ({len(tests)} tests)", flush=True)
+            if not detected:
                 survivors.append(where)
-    share = 1 - len(survivors) / max(1, num_tried)
-    print(f"\n{num_tried - len(survivors)} of {num_tried} detected ({share:.0%})", *survivors, sep="\n")
+    share = 1 - len(survivors) / len(chosen)
+    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} detected ({share:.0%})", *survivors, sep="\n")
     return 0 if share >= EXPECTED_SHARE else 1
 
 
