@@ -1,0 +1,100 @@
+"""Trains the cases of cases.py with an older commit and with this tree, and compares them bit for bit.
+
+    python tests/golden/compare.py --base=HEAD~1
+    python tests/golden/compare.py --base=HEAD~1 --only mnist fit
+
+Also resumes a checkpoint which the older commit has written. Prints a line for each case. The exit code is
+1 if a case differs. Run by hand: the bits depend on the machine and on the version of TensorFlow.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cases import CASES, JOBS, STEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_SECS = 600
+RESUMED = "mnist"  # with the older commit until step STEPS - 10, then with this tree
+
+
+def outcome(tree: Path, name: str, model_dir: Path | None = None) -> dict:
+    """Returns the JSON line of a case that runs with the packages of `tree`."""
+    program = [sys.executable, str(ROOT / "tests" / "golden" / "cases.py"), name]
+    if model_dir is not None:
+        program.append(str(model_dir))
+    if name in JOBS:
+        logs = tempfile.mkdtemp(prefix="golden-")
+        program = [
+            sys.executable,
+            "-m",
+            "ctl",
+            "launch",
+            *JOBS[name][0],
+            f"--log_dir={logs}",
+            "--",
+            *program,
+        ]
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(
+        program, cwd=tree, env=environ, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECS
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{name} failed in {tree}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return json.loads(lines[-1])
+
+
+def resumed(base: Path, unbroken: dict) -> str:
+    """Returns how a run of the older commit goes on in this tree from its checkpoint of step STEPS - 10."""
+    with tempfile.TemporaryDirectory() as directory:
+        model_dir = Path(directory) / "run"
+        outcome(base, RESUMED, model_dir)
+        shutil.rmtree(model_dir / "checkpoints" / f"ckpt-{STEPS}")
+        found = outcome(ROOT, RESUMED, model_dir)
+    expected = {**unbroken, "losses": unbroken["losses"][-10:]}
+    return difference(expected, found)
+
+
+def difference(expected: dict, found: dict) -> str:
+    """Returns "equal", or what differs first."""
+    if len(expected["losses"]) != len(found["losses"]):
+        return f"DIFFERS: {len(expected['losses'])} losses, now {len(found['losses'])}"
+    for place, (before, now) in enumerate(zip(expected["losses"], found["losses"], strict=True)):
+        if before != now:
+            return f"DIFFERS: loss {place + 1} was {float.fromhex(before)}, is {float.fromhex(now)}"
+    return "equal" if expected == found else "DIFFERS: the weights, not the losses"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base", required=True, help="commit that trains as expected")
+    parser.add_argument("--only", nargs="+", choices=[*CASES, *JOBS], help="cases; all by default")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="golden-") as directory:
+        base = Path(directory) / "base"
+        subprocess.run(["git", "worktree", "add", "--detach", base, given.base], cwd=ROOT, check=True)
+        try:
+            found = {name: compare(base, name) for name in given.only or [*CASES, *JOBS]}
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=ROOT, check=True)
+    return int(any(text != "equal" for text in found.values()))
+
+
+def compare(base: Path, name: str) -> str:
+    expected = outcome(base, name)
+    text = difference(expected, outcome(ROOT, name))
+    print(f"{name:28} {text}", flush=True)
+    if name == RESUMED and text == "equal":
+        text = resumed(base, expected)
+        print(f"{name + ', resumed':28} {text}", flush=True)
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
