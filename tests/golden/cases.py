@@ -9,6 +9,7 @@ Prints one JSON line on the chief: the loss of each step as a hexadecimal number
 import functools
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 
@@ -104,26 +105,20 @@ CASES: dict[str, Callable[..., dict]] = {
     "words": functools.partial(train, Words),
     "words_two_replicas": functools.partial(train, Words, 2),
     "fit": fit,
+    "mnist_workers": functools.partial(train, Mnist),
+    "words_workers": functools.partial(train, Words),
+    "local_steps_workers": functools.partial(train, Mnist, sync_every=4),
+    "parameter_server": functools.partial(train, Mnist, strategy="parameter_server"),
 }
-# (role options of `ctl launch`, case)
-JOBS: dict[str, tuple[list[str], Callable[..., dict]]] = {
-    "mnist_workers": (["--workers=2"], functools.partial(train, Mnist)),
-    "words_workers": (["--workers=2"], functools.partial(train, Words)),
-    "local_steps_workers": (["--workers=2"], functools.partial(train, Mnist, sync_every=4)),
-    "parameter_server": (
-        ["--workers=1", "--ps=1", "--chief"], functools.partial(train, Mnist, strategy="parameter_server")
-    ),
-}  # fmt: skip
 
 
 def main() -> None:
     name, *model_dir = sys.argv[1:]
-    if name in CASES:
+    if "TF_CONFIG" not in os.environ:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
         )
-    case = CASES[name] if name in CASES else JOBS[name][1]
-    print(json.dumps(case(**({"model_dir": model_dir[0]} if model_dir else {}))), flush=True)
+    print(json.dumps(CASES[name](**({"model_dir": model_dir[0]} if model_dir else {}))), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cases import CASES, JOBS, STEPS
-
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECS = 600
+STEPS = 30  # of cases.py
+CASES = (
+    "mnist", "mnist_two_replicas", "accumulated", "accumulated_two_replicas", "scaled_two_replicas", "words",
+    "words_two_replicas", "fit",
+)  # fmt: skip
+TWO_WORKERS = ["--workers=2"]
+JOBS = {  # cases of several processes, with the options of `ctl launch`
+    "mnist_workers": TWO_WORKERS,
+    "words_workers": TWO_WORKERS,
+    "local_steps_workers": TWO_WORKERS,
+    "parameter_server": ["--workers=1", "--ps=1", "--chief"],
+}
 RESUMED = "mnist"  # with the older commit until step STEPS - 10, then with this tree
 
 
@@ -30,16 +40,7 @@ def outcome(tree: Path, name: str, model_dir: Path | None = None) -> dict:
         program.append(str(model_dir))
     if name in JOBS:
         logs = tempfile.mkdtemp(prefix="golden-")
-        program = [
-            sys.executable,
-            "-m",
-            "ctl",
-            "launch",
-            *JOBS[name][0],
-            f"--log_dir={logs}",
-            "--",
-            *program,
-        ]
+        program = [sys.executable, "-m", "ctl", "launch", *JOBS[name], f"--log_dir={logs}", "--", *program]
     environ = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(
         program, cwd=tree, env=environ, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECS
