@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECS = 600
 STEPS = 30  # of cases.py
 CASES = (
-    "mnist", "mnist_two_replicas", "accumulated", "accumulated_two_replicas", "scaled_two_replicas", "words",
-    "words_two_replicas", "fit",
+    "mnist", "mnist_two_replicas", "accumulated", "accumulated_two_replicas", "scaled_two_replicas",
+    "words", "words_two_replicas", "fit",
 )  # fmt: skip
 TWO_WORKERS = ["--workers=2"]
 JOBS = {  # cases of several processes, with the options of `ctl launch`
