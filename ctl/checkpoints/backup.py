@@ -17,6 +17,8 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
     Modelled on `keras.callbacks.BackupAndRestore`; when to save is an `Every`.
     """
 
+    is_temporary = True
+
     def __init__(self, directory: Any) -> None:
         super().__init__(directory, keep=Keep(newest=1))
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ctl.checkpoints import commit, restoring
-from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.saving import Saving, failed
 from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
@@ -28,11 +28,14 @@ _MOST_PROBED = 1 << 26  # bytes that are written to see whether there is room
 _log = logging.getLogger("ctl")
 
 
-class ChiefOnlyCheckpoints:
+class ChiefOnlyCheckpoints(CheckpointManager):
     """Checkpoints in `directory/ckpt-<step>/`; all workers must see the same directory.
 
     >>> manager = ctl.ChiefOnlyCheckpoints("/tmp/m/checkpoints", keep=ctl.Keep(newest=3))
     """
+
+    directory: AnyPath
+    is_shared = True
 
     def __init__(
         self,
@@ -197,6 +200,10 @@ class ChiefOnlyCheckpoints:
         """Waits for a save in the background; raises SaveError if the newest save failed."""
         self._saving.wait()
         self._saving.raise_error()
+
+    @property
+    def best_metric(self) -> str | None:
+        return self.keep.best
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, ascending."""

@@ -1,12 +1,12 @@
 """Checkpoints in memory: for tests, and for runs that roll back but need no disk."""
 
-from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError
 
 
-class MemoryCheckpoints:
+class MemoryCheckpoints(CheckpointManager):
     """Keeps copies of the values in this process; gone when it ends."""
 
     def __init__(self, *, keep: Keep = Keep(newest=1)):  # noqa: B008  frozen
@@ -19,6 +19,10 @@ class MemoryCheckpoints:
         for old in self.keep.surplus([m for m, _ in self._kept.values()]):
             del self._kept[old.step]
         return f"memory:{manifest.step}" if state.topology.is_chief else None
+
+    @property
+    def best_metric(self) -> str | None:
+        return self.keep.best
 
     def steps(self) -> list[int]:
         """Steps of the kept states, ascending."""

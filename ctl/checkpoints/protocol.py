@@ -1,19 +1,16 @@
-"""Where checkpoints go: a manager with two methods, called by every worker at the same step.
+"""Base class of checkpoint managers, and the manifest of a checkpoint.
 
-    class CheckpointManager(Protocol):
-        def save(self, state, manifest): ...       # -> where it is, or None
-        def restore(self, state, step=None): ...   # -> its Manifest, or None if there is none
-
-*When* to save is an `Every`, *what to keep* is a `Keep`, *how to write* is a manager.
+`ctl.Every` says when to save and `ctl.Keep` which checkpoints to keep; a manager writes and restores them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ctl.checkpoints import checksums
 from ctl.errors import CheckpointError
+from ctl.io.paths import AnyPath
 
 FORMAT = 1
 
@@ -140,28 +137,82 @@ def _is_name(name: str) -> bool:
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
-@runtime_checkable
-class CheckpointManager(Protocol):
-    """Keeps states of a run and brings them back."""
+class CheckpointManager:
+    """Saves states of a run and restores them. Subclasses define `save` and `restore`.
+
+    Every worker calls the methods at the same step; only the chief calls `choose` and `amend`. The methods
+    other than `save` and `restore` do nothing by default.
+
+    Attributes:
+      directory: of the checkpoints, a local path or a URL; None where they are not in a directory.
+      is_temporary: the checkpoints are deleted when the run has succeeded.
+      is_shared: all workers restore the step that `choose` returns on the chief. Otherwise each worker
+        restores the newest state that it finds, and the run ends with an error if their steps differ.
+    """
+
+    directory: AnyPath | None = None
+    is_temporary = False
+    is_shared = False
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
-        """Keeps `state` (of `ctl.checkpoints.tracked_state`); returns where, on the process that wrote it.
+        """Saves `state`; returns its path on the process that wrote it.
 
-        Every worker calls this at the same step: some variables are summed over workers to be read.
+        Args:
+          state: a `ctl.checkpoints.tracked_state.TrackedState`. Some of its variables are sums over
+            workers, so that all workers have to read them.
         """
-        ...
+        raise NotImplementedError
 
     def restore(self, state: Any, step: int | None = None) -> Manifest | None:
-        """Brings back the newest state (or that of `step`), all of it or nothing.
+        """Restores the newest state, or that of `step`, completely or not at all.
 
-        Returns None, and changes nothing, if there is none. Raises CheckpointError if what is there
-        cannot be read or is of another model.
+        Returns None, and changes nothing, if there is none. Raises CheckpointError if the checkpoint cannot
+        be read or belongs to another model.
         """
-        ...
+        raise NotImplementedError
+
+    def choose(self) -> int | None:
+        """Returns the step that all workers restore, or None if there is none."""
+        return None
+
+    def begin(self, state: Any, on_saved: Callable[[int, str], None]) -> None:
+        """Prepares for the saves of a run, after all workers have restored.
+
+        Args:
+          on_saved: to be called with step and path when a save in the background is complete.
+        """
+
+    def finish(self) -> None:
+        """Waits for saves in the background, after the last step or an error.
+
+        Raises the error of the newest save.
+        """
+
+    def fence(self, check: Callable[[], None]) -> None:
+        """Accepts a function to call before each commit.
+
+        It raises if another job has taken model_dir over.
+        """
+
+    def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
+        """Adds an evaluation to the manifest of a step that was saved; returns whether it did so."""
+        return False
+
+    def succeeded(self, state: Any) -> None:
+        """Called when a run has reached its last step and everything is saved."""
+
+    def steps(self) -> Sequence[int]:
+        """Returns the steps of the saved states, ascending."""
+        return ()
+
+    @property
+    def best_metric(self) -> str | None:
+        """Name of the metric by which the best checkpoint is kept, or None."""
+        return None
 
 
-class NullCheckpoints:
-    """Keeps nothing."""
+class NullCheckpoints(CheckpointManager):
+    """Saves nothing."""
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""One save at a time, in the caller's thread or in one of its own; and what a manager does around a run."""
+"""One save at a time, in the caller's thread or in one of its own; a manager's begin and finish."""
 
 import contextlib
 import errno
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import SaveError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -18,21 +19,18 @@ _log = logging.getLogger("ctl")
 
 
 @contextlib.contextmanager
-def around(manager: Any, state: Any, told: Callable[[int, str], None]) -> Iterator[None]:
-    """What a manager is told before and after the steps of a run, if it has the methods.
+def around(manager: CheckpointManager, state: Any, on_saved: Callable[[int, str], None]) -> Iterator[None]:
+    """Calls `begin` of a manager before the block, and `finish` after it.
 
-    `begin(state, told)` comes when every worker has restored; `told(step, path)` is for saves that
-    are complete later than `save` returns. `finish()` waits for these and raises what went wrong
-    with the newest one; after another error it is logged, so that the other error is seen.
+    An error of `finish` is logged if the block has raised one too, so that the block's error is seen.
     """
 
     def finish() -> None:
         with heartbeat.here.doing(heartbeat.SAVING):
-            getattr(manager, "finish", lambda: None)()
+            manager.finish()
 
-    if hasattr(manager, "begin"):
-        with heartbeat.here.doing(heartbeat.SAVING):
-            manager.begin(state, told)
+    with heartbeat.here.doing(heartbeat.SAVING):
+        manager.begin(state, on_saved)
     try:
         yield
     except BaseException as error:

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from ctl.checkpoints import commit
-from ctl.checkpoints.protocol import Manifest
+from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.snapshot import restore_state
 from ctl.errors import CheckpointError, ReadError
 from ctl.io import paths
@@ -23,12 +23,14 @@ class UnusableCheckpoint(CheckpointError):
     """This one is deleted or damaged; the next may be good."""
 
 
-class WatchedCheckpoints:
+class WatchedCheckpoints(CheckpointManager):
     """The committed checkpoints in `directory`, as they come and go.
 
     Attributes:
       unread: why one of them was left out of the newest `committed()`: it cannot be read for now; or None.
     """
+
+    directory: AnyPath
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = paths.path(directory)

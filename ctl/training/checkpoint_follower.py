@@ -39,7 +39,7 @@ def checkpoints(trainer: TrainerProtocol) -> WatchedCheckpoints:
             "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "
             "says where they are. Give the trainer the model_dir of the workers (--model_dir)."
         )
-    given = getattr(trainer._checkpoints, "directory", None)
+    given = None if trainer._checkpoints is None else trainer._checkpoints.directory
     return WatchedCheckpoints(given or f"{trainer.model_dir}/checkpoints")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from ctl.checkpoints.protocol import CheckpointManager
 from ctl.collectives.failures import FAILURE_MARK
 from ctl.data import input_errors, pipeline
 from ctl.distribute import parameter_servers
@@ -21,7 +22,13 @@ _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_co
 
 
 def explained(
-    error: BaseException, *, step: int, manager: Any, batch_size: int, topology: Topology, several: bool
+    error: BaseException,
+    *,
+    step: int,
+    manager: CheckpointManager,
+    batch_size: int,
+    topology: Topology,
+    several: bool,
 ) -> BaseException:
     """The error to raise for `error`, which came after `step` completed steps; often the same.
 
@@ -129,9 +136,9 @@ def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
     return error
 
 
-def newest_step_phrase(manager: Any) -> str:
+def newest_step_phrase(manager: CheckpointManager) -> str:
     """Which checkpoint is the newest, as part of a sentence."""
-    kept: list[int] = getattr(manager, "steps", list)()
+    kept = manager.steps()
     return f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
 
 

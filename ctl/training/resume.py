@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.checkpoints import commit, restoring, saving
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-from ctl.checkpoints.protocol import Manifest, NullCheckpoints
+from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
 from ctl.data.batches import Batches
 from ctl.distribute import engine_all_reduce, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -93,27 +93,27 @@ def _source_before(resumed: Manifest, batches: Batches) -> str | None:
 
 
 def restore(
-    trainer: TrainerProtocol, manager: Any, state: Any, agreement: HostAllReduce
+    trainer: TrainerProtocol, manager: CheckpointManager, state: Any, agreement: HostAllReduce
 ) -> Manifest | None:
-    """Restores one checkpoint on all workers, the one that the chief chooses where `manager` can; or None.
+    """Restores one checkpoint on all workers; returns its manifest, or None if there is none.
 
     All workers must call it. Where one of them fails, every one raises a CtlError.
     """
-    choose = getattr(manager, "choose", None)
-    if agreement.num_workers == 1 or choose is None:
+    if agreement.num_workers == 1 or not manager.is_shared:
         resumed = manager.restore(state)
         if resumed is None:
             _check_not_deleted(trainer, manager)
         _same_everywhere(agreement, state.topology, 0 if resumed is None else resumed.step)
         return resumed
 
-    directory: Any = getattr(manager, "directory", None)  # `manager` may be a user's
-    steps = [] if directory is None else restoring.newest_of_workers(agreement, state.topology, directory)
+    directory, steps = manager.directory, []
+    if directory is not None:
+        steps = restoring.newest_of_workers(agreement, state.topology, directory)
 
     def chosen() -> int | None:
-        if steps:
+        if directory is not None and steps:
             restoring.check_sees_newest(directory, steps)
-        step = choose()
+        step = manager.choose()
         if step is None:
             _check_not_deleted(trainer, manager)
         return step
@@ -123,10 +123,9 @@ def restore(
     )
 
 
-def _check_not_deleted(trainer: TrainerProtocol, manager: Any) -> None:
+def _check_not_deleted(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
     """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
-    temporary = hasattr(manager, "succeeded")  # it deletes them itself
-    if temporary or not (trainer.model_dir and trainer.topology.is_chief and hasattr(manager, "choose")):
+    if manager.is_temporary or not (trainer.model_dir and trainer.topology.is_chief):
         return
     where = paths.path(trainer.model_dir)
     if manager.directory != where / "checkpoints":
@@ -186,8 +185,7 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
     """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
     _check_can_roll_back(trainer)
     session.advance(step, trainer.global_batch_size, batches.examples)
-    if hasattr(session.manager, "finish"):
-        session.manager.finish()  # a save in the background
+    session.manager.finish()  # a save in the background
     session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
     manifest = restore(trainer, session.manager, session.state, session.agreement)
     if manifest is None:

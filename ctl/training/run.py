@@ -90,7 +90,7 @@ def train(
         writers.note(Ended(session.step, reason, seen, run.sentences))
         session.running = None
         run.graph_loop.release()
-    if end is not End.SIGNAL and hasattr(session.manager, "succeeded"):
+    if end is not End.SIGNAL:
         session.manager.succeeded(session.state)
     evaluation.leave_together(session)  # when the chief has closed its writers too
     if end is End.SIGNAL and received.received is not None:
@@ -359,9 +359,8 @@ class Run:
         """The checkpoint of this step learns about the evaluation; it is written anew if need be."""
         after = self._session.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
-        amend = getattr(self._session.manager, "amend", lambda *_: False)
         if same and self._trainer.topology.is_chief:  # where the checkpoint can take the numbers in
-            same = amend(step, self.metrics, self._state(frozenset()))
+            same = self._session.manager.amend(step, self.metrics, self._state(frozenset()))
         if self._session.agreement.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)

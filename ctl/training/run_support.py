@@ -31,7 +31,7 @@ def watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractCo
 
 def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
     """The manager tidies up before the steps, and has written everything after them."""
-    if session.lease is not None and hasattr(session.manager, "fence"):
+    if session.lease is not None:
         session.manager.fence(session.lease.check_now)
 
     def told(step: int, path: str) -> None:

@@ -53,7 +53,7 @@ def data(trainer: TrainerProtocol) -> None:
         )
 
 
-def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
+def evaluation(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
     """Warns of half an evaluation at the end of a program.
 
     Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
@@ -75,7 +75,7 @@ def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
             written[0],
             missing,
         )
-    best = getattr(getattr(manager, "keep", None), "best", None)
+    best = manager.best_metric
     if best is not None and (len(written) < 2 or not asked):
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
@@ -83,9 +83,9 @@ def evaluation(trainer: TrainerProtocol, manager: Any) -> None:
         )
 
 
-def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
+def best_is_known(manager: CheckpointManager, means: Mapping[str, float]) -> None:
     """Raises UsageError if the best checkpoint goes by a metric that the evaluation has not."""
-    best = getattr(getattr(manager, "keep", None), "best", None)
+    best = manager.best_metric
     if best is not None and best not in means:
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but eval_step returns "
@@ -93,7 +93,7 @@ def best_is_known(manager: Any, means: Mapping[str, float]) -> None:
         )
 
 
-def evaluated_names(trainer: TrainerProtocol, manager: Any, names: Sequence[str]) -> None:
+def evaluated_names(trainer: TrainerProtocol, manager: CheckpointManager, names: Sequence[str]) -> None:
     """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
     best_is_known(manager, means)
@@ -108,9 +108,9 @@ def watched_metrics(trainer: TrainerProtocol) -> list[BestValue]:
     return [best for best in found if isinstance(best, BestValue) and best.run == "eval"]
 
 
-def names_matter(trainer: TrainerProtocol, manager: Any) -> bool:
+def names_matter(trainer: TrainerProtocol, manager: CheckpointManager) -> bool:
     """Whether anything asks for a metric of the evaluation by its name."""
-    best = getattr(getattr(manager, "keep", None), "best", None)
+    best = manager.best_metric
     reported = any(getattr(r, "metric", None) is not None for r in trainer.extra_writers)
     return best is not None or reported or bool(watched_metrics(trainer))
 
@@ -217,8 +217,8 @@ def parts(checkpoints: Any, writers: Any) -> None:
     """Raises UsageError for what cannot be a checkpoint manager or a list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
-            f"checkpoints is {checkpoints!r}; expected a manager with save and restore, e.g. "
-            "ctl.ChiefOnlyCheckpoints(directory)."
+            f"checkpoints is {checkpoints!r}; expected a ctl.CheckpointManager, e.g. "
+            "ctl.ChiefOnlyCheckpoints(directory), or a subclass of yours."
         )
     several = isinstance(writers, Sequence) and not isinstance(writers, str)
     if writers is not None and not (several and all(isinstance(r, MetricWriter) for r in writers)):

@@ -39,7 +39,7 @@ class Large(ctl.Trainer):
         return {"loss": loss_each}
 
 
-class Watched:
+class Watched(ctl.CheckpointManager):
     """A manager that takes the time: of each call, until told that it is complete, and of steps."""
 
     def __init__(self, manager):

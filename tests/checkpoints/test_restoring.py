@@ -126,7 +126,9 @@ def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypa
     monkeypatch.setattr(resume, "_check_not_deleted", lambda trainer, manager: None)
     agreement = Agreement()
 
-    class Manager:
+    class Manager(ctl.CheckpointManager):
+        is_shared = True
+
         def __init__(self, worker):
             self.worker = worker
 
