@@ -132,6 +132,18 @@ def test_a_disk_without_inodes_is_found_before_the_first_step(small_disk, no_pau
         make(model_dir=str(small_disk / "run")).train(2)
 
 
+def test_a_checkpoint_manager_of_no_known_class_is_refused():
+    class Manager:
+        def save(self, state, manifest):
+            pass
+
+        def restore(self, state, step=None):
+            pass
+
+    with pytest.raises(ctl.UsageError, match="expected a ctl.CheckpointManager, e.g. ctl.ChiefOnly"):
+        make(checkpoints=Manager())
+
+
 @pytest.mark.parametrize("kind", ["keep", "early_stopping", "plateau", "save_best"])
 def test_a_metric_that_eval_step_does_not_return_is_found_before_the_first_step(kind, tmp_path):
     part = {"early_stopping": ctl.EarlyStopping("typo"), "plateau": ctl.ReduceOnPlateau("typo"),
