@@ -65,6 +65,7 @@ class Group:
         """Rank 0 leaves, and its connections end as those of a process that ends."""
         coordinator = self.engines[0]._coordinator
         self.engines[0].close()
+        coordinator._agreement.tell_lost = lambda *_: None  # it takes the others for dead then
         for sock in coordinator.remote_sockets:
             sock.shutdown(socket.SHUT_RDWR)
 
