@@ -25,7 +25,7 @@ from ctl.errors import UsageError
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener
 from ctl.io.rendezvous import Caller, Deadline, listening, listening_place, refusals, split_address
 
-_PROTOCOL = 4
+_PROTOCOL = 5
 _TELL_EVERY_SECS = 30.0
 _LOOK_SECS = 0.1
 _RETRY_SECS = 0.05

@@ -59,6 +59,11 @@ class Coordinator:
         """To one rank, so far."""
         return self._agreement.outboxes[rank].bytes_sent
 
+    @property
+    def remote_sockets(self) -> list[socket.socket]:
+        """The connections to the other ranks."""
+        return [sock for rank, sock in self._sockets.items() if rank]
+
     def join(self, timeout: float) -> None:
         """Waits until every rank has left."""
         self._thread.join(timeout)
@@ -135,6 +140,8 @@ class Coordinator:
             outbox.write(sock)
         except Lost as e:
             self._agreement.outboxes[rank] = Outbox()
+            if rank not in self._agreement.gone:
+                self._read(rank)  # its last message may be that it leaves
             self._leave(rank, f"died ({e})")
             return
         if rank not in self._agreement.gone:

@@ -15,7 +15,7 @@ from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import failure
-from ctl.collectives.frames import Channel, Lost
+from ctl.collectives.frames import Channel, Lost, wait_until_received
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.pending import Pending, Plane, split_pending
@@ -26,10 +26,12 @@ from ctl.collectives.timeline import Timeline
 
 _MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
 _TINY = 256  # bytes; more, of several all-reduces at a time, travel together between the ranks
-_LEAVE_SECS = 5.0
+_LEAVE_SECS = 5.0  # without a byte
+_JOIN_SECS = 0.1
 _WAKE_SECS = 1.0
 _SIGNS = 4  # of life, within the time that may pass without one
 _ANSWER_SECS = 10.0  # for rank 0 to say that others are late
+_HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
 class Engine:
@@ -62,6 +64,8 @@ class Engine:
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
         self._left = False
+        self._is_released = False  # rank 0 has let this rank go: it has no more to do
+        self._is_ending = False  # rank 0 has left; its process may end
         self._coordinator: Coordinator | None = None
         self._most_inline = _MOST_INLINE // place.size
         if place.size == 1:
@@ -132,17 +136,15 @@ class Engine:
         )
         pending = Pending(request, flat, tensors=tensors)
         if self.place.size == 1:
-            self._do_alone(pending)
+            _carry_out_alone(pending)
             return pending
         with self._lock:
             if self._broken is not None:
                 raise self._broken
             self._pending[request.id] = pending
         payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
-        try:
+        with contextlib.suppress(Lost):  # the thread, which reads, knows what that is to what has begun
             self._outgoing.put(request, payload, later=later)
-        except Lost as e:
-            self._break(failure("LOST", f"{request}: rank 0 is gone ({e})."))
         return pending
 
     def _numbered(self, count: int) -> int:
@@ -168,17 +170,32 @@ class Engine:
         self._break(failure("LOST", why))
 
     def close(self, *, linger: bool = False) -> None:
-        """Leaves the group: who waits for this rank is told. With `linger`, rank 0 waits for all."""
+        """Leaves the group: who waits for this rank is told. With `linger`, rank 0 waits for all.
+
+        Returns once the others have what they need of this rank for collectives that all have asked for,
+        or when no byte has moved for some seconds.
+        """
         if self.place.size == 1:
             self.timeline.stop()
             return
         with self._lock:
             self._left = True
-            self._broken = self._broken or failure("LOST", "this rank has left (hvd.shutdown()).")
+            is_whole = self._broken is None
+            self._broken = self._broken or failure("LOST", _HAS_LEFT)
         with contextlib.suppress(Lost):
+            self._outgoing.flush()
             self._control.send({"type": "leave"})
+        left_at = time.monotonic()
+        while self._thread.is_alive() and time.monotonic() < _LEAVE_SECS + max(
+            left_at, self._mesh.moved_at
+        ):
+            self._thread.join(_JOIN_SECS)
+        sockets = self._mesh.sockets
         if self._coordinator is not None:
             self._coordinator.join(_LEAVE_SECS if linger else 0.2)
+            sockets += self._coordinator.remote_sockets
+        if is_whole:
+            wait_until_received(sockets, _LEAVE_SECS)
         self._control.end()
         self._thread.join(_LEAVE_SECS)
         self._control.close()
@@ -188,30 +205,18 @@ class Engine:
             self.plane.close()
         self.timeline.stop()
 
-    def _do_alone(self, pending: Pending) -> None:
-        request = pending.request
-        fault = requests.fault([0], {0: request})
-        if fault:
-            pending.error = failure(*fault)
-        else:
-            pending.result = [array.copy() for array in pending.arrays]
-            pending.more = {
-                "rows": [[s[0] if s else 1 for s in request.shapes]],
-                "splits": [list(request.splits)],
-                "number": -1,
-            }
-        pending.finish()
-
     def _run(self) -> None:
         try:
             self._control.socket.setblocking(True)
-            while True:
+            while not self._is_released:
                 self._wait_for_word()
                 self._control.inbox.read(self._control.socket)
                 self._heed()
-                self._outgoing.flush()
+                with contextlib.suppress(Lost):  # the next read tells
+                    self._outgoing.flush()
                 while self._to_begin:
                     self._begin(self._to_begin.pop(0))
+            self._break(failure("LOST", _HAS_LEFT))
         except Lost as e:
             rank = e.args[1] if len(e.args) > 1 else 0
             why = f"rank {rank} is gone ({e.args[0]})."
@@ -235,7 +240,8 @@ class Engine:
             ready = dict(poller.poll(1000 * _WAKE_SECS))
             if self._outgoing.waits and control not in ready:  # more may come, to be sent together
                 time.sleep(self.settings.cycle)
-                self._outgoing.flush()
+                with contextlib.suppress(Lost):
+                    self._outgoing.flush()
             self._show_life()
             if control in ready:
                 return
@@ -256,18 +262,25 @@ class Engine:
         if not limit_secs or now - self._shown_at < limit_secs / _SIGNS:
             return
         self._shown_at = now
-        self._control.send({"type": "alive"})
-        if now - self._heard_at > limit_secs:
+        with contextlib.suppress(Lost):
+            self._control.send({"type": "alive"})
+        if now - self._heard_at > limit_secs and not self._is_ending:
             raise _Broken(f"rank 0 has been silent for {now - self._heard_at:.0f} s.")
 
     def _report(self, rank: int, why: str) -> None:
         with contextlib.suppress(Lost):
             self._control.send({"type": "broken", "rank": rank, "why": why})
 
-    def _pump(self) -> None:
-        """Reads what the coordinator says in the middle of an exchange."""
-        self._control.inbox.read(self._control.socket)
-        self._heed()
+    def _pump(self) -> bool:
+        """Reads what the coordinator says in the middle of an exchange; False once it has ended."""
+        try:
+            self._control.inbox.read(self._control.socket)
+            self._heed()
+        except Lost:
+            if not (self._is_ending or self._is_released):
+                raise
+            return False
+        return True
 
     def _heed(self) -> None:
         self._heard_at = time.monotonic()
@@ -283,6 +296,10 @@ class Engine:
                 pending.finish()
             elif kind == "alive":
                 continue
+            elif kind == "left":
+                self._is_released = True
+            elif kind == "ending":
+                self._is_ending = True
             elif kind == "split":
                 parts = split_pending(self._taken(header["id"]), self.plane)
                 with self._lock:
@@ -337,6 +354,21 @@ class Engine:
         for pending in waiting:
             pending.error = self._broken
             pending.finish()
+
+
+def _carry_out_alone(pending: Pending) -> None:
+    request = pending.request
+    fault = requests.fault([0], {0: request})
+    if fault:
+        pending.error = failure(*fault)
+    else:
+        pending.result = [array.copy() for array in pending.arrays]
+        pending.more = {
+            "rows": [[s[0] if s else 1 for s in request.shapes]],
+            "splits": [list(request.splits)],
+            "number": -1,
+        }
+    pending.finish()
 
 
 class _Broken(Exception):

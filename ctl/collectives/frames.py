@@ -1,17 +1,22 @@
 """Messages over a stream socket: a small JSON header, then raw bytes."""
 
 import contextlib
+import fcntl
 import json
+import select
 import socket
 import struct
+import termios
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of the payload
 _MOST_HEADER = 1 << 26
 _AT_ONCE = 1 << 18
+_LOOK_SECS = 0.002
 
 
 class Lost(ConnectionError):
@@ -101,6 +106,28 @@ class Channel:
     def close(self) -> None:
         """After `end`, and when nobody reads any more."""
         self.socket.close()
+
+
+def wait_until_received(sockets: Iterable[socket.socket], limit_secs: float) -> None:
+    """Returns once the machines of the other ends have all sent bytes, or after the limit.
+
+    The end of a container takes its network away, and with it the bytes that have not left.
+    """
+    deadline, waiting = time.monotonic() + limit_secs, list(sockets)
+    while (waiting := [sock for sock in waiting if _has_unreceived(sock)]) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECS)
+
+
+def _has_unreceived(sock: socket.socket) -> bool:
+    try:
+        poller = select.poll()
+        poller.register(sock.fileno(), 0)
+        if poller.poll(0):  # POLLHUP or POLLERR: the other end is gone
+            return False
+        (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    except (OSError, ValueError):  # closed here
+        return False
+    return count > 0
 
 
 class Outbox:

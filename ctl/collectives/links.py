@@ -253,7 +253,8 @@ class MemoryLink:
             self._taken = (self._taken + 1) % _SLOTS
             self._unreported += 1
             if self._unreported == _MOST_UNREPORTED:
-                self._tell(_EMPTIED * self._unreported)
+                with contextlib.suppress(Lost):  # the other end may have left: it has sent all
+                    self._tell(_EMPTIED * self._unreported)
                 self._unreported = 0
 
     def _tell(self, words: bytes) -> None:

@@ -35,9 +35,13 @@ class Mesh:
       rank: this one's.
       peers: rank -> connected sockets.
       control: socket that is watched meanwhile, with
-      pump: what reads it; it raises to end an exchange.
+      pump: what reads it; it raises to end an exchange, and returns False at the end of the connection.
       tick: called again and again meanwhile.
       settings: how long without a byte until somebody is told, or until the other rank counts as lost.
+
+    Attributes:
+      bytes_sent: to other ranks, through sockets or shared memory.
+      moved_at: monotonic time of the last bytes.
     """
 
     def __init__(
@@ -45,21 +49,26 @@ class Mesh:
         rank: int,
         peers: Mapping[int, Sequence[socket.socket]],
         control: socket.socket,
-        pump: Callable[[], None],
+        pump: Callable[[], bool],
         tick: Callable[[], None],
         settings: Settings,
     ):
-        self._control = control
+        self._control: socket.socket | None = control
         self._pump = pump
         self._tick = tick
         self._settings = settings
-        self.bytes_sent = 0  # to other ranks, through sockets or shared memory
+        self.bytes_sent, self.moved_at = 0, time.monotonic()
         self._links = _linked(rank, peers, shares=settings.shares_memory)
 
     @property
     def paths(self) -> dict[int, str]:
         """Rank -> "memory" or "tcp"."""
         return {r: "memory" if isinstance(k, MemoryLink) else "tcp" for r, k in self._links.items()}
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The connections to the other ranks."""
+        return [stream.socket for link in self._links.values() for stream in link.streams]
 
     def exchange(
         self,
@@ -80,15 +89,17 @@ class Mesh:
         sender.send(out)
         self.bytes_sent += sum(array.nbytes for array in out)
         streams = {*sender.streams, *receiver.streams}
-        moved_at = told_at = time.monotonic()
+        self.moved_at = told_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
-            poller, control = self._poller(streams), self._control.fileno()
+            poller = self._poller(streams)
+            control = -1 if self._control is None else self._control.fileno()
             wants = {s: (s.wants_read, s.wants_write) for s in streams}
             while wants == {s: (s.wants_read, s.wants_write) for s in streams}:
                 ready = dict(poller.poll(1000 * _WAKE_SECS))
                 self._tick()
-                if control in ready:
-                    self._pump()
+                if control in ready and not self._pump():
+                    poller.unregister(control)
+                    self._control = None
                 for stream in streams:
                     events = ready.get(stream.socket.fileno(), 0)
                     if events & ~select.POLLOUT and stream.wants_read:
@@ -96,14 +107,15 @@ class Mesh:
                     if events & ~select.POLLIN and stream.wants_write:
                         stream.write()
                 if ready.keys() - {control}:
-                    moved_at = time.monotonic()
+                    self.moved_at = time.monotonic()
                 elif not ready:
-                    told_at = self._tell(moved_at, told_at, to if receiver.is_received else source)
+                    told_at = self._tell(told_at, to if receiver.is_received else source)
 
     def _poller(self, streams: set[Stream]) -> select.poll:
         """For descriptors of any number, which `select.select` does not take."""
         poller = select.poll()
-        poller.register(self._control.fileno(), select.POLLIN)
+        if self._control is not None:
+            poller.register(self._control.fileno(), select.POLLIN)
         for stream in streams:
             events = select.POLLIN * stream.wants_read | select.POLLOUT * stream.wants_write
             if events:
@@ -115,8 +127,8 @@ class Mesh:
         for link in self._links.values():
             link.close()
 
-    def _tell(self, moved_at: float, told_at: float, rank: int) -> float:
-        now, settings = time.monotonic(), self._settings
+    def _tell(self, told_at: float, rank: int) -> float:
+        now, moved_at, settings = time.monotonic(), self.moved_at, self._settings
         if settings.stall_shutdown and now - moved_at > settings.stall_shutdown:
             raise Lost(
                 f"no bytes to or from it for {now - moved_at:.0f} s, in the middle of a collective; "

@@ -78,10 +78,20 @@ class Agreement:
             start += size
 
     def leave(self, rank: int, how: str) -> None:
-        """A rank is gone; "died", unless it said so itself."""
-        self.gone[rank] = how
+        """A rank is gone; "died", unless it said so itself.
+
+        A rank that leaves takes part in what was complete before, and is let go then. If it is rank 0, the
+        others are warned that its process may end, which is no failure of what they were told to begin.
+        """
         if "died" in how:
+            self.gone[rank] = how
             self.tell_lost(rank, f"rank {rank} {how}")
+        else:
+            self.answer()
+            self.gone[rank] = how
+            self.outboxes[rank].put({"type": "left"})
+            for other in self.outboxes.keys() - self.gone.keys() if rank == 0 else ():
+                self.outboxes[other].put({"type": "ending"})
         self.answer()
         self._fail_what_needs_the_gone()
 
@@ -100,6 +110,7 @@ class Agreement:
             self._timeline.agreed(found.name)
             ranks = self._table.sets.get(found.process_set, ())
             fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
+            gone = [rank for rank in ranks if rank in self.gone]
             if fault and found.any_request.names:
                 self._split(found)  # what is wrong is told of those that it is wrong with
                 self.answer()
@@ -109,6 +120,8 @@ class Agreement:
                 self._change_sets(found)
             elif found.is_inline:
                 self._answer_inline(ranks, found)
+            elif gone:  # it had asked, and left before the others did
+                self._fail_for(gone, found)
             else:
                 more = found.any_request.size
                 if batch and not self._fits(batch[0], found, size + more):
@@ -147,9 +160,12 @@ class Agreement:
         for found in self._table.waiting():
             gone = [r for r in self._table.missing(found) if r in self.gone]
             if gone:
-                how = self.gone[gone[0]]
-                hint = "." if "died" in how else f": its script has ended, or failed. {_HINT}"
-                self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}{hint}")
+                self._fail_for(gone, found)
+
+    def _fail_for(self, gone: list[int], found: Round) -> None:
+        how = self.gone[gone[0]]
+        hint = "." if "died" in how else f": its script has ended, or failed. {_HINT}"
+        self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}{hint}")
 
     def _fail(self, found: Round, code: str, text: str) -> None:
         if found in self._table.waiting():

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ from ctl.io.rendezvous import listening, split_address
 
 _ENGINE, _BUCKET = "_ctl_engine", "_ctl_bucket_bytes"  # attributes of a strategy
 _CONNECT_SECS = 60.0
+_POLL_SECS = 1.0
+_MOST_FAILURES = 3  # to reach a worker, one after the other
 _OK = "ok"
 _SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worker may be silent
 _numbers = itertools.count()  # of the groups of this process; the same on all workers
@@ -112,16 +115,37 @@ def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
     from tensorflow.python.eager import context
 
     service: Any = context.context()
-    milliseconds = int(2000 * _CONNECT_SECS)
+    jobs = [(job, len(topology.tasks.get(job, ()))) for job in ("chief", "worker")]
+    tasks = [f"/job:{job}/replica:0/task:{i}" for job, count in jobs for i in range(count)]
     try:
         service.set_config_key_value(f"ctl/engine/{key}/{topology.worker_index}", mine)
-        return [
-            service.get_config_key_value(f"ctl/engine/{key}/{rank}", milliseconds)
-            for rank in range(topology.num_workers)
-        ]
+        return [_text_of(service, task, f"ctl/engine/{key}/{rank}") for rank, task in enumerate(tasks)]
     except tf.errors.OpError as e:
         text = f"communication: the other workers cannot be reached to connect to them: {e.message}"
         raise PeerLostError(text) from e
+
+
+def _text_of(service: Any, task: str, key: str) -> str:
+    """Waits for the text of a task. Raises OpError if its process has ended, or at the end of the time.
+
+    The service itself does not end a wait for a process that has ended.
+    """
+    deadline, num_failures = time.monotonic() + 2 * _CONNECT_SECS, 0
+    while True:
+        try:
+            return service.get_config_key_value(key, int(1000 * _POLL_SECS))
+        except tf.errors.DeadlineExceededError:
+            if time.monotonic() > deadline:
+                raise
+        try:
+            service.check_collective_ops_peer_health(task, int(1000 * _POLL_SECS))
+            num_failures = 0
+        except tf.errors.DeadlineExceededError:  # it is busy, or stopped
+            num_failures = 0
+        except tf.errors.OpError:
+            num_failures += 1
+            if num_failures == _MOST_FAILURES:
+                raise
 
 
 def can_use_engine(strategy: tf.distribute.Strategy) -> bool:

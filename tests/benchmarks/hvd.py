@@ -57,6 +57,8 @@ def main():
         if figures:
             Path(flags.out).write_text(json.dumps(figures))
         return
+    if "horovod" in (flags.sides or ()) and not flags.horovod:
+        parser.error("--sides has horovod; expected --horovod=PYTHON as well, that can import it")
     sides = flags.sides or ["ours", "tensorflow", *(["horovod"] if flags.horovod else [])]
     rounds = {side: [] for side in sides}
     with others(flags.busy):

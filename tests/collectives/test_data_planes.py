@@ -29,7 +29,7 @@ def meshes(count, sockets=1, **settings):
     controls = [socket.socketpair()[0] for _ in range(count)]
 
     def made(rank):
-        return Mesh(rank, peers[rank], controls[rank], lambda: None, lambda: None, Settings(**settings))
+        return Mesh(rank, peers[rank], controls[rank], lambda: True, lambda: None, Settings(**settings))
 
     return at_once(count, made)
 

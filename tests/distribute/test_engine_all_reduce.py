@@ -1,6 +1,7 @@
 """The sums of a MultiWorkerMirroredStrategy over the engine: the same numbers as over TensorFlow's ring."""
 
 import pytest
+import tensorflow as tf
 from conftest import free_ports
 from ctl.distribute import engine_all_reduce
 from ctl.distribute.communication_choice import best_bucket
@@ -50,3 +51,36 @@ def test_a_bucket_is_worth_its_latency():
     assert best((1 << 19) - 1, latency=1e-6, bandwidth=1e6) == 0  # two are not worth it
     assert best(3 << 20, latency=1e-3, bandwidth=1e9) == 0
     assert best(100 << 20, latency=1e-3, bandwidth=100e6, busy=0.6) == 0  # backward would wait
+
+
+class Service:
+    """Of coordination: a text that comes after some polls, and a task with one state for each poll."""
+
+    def __init__(self, num_polls, *states):
+        self.num_polls, self.states = num_polls, list(states)
+
+    def get_config_key_value(self, key, timeout_in_ms):
+        if self.num_polls:
+            self.num_polls -= 1
+            raise tf.errors.DeadlineExceededError(None, None, "no text yet")
+        return f"text of {key}"
+
+    def check_collective_ops_peer_health(self, task, timeout_in_ms):
+        state = self.states.pop(0)
+        if state is not None:
+            raise state(None, None, f"{task} is gone")
+
+
+GONE, BUSY = tf.errors.UnavailableError, tf.errors.DeadlineExceededError
+
+
+def test_the_wait_for_a_worker_ends_when_its_process_has_ended():
+    service = Service(100, None, GONE, BUSY, GONE, GONE, GONE)
+    with pytest.raises(tf.errors.UnavailableError, match="task:1 is gone"):
+        engine_all_reduce._text_of(service, "/job:worker/replica:0/task:1", "key")
+    assert service.states == []
+
+
+def test_a_worker_that_is_late_is_waited_for():
+    service = Service(5, BUSY, GONE, GONE, None, GONE)
+    assert engine_all_reduce._text_of(service, "/job:worker/replica:0/task:1", "key") == "text of key"

@@ -105,7 +105,9 @@ def case_queues_are_used_again():
     from ctl.collectives import graph_nodes
 
     numbers = graph_nodes._function_signals._numbers
-    for num_used, most in ((2, 0), (1, 100)):  # a queue without a reader is replaced, and freed later
+    # A queue without a reader is replaced, and freed later. A call that returns the first queue before it
+    # takes the second one, or not, leaves one queue less or more than the calls before.
+    for num_used, most in ((2, 1), (1, 101)):
         function = tf.function(lambda x, n=num_used: [hvd.allgather(x), hvd.allgather(x * 2)][:n])
         for _ in range(100):
             function(tf.constant([1]))
