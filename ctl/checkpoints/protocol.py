@@ -17,23 +17,23 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known about a checkpoint besides its tensors; `manifest.json` is this as JSON.
+    """Description of a checkpoint, without its tensors. It is saved as `manifest.json`.
 
     Attributes:
       step: completed steps.
       created: Unix time, seconds.
       variables: name -> {"shape": [...], "dtype": "float32"}.
-      keys: name -> what its tensor is called in the TensorFlow checkpoint, where that is known.
-      paths: name -> its full path, see `tracked_state.TrackedState`; empty in older checkpoints.
+      keys: name -> key of its tensor in the TensorFlow checkpoint, if it is known.
+      paths: name -> full path, see `tracked_state.TrackedState`; empty in older checkpoints.
       files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
-        "source": words}.
-      metrics: the newest evaluation at this step, name -> mean; empty if there was none.
-      state: JSON-able state of the loop's parts, by part.
-      config: settings of the run, name -> value; what may differ is checked when a run goes on.
+        "source": description}.
+      metrics: newest evaluation at this step, name -> mean; empty if there was none.
+      state: state of parts of the loop as JSON values, by part.
+      config: settings of the run, name -> value; `training/resume.py` compares them when a run resumes.
       versions: {"ctl": ..., "tensorflow": ...}.
-      format: of this file; a newer one is refused.
+      format: version of the file format; a newer one is refused.
     """
 
     step: int
@@ -51,24 +51,24 @@ class Manifest:
     format: int = FORMAT
 
     def with_files(self, files: Mapping[str, Mapping]) -> "Manifest":
-        """The same with the list of files that were written."""
+        """Returns a copy with another list of files."""
         return replace(self, files=files)
 
     def to_json(self) -> str:
-        """Text for `manifest.json`; numbers keep every digit."""
+        """Returns the text of `manifest.json`. Numbers keep all digits."""
         content = asdict(self)
         return json.dumps({**content, "checksum": _checksum(content)}, indent=1, sort_keys=True)
 
     @staticmethod
     def from_json(text: str, where: str) -> "Manifest":
-        """Reads `manifest.json`; raises CheckpointError naming `where` if it cannot be used."""
+        """Returns the manifest of a JSON text. Errors name the path `where`."""
         try:
             content = json.loads(text)
             written, version = content.pop("checksum"), content["format"]
             if not isinstance(written, str) or written != _checksum(content, like=written):
                 raise ValueError("its checksum is another than when it was written")
-            known = {f.name for f in fields(Manifest)}
-            manifest = Manifest(**{k: v for k, v in content.items() if k in known})
+            names = {f.name for f in fields(Manifest)}
+            manifest = Manifest(**{k: v for k, v in content.items() if k in names})
             if not _is_whole(version):
                 raise ValueError(f"format {version!r}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -88,7 +88,7 @@ def _checksum(content: dict, like: str = checksums.KIND) -> str:
 
 
 def _wrong_parts(manifest: Manifest) -> list[str]:
-    """Names of the attributes that are not what `Manifest` says."""
+    """Returns the names of the attributes with a wrong type."""
 
     def table(value: Any, good: Any) -> bool:
         return isinstance(value, Mapping) and all(good(v) for v in value.values())
@@ -119,21 +119,21 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_spec(value: Any) -> bool:
-    known = isinstance(value, Mapping) and isinstance(value.get("shape"), list)
+    has_shape = isinstance(value, Mapping) and isinstance(value.get("shape"), list)
     return (
-        known
+        has_shape
         and all(d is None or _is_whole(d) for d in value["shape"])
         and isinstance(value.get("dtype"), str)
     )
 
 
 def _is_file(value: Any) -> bool:
-    known = isinstance(value, Mapping) and isinstance(value.get("checksum"), str)
-    return known and _is_whole(value.get("size"))
+    has_checksum = isinstance(value, Mapping) and isinstance(value.get("checksum"), str)
+    return has_checksum and _is_whole(value.get("size"))
 
 
 def _is_name(name: str) -> bool:
-    """True for the name of a file in the directory itself."""
+    """Returns True for the name of a file within the directory."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
@@ -212,7 +212,7 @@ class CheckpointManager:
 
 
 class NullCheckpoints(CheckpointManager):
-    """Saves nothing."""
+    """Does not save."""
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""Short trainings whose losses and weights a refactoring may not change by one bit.
+"""Short trainings. A refactoring must not change a bit of their losses and weights.
 
     python tests/golden/cases.py mnist_two_replicas
     ctl launch --workers=2 -- python tests/golden/cases.py mnist_workers
@@ -50,15 +50,15 @@ class Words(ctl.Trainer):
         self.optimizer = keras.optimizers.Adam(0.01)
 
     def train_data(self, batch_size):
-        words = np.random.default_rng(3).integers(0, 5000, (200, 6))
-        words[np.arange(6) >= np.arange(200)[:, None] % 6 + 1] = 0
-        return ctl.from_arrays((words, words % 8), batch_size)
+        token_ids = np.random.default_rng(3).integers(0, 5000, (200, 6))
+        token_ids[np.arange(6) >= np.arange(200)[:, None] % 6 + 1] = 0
+        return ctl.from_arrays((token_ids, token_ids % 8), batch_size)
 
     def train_step(self, batch):
-        words, tags = batch
-        mask = words > 0
+        token_ids, tags = batch
+        mask = token_ids > 0
         with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tags, self.model(words))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tags, self.model(token_ids))
             loss = self.average(losses, mask=mask)
         self.minimize(loss, tape)
         return {"loss": (tf.where(mask, losses, 0.0), mask)}

@@ -42,49 +42,51 @@ def outcome(tree: Path, name: str, model_dir: Path | None = None) -> dict:
         logs = tempfile.mkdtemp(prefix="golden-")
         program = [sys.executable, "-m", "ctl", "launch", *JOBS[name], f"--log_dir={logs}", "--", *program]
     environ = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(
+    completed = subprocess.run(
         program, cwd=tree, env=environ, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECS
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{name} failed in {tree}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    lines = [line for line in completed.stdout.splitlines() if line.startswith("{")]
+    if completed.returncode or not lines:
+        raise SystemExit(
+            f"{name} failed in {tree}:\n{completed.stdout[-2000:]}\n{completed.stderr[-2000:]}"
+        )
     return json.loads(lines[-1])
 
 
 def resumed(base: Path, unbroken: dict) -> str:
-    """Returns how a run of the older commit goes on in this tree from its checkpoint of step STEPS - 10."""
+    """Compares the last 10 steps, resumed in this tree from a checkpoint of the older commit."""
     with tempfile.TemporaryDirectory() as directory:
         model_dir = Path(directory) / "run"
         outcome(base, RESUMED, model_dir)
         shutil.rmtree(model_dir / "checkpoints" / f"ckpt-{STEPS}")
-        found = outcome(ROOT, RESUMED, model_dir)
+        actual = outcome(ROOT, RESUMED, model_dir)
     expected = {**unbroken, "losses": unbroken["losses"][-10:]}
-    return difference(expected, found)
+    return difference(expected, actual)
 
 
-def difference(expected: dict, found: dict) -> str:
+def difference(expected: dict, actual: dict) -> str:
     """Returns "equal", or what differs first."""
-    if len(expected["losses"]) != len(found["losses"]):
-        return f"DIFFERS: {len(expected['losses'])} losses, now {len(found['losses'])}"
-    for place, (before, now) in enumerate(zip(expected["losses"], found["losses"], strict=True)):
-        if before != now:
-            return f"DIFFERS: loss {place + 1} was {float.fromhex(before)}, is {float.fromhex(now)}"
-    return "equal" if expected == found else "DIFFERS: the weights, not the losses"
+    if len(expected["losses"]) != len(actual["losses"]):
+        return f"DIFFERS: {len(expected['losses'])} losses, now {len(actual['losses'])}"
+    for number, (before, after) in enumerate(zip(expected["losses"], actual["losses"], strict=True), 1):
+        if before != after:
+            return f"DIFFERS: loss {number} was {float.fromhex(before)}, is {float.fromhex(after)}"
+    return "equal" if expected == actual else "DIFFERS: the weights, not the losses"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", required=True, help="commit that trains as expected")
     parser.add_argument("--only", nargs="+", choices=[*CASES, *JOBS], help="cases; all by default")
-    given = parser.parse_args()
+    flags = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="golden-") as directory:
         base = Path(directory) / "base"
-        subprocess.run(["git", "worktree", "add", "--detach", base, given.base], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--detach", base, flags.base], cwd=ROOT, check=True)
         try:
-            found = {name: compare(base, name) for name in given.only or [*CASES, *JOBS]}
+            results = {name: compare(base, name) for name in flags.only or [*CASES, *JOBS]}
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", base], cwd=ROOT, check=True)
-    return int(any(text != "equal" for text in found.values()))
+    return int(any(text != "equal" for text in results.values()))
 
 
 def compare(base: Path, name: str) -> str:

@@ -148,10 +148,10 @@ class TestsOfLines:
         A line that runs at import has the tests of all lines of its file.
         """
         by_line = self._data.contexts_by_lineno(self._root + str(path))
-        found = {_test_of(context) for line in lines for context in by_line.get(line, ())}
-        if "" in found:
-            found.update(_test_of(context) for contexts in by_line.values() for context in contexts)
-        narrowest_first = sorted(found - {"", *self.failed}, key=lambda t: (self._num_lines[t], t))
+        tests = {_test_of(context) for line in lines for context in by_line.get(line, ())}
+        if "" in tests:
+            tests.update(_test_of(context) for contexts in by_line.values() for context in contexts)
+        narrowest_first = sorted(tests - {"", *self.failed}, key=lambda t: (self._num_lines[t], t))
         return narrowest_first[:MOST_TESTS]
 
 
@@ -162,7 +162,7 @@ def _test_of(context: str) -> str:
 def exit_code_of(copied: Path, arguments: list[str], timeout_secs: float = TIMEOUT_SECS) -> int | None:
     """Returns pytest's exit code in a copy of the repository; None after a timeout.
 
-    pytest runs in a fork of this process, which has TensorFlow imported but nothing of ctl.
+    pytest runs in a fork of this process, which has imported TensorFlow but not ctl.
     """
     process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(copied, arguments))
     process.start()
@@ -217,17 +217,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folders", nargs="+", default=FOLDERS, choices=FOLDERS)
     parser.add_argument("--record", type=Path, help="the record of an earlier run, which is left here")
-    given = parser.parse_args()
-    paths = [p.relative_to(ROOT) for f in given.folders for p in sorted((ROOT / "ctl" / f).glob("*.py"))]
-    places = [(path, number) for path in paths for number in range(num_mutations(path))]
-    chosen = random.Random(given.seed).sample(places, min(given.count, len(places)))
+    flags = parser.parse_args()
+    paths = [p.relative_to(ROOT) for f in flags.folders for p in sorted((ROOT / "ctl" / f).glob("*.py"))]
+    candidate_numbers = [(path, number) for path in paths for number in range(num_mutations(path))]
+    chosen = random.Random(flags.seed).sample(candidate_numbers, min(flags.count, len(candidate_numbers)))
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
         copied = Path(directory) / "repository"
         shutil.copytree(
             ROOT, copied, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs")
         )
-        record = given.record or Path(directory) / "record"
+        record = flags.record or Path(directory) / "record"
         if not record.exists():
             record_tests(copied, record)
         tests_of_lines = TestsOfLines(record)
