@@ -61,7 +61,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str, where: str) -> "Manifest":
-        """Returns the manifest of a JSON text. Errors name the path `where`."""
+        """Returns the manifest of a text; raises CheckpointError, with the path `where`, if it has none."""
         try:
             content = json.loads(text)
             written, version = content.pop("checksum"), content["format"]
