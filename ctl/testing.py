@@ -55,8 +55,8 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
     >>> losses, trainer = run_steps(Mnist(global_batch_size=8), steps=3)
     >>> assert losses[-1] < losses[0]
     """
-    validation.methods(trainer, "train")
-    validation.data(trainer)
+    validation.check_methods(trainer, "train")
+    validation.check_train_data(trainer)
     session = preparation.prepared(trainer, NullCheckpoints())
     graph_loop = preparation.train_loop(trainer, session)
     first = session.step

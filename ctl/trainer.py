@@ -101,7 +101,7 @@ class Trainer:
         if notebook.shell() is not None:  # there TensorFlow shows INFO
             log_filter.quiet_logs()
         self.config = config = config_lib.settled(type(self), config, settings)
-        validation.parts(checkpoints, writers)
+        validation.check_parts(checkpoints, writers)
         self.strategy = construction.strategy_of(config)
         self.topology = strategies.topology_of(self.strategy)
         self.global_batch_size, self.seed = config.global_batch_size, config.seed
@@ -321,7 +321,7 @@ class Trainer:
         """
         self._recorder.averaged = True
         if mask is not None:
-            validation.mask(self, self._recorder)
+            validation.check_mask(self, self._recorder)
         loss = averaging.average(
             per_example,
             global_batch_size=self.global_batch_size,
@@ -349,7 +349,7 @@ class Trainer:
 
         Raises UsageError with accumulate_steps, whose parts have no common batch, and in a compiled step.
         """
-        validation.gathering(self, self._recorder)
+        validation.check_gather(self, self._recorder)
         largest = -(-self.global_batch_size // self.topology.num_replicas)
         return gather.gather(rows, largest, self._recorder.empty)
 

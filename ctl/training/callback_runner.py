@@ -57,7 +57,7 @@ class CallbackRunner:
     def __init__(self, trainer: TrainerProtocol, agreement: HostAllReduce):
         self._trainer = trainer
         self._agreement = agreement
-        validation.callbacks(trainer, trainer.callbacks)
+        validation.check_callbacks(trainer, trainer.callbacks)
         self._callbacks = _named(trainer.callbacks)
         self._events = {name: _told(trainer, self._callbacks.values(), name) for name in EVENTS}
         self._best_weights: list[np.ndarray] | None = None

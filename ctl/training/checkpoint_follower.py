@@ -33,7 +33,7 @@ _log = logging.getLogger("ctl")
 
 def checkpoints(trainer: TrainerProtocol) -> WatchedCheckpoints:
     """The manager of an evaluator; raises UsageError for a trainer that cannot evaluate."""
-    validation.methods(trainer, "evaluate")
+    validation.check_methods(trainer, "evaluate")
     if trainer.model_dir is None:
         raise UsageError(
             "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "

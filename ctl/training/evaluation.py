@@ -40,7 +40,7 @@ def evaluate_session(
     decisions count only if they are `heeded`.
     """
     exit_barrier.disarm()
-    validation.methods(trainer, "evaluate")
+    validation.check_methods(trainer, "evaluate")
     loop = eval_loop(trainer, session)
     with _together(session.agreement):
         batches = input_pipeline.open_eval_batches(trainer)
@@ -59,8 +59,8 @@ def evaluate_session(
                 session.running.note(array_event(session.step, name, array, "eval"))
         about = session.step, dict(means), dict(loop.totals.metrics)
         session.callbacks.tell("after_evaluation", session.step, *about, heeded=heeded)
-    validation.best_is_known(session.manager, means)
-    validation.reported_is_known(trainer.extra_writers, means)
+    validation.check_best_metric(session.manager, means)
+    validation.check_reported_metric(trainer.extra_writers, means)
     if session.running is None:
         session.callbacks.raise_failure()
         leave_together(session)
@@ -80,7 +80,7 @@ def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
     if not several and not validation.names_matter(trainer, session.manager):
         return
     loop = eval_loop(trainer, session)
-    validation.evaluated_names(trainer, session.manager, loop.names(batches))
+    validation.check_metric_names(trainer, session.manager, loop.names(batches))
 
 
 def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:

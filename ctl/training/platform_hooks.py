@@ -28,7 +28,7 @@ def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: s
         trainer.log_dir = places.logs
     if not hypertune:
         return
-    validation.methods(trainer, "evaluate")
+    validation.check_methods(trainer, "evaluate")
     if mode == "train":
         raise UsageError(
             f"--report_hypertune={hypertune} came with --mode=train, which evaluates nothing. Leave "

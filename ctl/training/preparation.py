@@ -58,7 +58,7 @@ def prepared(trainer: TrainerProtocol, checkpoints: CheckpointManager | None = N
 def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
     if not validation.is_written(trainer, "build"):
-        validation.methods(trainer, "train")
+        validation.check_methods(trainer, "train")
     step_trace.check_trace(trainer)
     model_directory.check_model_directory(trainer.model_dir)
     randomness.seed_everything(trainer.seed)
@@ -74,9 +74,9 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
         trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
-        validation.model(trainer)
+        validation.check_model(trainer)
         model_checks.check_built(trainer)
-        validation.optimizers(trainer)
+        validation.check_optimizers(trainer)
         local_training.check_trainer(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))

@@ -42,10 +42,10 @@ def train(
 ) -> dict[str, float]:
     """One call of `Trainer.train`."""
     exit_barrier.disarm()
-    validation.methods(trainer, "train")
+    validation.check_methods(trainer, "train")
     validation.check_export(trainer, formats)
-    validation.data(trainer)
-    validation.evaluation(trainer, session.manager)
+    validation.check_train_data(trainer)
+    validation.check_evaluation(trainer, session.manager)
     with heartbeat.here.limited(trainer.step_timeout_secs):
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)

@@ -31,7 +31,7 @@ def is_written(trainer: TrainerProtocol, method: str) -> bool:
     return getattr(type(trainer), method).__module__ != "ctl.trainer"
 
 
-def methods(trainer: TrainerProtocol, purpose: str) -> None:
+def check_methods(trainer: TrainerProtocol, purpose: str) -> None:
     """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
     missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
     if "train_data" in missing and hasattr(trainer, "train_data_fn"):
@@ -45,7 +45,7 @@ def methods(trainer: TrainerProtocol, purpose: str) -> None:
         )
 
 
-def data(trainer: TrainerProtocol) -> None:
+def check_train_data(trainer: TrainerProtocol) -> None:
     """Raises UsageError for two sources of training data."""
     if hasattr(trainer, "train_data_fn") and is_written(trainer, "train_data"):
         raise UsageError(
@@ -53,7 +53,7 @@ def data(trainer: TrainerProtocol) -> None:
         )
 
 
-def evaluation(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
+def check_evaluation(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
     """Warns of half an evaluation at the end of a program.
 
     Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
@@ -83,7 +83,7 @@ def evaluation(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
         )
 
 
-def best_is_known(manager: CheckpointManager, means: Mapping[str, float]) -> None:
+def check_best_metric(manager: CheckpointManager, means: Mapping[str, float]) -> None:
     """Raises UsageError if the best checkpoint goes by a metric that the evaluation has not."""
     best = manager.best_metric
     if best is not None and best not in means:
@@ -93,11 +93,11 @@ def best_is_known(manager: CheckpointManager, means: Mapping[str, float]) -> Non
         )
 
 
-def evaluated_names(trainer: TrainerProtocol, manager: CheckpointManager, names: Sequence[str]) -> None:
+def check_metric_names(trainer: TrainerProtocol, manager: CheckpointManager, names: Sequence[str]) -> None:
     """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
-    best_is_known(manager, means)
-    reported_is_known(trainer.extra_writers, means)
+    check_best_metric(manager, means)
+    check_reported_metric(trainer.extra_writers, means)
     for watched in watched_metrics(trainer):
         watched.of(means, "eval")
 
@@ -115,7 +115,7 @@ def names_matter(trainer: TrainerProtocol, manager: CheckpointManager) -> bool:
     return best is not None or reported or bool(watched_metrics(trainer))
 
 
-def reported_is_known(writers: Sequence[Any], means: Mapping[str, float]) -> None:
+def check_reported_metric(writers: Sequence[Any], means: Mapping[str, float]) -> None:
     """Raises UsageError if a tuning job is to hear of a metric that the evaluation has not."""
     for writer in writers:
         metric = getattr(writer, "metric", None)
@@ -126,7 +126,7 @@ def reported_is_known(writers: Sequence[Any], means: Mapping[str, float]) -> Non
             )
 
 
-def mask(trainer: TrainerProtocol, recorder: Any) -> None:
+def check_mask(trainer: TrainerProtocol, recorder: Any) -> None:
     """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
     if recorder.compiled and trainer.topology.num_replicas > 1:
         raise UsageError(
@@ -135,7 +135,7 @@ def mask(trainer: TrainerProtocol, recorder: Any) -> None:
         )
 
 
-def gathering(trainer: TrainerProtocol, recorder: Any) -> None:
+def check_gather(trainer: TrainerProtocol, recorder: Any) -> None:
     """Raises UsageError where the rows of all replicas cannot be had at once."""
     if recorder.local is not None and trainer.topology.num_replicas > 1:
         raise UsageError(
@@ -159,7 +159,7 @@ def evaluates_at_all(trainer: TrainerProtocol) -> bool:
     return all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
 
 
-def callbacks(trainer: TrainerProtocol, given: Any) -> None:
+def check_callbacks(trainer: TrainerProtocol, given: Any) -> None:
     """Raises UsageError for callbacks that would never be called, or could not act."""
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"callbacks is {given!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
@@ -213,7 +213,7 @@ def has_a_number(optimizer: Any) -> bool:
     return rate is not None and not schedule and hasattr(plain(rate), "numpy")
 
 
-def parts(checkpoints: Any, writers: Any) -> None:
+def check_parts(checkpoints: Any, writers: Any) -> None:
     """Raises UsageError for what cannot be a checkpoint manager or a list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
@@ -228,7 +228,7 @@ def parts(checkpoints: Any, writers: Any) -> None:
         )
 
 
-def model(trainer: TrainerProtocol) -> None:
+def check_model(trainer: TrainerProtocol) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
     owned = tracked_state.collect(trainer)
     if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
@@ -242,25 +242,25 @@ def model(trainer: TrainerProtocol) -> None:
             "self.optimizer unless the step updates by itself."
         )
     for name, thing in owned.items():
-        _created_in_scope(trainer, name, thing)
-        _in_one_piece(name, thing)
-    _batch_normalization(trainer, owned)
-    _central_storage(trainer, owned)
-    compilation(trainer)
+        _check_scope(trainer, name, thing)
+        _check_not_sharded(name, thing)
+    _check_batch_normalization(trainer, owned)
+    _check_central_storage(trainer, owned)
+    check_compilation(trainer)
 
 
-def optimizers(trainer: TrainerProtocol) -> None:
+def check_optimizers(trainer: TrainerProtocol) -> None:
     """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
     for name, thing in vars(trainer).items():
         keras_like = attribute(thing, "apply_gradients") and attribute(thing, "build")
         if name == "optimizer" and thing is not None:
             optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
-            _optimizer_strategy(trainer, name, thing)
+            _check_optimizer_strategy(trainer, name, thing)
             if trainer.model is not None:
                 optimizers_lib.build_slots(thing, trainer.model.trainable_variables)
         elif keras_like:
             optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
-            _optimizer_strategy(trainer, name, thing)
+            _check_optimizer_strategy(trainer, name, thing)
             if not getattr(thing, "built", True):
                 raise UsageError(
                     f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
@@ -268,7 +268,7 @@ def optimizers(trainer: TrainerProtocol) -> None:
                 )
 
 
-def compilation(trainer: TrainerProtocol) -> None:
+def check_compilation(trainer: TrainerProtocol) -> None:
     """Raises UsageError where XLA cannot compile forward and backward of a replica."""
     if trainer.jit_compile == "off":
         return
@@ -296,7 +296,7 @@ def compilation(trainer: TrainerProtocol) -> None:
                 )
 
 
-def _central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
+def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
     """What TensorFlow does not carry where variables are updated outside the replicas."""
     if strategies.word_of(trainer.strategy) != "central_storage" or trainer.topology.num_replicas == 1:
         return
@@ -316,13 +316,13 @@ def _central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None
                 )
 
 
-def _optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: Any) -> None:
+def _check_optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
     if is_keras3(optimizer) and made_under is not None and (made_under is not trainer.strategy):
         raise UsageError(_outside(f"self.{name}"))
 
 
-def _created_in_scope(trainer: TrainerProtocol, name: str, thing: Any) -> None:
+def _check_scope(trainer: TrainerProtocol, name: str, thing: Any) -> None:
     if trainer.strategy.num_replicas_in_sync == 1:
         return
     for variable in tracked_state.variables_of(thing):
@@ -330,7 +330,7 @@ def _created_in_scope(trainer: TrainerProtocol, name: str, thing: Any) -> None:
             raise UsageError(_outside(f"self.{name}"))
 
 
-def _in_one_piece(name: str, thing: Any) -> None:
+def _check_not_sharded(name: str, thing: Any) -> None:
     """A Keras 3 variable cannot hold the shards that a variable_partitioner makes of it."""
     for variable in tracked_state.variables_of(thing):
         if is_keras3(variable) and hasattr(variable.value, "variables"):
@@ -348,7 +348,7 @@ def _outside(name: str) -> str:
     )
 
 
-def _batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
+def _check_batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
     """Raises UsageError for layers that normalize each replica by itself, where no trace can tell.
 
     Under the other strategies the trace shows whether the statistics of a layer change; see
