@@ -1,6 +1,12 @@
-"""Worker 1 stays within its first update for long; the chief prints how many steps are complete."""
+"""One update takes long, and holds the lock; the chief prints how many steps are complete.
+
+    python holding_the_lock.py FILE
+
+FILE is written when the long update begins.
+"""
 
 import json
+import sys
 import threading
 import time
 
@@ -20,6 +26,7 @@ class Update:
     @tf.autograph.experimental.do_not_convert
     def apply(self, gradients, variables):
         def work():
+            tf.io.write_file(sys.argv[1], "")
             m = tf.random.normal([700, 700])
             loop = (lambda i, x: i < ROUNDS), (lambda i, x: (i + 1, tf.tanh(x @ m)))
             return tf.while_loop(*loop, (0, m), parallel_iterations=1)[1][0, 0] * 0.0
@@ -29,7 +36,7 @@ class Update:
 
 
 class Slow(ctl.Trainer):
-    """Batches come in order, so that worker 1 is the one that gets example 1 first."""
+    """Has one update that takes long."""
 
     def build(self):
         self.model = tf.Module()
