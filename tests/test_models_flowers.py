@@ -198,6 +198,7 @@ def test_a_cache_changes_nothing_but_the_time(shipped):
         tf.nest.map_structure(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_two_replicas_learn_as_one_and_the_batch_grows_with_them(shipped, two_replicas):
     curves = []
     for strategy, options in (

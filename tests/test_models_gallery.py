@@ -91,6 +91,7 @@ def test_settings_that_cannot_be_are_refused(model, options, words):
         model(strategy="default", **options)
 
 
+@pytest.mark.slow
 def test_text_is_written_byte_by_byte_from_what_the_model_sees():
     trainer = Language(strategy="default", global_batch_size=8, writers=[], **{**SMALL, "context": 6})
     trainer.train(2)

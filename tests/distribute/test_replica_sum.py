@@ -4,6 +4,7 @@ import gc
 
 import ctl
 import numpy as np
+import pytest
 import tensorflow as tf
 from ctl.distribute.replica_sum import sum_over_all_replicas
 from small_models import Small
@@ -15,6 +16,7 @@ def graphs_of_steps():
     return [o for o in gc.get_objects() if type(o).__name__ == "FuncGraph" and o.name == "_many"]
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_step_on_replicas_is_released_with_its_trainer(two_replicas):
     def train():
         trainer = Small(

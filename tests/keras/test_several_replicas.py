@@ -284,6 +284,7 @@ def test_the_check_changes_no_variables(two_replicas):
     assert int(layer.calls.numpy()) == steps
 
 
+@pytest.mark.slow
 def test_inputs_without_a_shape_and_models_without_targets_are_left_out(two_replicas):
     def without_targets():
         model = keras.Sequential(

@@ -159,6 +159,7 @@ def test_a_compiled_step_has_sparse_gradients_too(two_replicas, where):
     assert_equal(plain, compiled, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fit_with_an_embedding_and_short_batches_is_that_of_keras(two_replicas):
     words = np.random.default_rng(0).integers(0, 50, (44, 6))
     words[:20] %= 5

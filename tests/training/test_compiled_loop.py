@@ -278,6 +278,7 @@ def test_what_a_program_leaves_out_or_does_slowly_is_said(caplog):
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_steps_that_are_one_program_are_not_measured(caplog, monkeypatch):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     follower("loop", Unmapped).train(3)

@@ -42,6 +42,7 @@ def test_a_lock_that_is_a_directory_is_refused_before_training(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["LOCK"]
 
 
+@pytest.mark.slow
 def test_metrics_in_a_pipe_do_not_hang_the_training(tmp_path, caplog):
     os.mkfifo(tmp_path / "metrics.jsonl")
     trainer = Small(model_dir=str(tmp_path), strategy="default")
