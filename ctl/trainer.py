@@ -101,7 +101,7 @@ class Trainer:
         if notebook.shell() is not None:  # there TensorFlow shows INFO
             log_filter.quiet_logs()
         self.config = config = config_lib.settled(type(self), config, settings)
-        validation.check_parts(checkpoints, writers)
+        validation.check_checkpoints_and_writers(checkpoints, writers)
         self.strategy = construction.strategy_of(config)
         self.topology = strategies.topology_of(self.strategy)
         self.global_batch_size, self.seed = config.global_batch_size, config.seed

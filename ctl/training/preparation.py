@@ -74,7 +74,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
         trainer.jit_compile = config.jit_compile(trainer.jit_compile)  # `build` may have set True
-        validation.check_model(trainer)
+        validation.check_trainable(trainer)
         model_checks.check_built(trainer)
         validation.check_optimizers(trainer)
         local_training.check_trainer(trainer)

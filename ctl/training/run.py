@@ -45,7 +45,7 @@ def train(
     validation.check_methods(trainer, "train")
     validation.check_export(trainer, formats)
     validation.check_train_data(trainer)
-    validation.check_evaluation(trainer, session.manager)
+    validation.check_evaluation_methods(trainer, session.manager)
     with heartbeat.here.limited(trainer.step_timeout_secs):
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)

@@ -53,7 +53,7 @@ def check_train_data(trainer: TrainerProtocol) -> None:
         )
 
 
-def check_evaluation(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
+def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
     """Warns of half an evaluation at the end of a program.
 
     Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
@@ -213,7 +213,7 @@ def has_a_number(optimizer: Any) -> bool:
     return rate is not None and not schedule and hasattr(plain(rate), "numpy")
 
 
-def check_parts(checkpoints: Any, writers: Any) -> None:
+def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
     """Raises UsageError for what cannot be a checkpoint manager or a list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
@@ -228,7 +228,7 @@ def check_parts(checkpoints: Any, writers: Any) -> None:
         )
 
 
-def check_model(trainer: TrainerProtocol) -> None:
+def check_trainable(trainer: TrainerProtocol) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
     owned = tracked_state.collect(trainer)
     if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
