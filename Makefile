@@ -11,8 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FIRST = (not workers or smoke) and not slow and not cluster
 # one process more than cores, as processes wait for each other
 PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-SOURCES := $(shell find ctl models tests docs -name '*.py' -o -name '*.md' -o -name '*.ipynb') \
-	pyproject.toml README.md
+SOURCES := $(shell find ctl models tests docs .ci -type f ! -name '*.pyc') $(wildcard *.md *.toml Makefile)
 
 mnist: .venv/installed
 	.venv/bin/ctl launch --workers=2 -- .venv/bin/python -m models.mnist \
@@ -52,7 +51,7 @@ test-oldest: .venv-oldest/tested
 
 # lines of ctl/ that all tests run, by folder; processes that are killed leave no record
 coverage: .venv/slow
-	$(PYTEST) -m "not cluster" --cov --cov-report= --hypothesis-profile=quick || true
+	-$(PYTEST) -m "not cluster" --cov --cov-report= --hypothesis-profile=quick
 	@for folder in ctl/*/ ctl/; do \
 		printf '%-20s ' $$folder; \
 		.venv/bin/python -m coverage report --format=total --precision=1 --include="$$folder*"; \

@@ -10,7 +10,7 @@ from ctl.io import paths
 
 
 class BackupCheckpoints(ChiefOnlyCheckpoints):
-    """Keeps the newest state until the run has succeeded; the same command goes on from there.
+    """Keeps the newest state until the run succeeds. The same command resumes an interrupted run.
 
     >>> ctl.fit(model, data, epochs=3, checkpoints=ctl.BackupCheckpoints("/tmp/backup"))
 
@@ -23,7 +23,7 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
         super().__init__(directory, keep=Keep(newest=1))
 
     def succeeded(self, state: TrackedState) -> None:
-        """Deletes the backup, and its directory if nothing else is in it."""
+        """Deletes the backup, and its directory if it has no other files."""
         if not state.topology.is_chief:
             return
         for path, _ in commit.scan(self.directory):

@@ -1,8 +1,8 @@
 """The default manager: all workers take part in a save, the chief writes it.
 
-Variables that are summed when read (metrics, some normalisations) hang a save that only the chief
-makes. So every worker reads, which is the part that communicates; files are the chief's alone, and
-nothing that a disk does can break the order of the workers.
+Reading a variable that is a sum over workers (metrics, some normalizations) is a collective, and would
+wait for ever if only the chief saved. Therefore all workers read the variables, and the chief alone writes
+files, so that an error of the disk cannot change the order of collectives.
 """
 
 import contextlib
