@@ -14,6 +14,7 @@ import ctl
 import numpy as np
 import tensorflow as tf
 
+STEPS = 1000
 ROUNDS = 4000  # of work within the update: about 20 s
 
 
@@ -44,7 +45,7 @@ class Slow(ctl.Trainer):
         self.optimizer = Update(self)
 
     def train_data(self, batch_size):
-        return ctl.from_arrays(np.arange(1000), batch_size, shuffle=False)
+        return ctl.from_arrays(np.arange(10 * STEPS), batch_size, shuffle=False)
 
     def train_step(self, batch):
         self.first = batch[0]
@@ -54,7 +55,9 @@ class Slow(ctl.Trainer):
         return {}
 
 
-trainer = Slow(global_batch_size=1, writers=[])
+# one loop, so that the lock alone makes a worker wait
+one_loop = ctl.Intervals(steps_per_loop=STEPS, log=ctl.Every(), save=ctl.Every())
+trainer = Slow(global_batch_size=1, writers=[], intervals=one_loop)
 trainer.prepare()
 
 
@@ -66,5 +69,5 @@ def watch():
 
 print("training", flush=True)
 threading.Thread(target=watch, daemon=True).start()
-trainer.train(30)
+trainer.train(STEPS)
 print(json.dumps({"step": trainer.step}), flush=True)
