@@ -59,7 +59,6 @@ class Call:
     joined: Layout | None = None  # layout of tensors that are joined to one
     names: Sequence[str] = ()  # names of collectives that are fused to this one
     fuses: bool = False  # can be fused with other calls of a function
-    is_ahead: bool = False  # small, and sent at once
 
 
 @dataclass
@@ -103,7 +102,7 @@ def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
         host_arrays,
         layout,
         tensors,
-        may_wait=not (call.is_eager or call.is_ahead),
+        may_wait=not call.is_eager,
         process_set=members.number,
         op=call.op,
         prescale=call.prescale,

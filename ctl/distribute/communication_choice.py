@@ -1,15 +1,14 @@
-"""`communication="auto"` on CPUs: sums as large as the model's gradients are timed on both paths.
+"""Choice of the communication path for `communication="auto"` on CPUs.
 
-The workers keep the faster path, all the same one, and measure in which parts gradients are worth a sum
-of their own. A run that goes on keeps the path and the parts of its checkpoint: with three workers or more
-others add numbers in another order.
+Sums as large as the model's gradients are timed over TensorFlow's ring and over the engine. All workers
+keep the faster path, the same one. A resumed run keeps the path of its checkpoint: with three workers or
+more the other path adds numbers in another order.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,21 +23,8 @@ _ROUNDS = 5
 _ENOUGH_SECS = 1.0  # of sums, all rounds together
 _CALLS = 4  # that follow each other without a pause, as steps do
 PATHS = ("ring", "tcp")
-_BUSY = 0.5
-_LATENCIES = 20  # one more collective may cost a twentieth of what it carries
-_LEAST_BUCKET, _PROBE = 1 << 18, 1 << 22  # bytes
 
 Sum = Callable[[Sequence[tf.Tensor]], Any]
-
-
-class Path(NamedTuple):
-    """What sums travel over: one of `PATHS`, or "" where there is no choice; and in which parts.
-
-    `bucket_bytes`: of gradients that are summed together over "tcp"; 0: all of them.
-    """
-
-    word: str = ""
-    bucket_bytes: int = 0
 
 
 def choose_communication(
@@ -47,46 +33,51 @@ def choose_communication(
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
     *,
-    wire_bytes: int,
-    known: Path = Path(),  # noqa: B008  never changes
-    limits: PeerLimits = PeerLimits(),  # noqa: B008
-) -> Path:
-    """Installs the faster of `PATHS` in the strategy, and returns it; an engine that is there stays.
+    restored_path: str = "",
+    limits: PeerLimits = PeerLimits(),  # noqa: B008  immutable
+) -> str:
+    """Installs the faster path in the strategy. An engine that is installed already stays.
 
     Args:
-      tensors: what is summed in each step; `summed` sums such tensors, in a replica.
-      wire_bytes: what they are when they travel.
-      known: a path that need not be measured again, equal on all workers.
+      strategy: Strategy of the job.
+      topology: Topology of the job.
+      tensors: Shapes and dtypes of the gradients of a step.
+      summed: Function that sums such tensors over replicas, called in replica context.
+      restored_path: Path of the restored checkpoint, equal on all workers, which is not measured again. An
+        empty string means none.
+      limits: Timeouts of the engine.
 
-    All workers call it at the same time. Raises PeerLostError where a worker is lost meanwhile.
+    Returns:
+      One of `PATHS`, or an empty string where the strategy cannot use the engine.
+
+    Raises:
+      PeerLostError: If a worker is lost during the measurement.
+
+    All workers call it at the same time.
     """
     if not engine_all_reduce.can_use_engine(strategy):
-        return Path()
+        return ""
+    if engine_all_reduce.engine_of(strategy) is not None:
+        return "tcp"
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
-    measured: dict[tuple, Path] = strategy.__dict__.setdefault("_ctl_measured", {})
-    known = known if known.word else measured.get(sizes, Path())
-    engine = engine_all_reduce.engine_of(strategy)
-    if engine is None:
-        if known.word == "ring":
-            return known
-        try:
-            engine = engine_all_reduce.connect_engine(topology, limits)
-        except (PeerLostError, UsageError) as e:
-            if topology.is_chief:
-                _log.warning("%s Sums use TensorFlow's ring.", e)
-            return Path("ring")
-        if not known.word and not _is_faster(strategy, topology, engine, tensors, summed):
-            engine_all_reduce.install_engine(strategy, None)
-            engine.close()
-            measured[sizes] = Path("ring")
-            return measured[sizes]
-    if known.word != "tcp":
-        known = Path("tcp", _measured_bucket(engine, wire_bytes))
-        if known.bucket_bytes and topology.is_chief:
-            _log.info("communication: gradients in buckets of %d KB", known.bucket_bytes >> 10)
-    engine_all_reduce.install_engine(strategy, engine, known.bucket_bytes)
-    measured[sizes] = known
-    return known
+    measured: dict[tuple, str] = strategy.__dict__.setdefault("_ctl_measured", {})
+    path = restored_path or measured.get(sizes, "")
+    if path == "ring":
+        return path
+    try:
+        engine = engine_all_reduce.connect_engine(topology, limits)
+    except (PeerLostError, UsageError) as e:
+        if topology.is_chief:
+            _log.warning("%s Sums use TensorFlow's ring.", e)
+        return "ring"
+    if path == "tcp" or _is_faster(strategy, topology, engine, tensors, summed):
+        engine_all_reduce.install_engine(strategy, engine)
+        measured[sizes] = "tcp"
+    else:
+        engine_all_reduce.install_engine(strategy, None)
+        engine.close()
+        measured[sizes] = "ring"
+    return measured[sizes]
 
 
 def _is_faster(
@@ -103,36 +94,6 @@ def _is_faster(
         words = "communication: tcp %.3g ms, ring %.3g ms per step -> %s"
         _log.info(words, 1e3 * times["tcp"], 1e3 * times["ring"], faster)
     return faster == "tcp"
-
-
-def _measured_bucket(engine: Engine, wire_bytes: int) -> int:
-    """The bucket for sums of `wire_bytes` over these connections; the same on all workers."""
-    if wire_bytes < 2 * _LEAST_BUCKET:
-        return 0
-    nothing, much = np.zeros(1, np.float32), np.zeros(min(wire_bytes, _PROBE) // 4, np.float32)
-
-    def measure() -> list[float]:
-        latency = _seconds(lambda: engine.sum("ctl.probe.latency", nothing))
-        busy = time.process_time()
-        whole = _seconds(lambda: engine.sum("ctl.probe.bandwidth", much))
-        return [latency, whole, time.process_time() - busy]
-
-    latency, whole, busy = _medians(engine, measure)
-    return best_bucket(wire_bytes, latency, much.nbytes / max(whole - latency, 1e-9), busy / whole)
-
-
-def best_bucket(wire_bytes: int, latency: float, bandwidth: float, busy: float) -> int:
-    """Bytes that are worth a collective of their own, a power of two; 0: two would not be worth it.
-
-    Args:
-      wire_bytes: of all gradients.
-      latency: seconds of a sum of nothing.
-      bandwidth: bytes per second of a sum of much.
-      busy: share of that time in which the processor works: backward would have to wait for it.
-    """
-    worth = max(_LATENCIES * latency * bandwidth, _LEAST_BUCKET)
-    bucket = 2 ** int(math.log2(worth))
-    return 0 if busy > _BUSY or 2 * bucket > wire_bytes else bucket
 
 
 def _measured(

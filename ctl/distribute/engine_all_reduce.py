@@ -33,7 +33,7 @@ from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
 from ctl.io.rendezvous import listening, split_address
 
-_ENGINE, _BUCKET = "_ctl_engine", "_ctl_bucket_bytes"  # attributes of a strategy
+_ENGINE = "_ctl_engine"  # attribute of a strategy
 _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
 _MOST_FAILURES = 3  # to reach a worker, one after the other
@@ -165,18 +165,14 @@ def _places(strategy: tf.distribute.Strategy) -> list[Any]:
     return found if all(hasattr(place, "_launchers") for place in found) else []
 
 
-def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None, bucket_bytes: int = 0) -> None:
-    """From here on the strategy's collectives go over the engine; None: over TensorFlow's own again.
-
-    `bucket_bytes`: gradients are summed in parts of this size, while backward makes more; 0: at once.
-    """
+def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
+    """Sends the strategy's collectives over the engine; None: over TensorFlow's own again."""
     for place in _places(strategy):
         if not hasattr(place, "_ctl_own_launchers"):
             place._ctl_own_launchers = place._launchers
         own = place._ctl_own_launchers
         place._launchers = own if engine is None else [_Launcher(engine)]
     setattr(strategy, _ENGINE, engine)
-    setattr(strategy, _BUCKET, bucket_bytes)
 
 
 def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
@@ -195,11 +191,6 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Pee
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
     """What the strategy's collectives go over; None: TensorFlow's own."""
     return getattr(strategy, _ENGINE, None)
-
-
-def bucket_bytes_of(strategy: tf.distribute.Strategy) -> int:
-    """Bytes of gradients that are summed together over the engine; 0: all."""
-    return getattr(strategy, _BUCKET, 0)
 
 
 def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str | None:
@@ -270,12 +261,6 @@ def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
     """`[n * r, ...]` -> `[n * r, ...]`: r rows for each of n workers become r rows from each."""
     call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)
     return tf.ensure_shape(tensor_ops.outputs(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
-
-
-def sum_ahead(engine: Engine, number: tf.Tensor) -> tf.Tensor:
-    """`[]` -> `[]`: the sum over workers, which does not wait for what was asked for before."""
-    call = Call("allreduce", "", _AllWorkers(engine), op=SUM, ignores_scope=True, is_ahead=True)
-    return tensor_ops.outputs(call, [number], "ctl.ahead", "")[0]
 
 
 def path_of(strategy: tf.distribute.Strategy) -> str:

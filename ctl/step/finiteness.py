@@ -32,28 +32,12 @@ def flag_of(loss: tf.Tensor) -> tf.Tensor:
     return 1.0 - tf.cast(tf.math.is_finite(loss), tf.float32)
 
 
-def suspects(
-    gradients: list,
-    loss_flag: tf.Tensor,
-    replica: tf.Tensor,
-    num_replicas: int,
-    squares: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """`[2 * num_replicas]` float32, to be added up over replicas: whose loss, whose gradient.
-
-    `squares`: the sum of those of the gradients, if it is known: they are looked at if it is not finite.
-    """
-
-    def gradient_flag() -> tf.Tensor:
-        sums = [tf.reduce_sum(_float(getattr(g, "values", g))) for g in gradients]
-        return flag_of(tf.add_n(sums) if len(sums) > 1 else sums[0])
-
-    if squares is None:
-        of_gradient = gradient_flag()
-    else:
-        of_gradient = tf.cond(tf.math.is_finite(squares), lambda: tf.constant(0.0), gradient_flag)
+def suspects(gradients: list, loss_flag: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """Returns `[2 * num_replicas]` float32 flags of losses and gradients, to be summed over replicas."""
+    sums = [tf.reduce_sum(_float(getattr(g, "values", g))) for g in gradients]
+    gradient_flag = flag_of(tf.add_n(sums) if len(sums) > 1 else sums[0])
     place = tf.one_hot(replica, num_replicas)
-    return tf.concat([place * loss_flag, place * of_gradient], axis=0)
+    return tf.concat([place * loss_flag, place * gradient_flag], axis=0)
 
 
 def _float(values: Any) -> Any:
@@ -70,25 +54,10 @@ def good(norm: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(norm) & (tf.reduce_sum(found) <= 0.0)
 
 
-def good_early(agreed: tf.Tensor, norm: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
-    """The same, as soon as replicas have agreed that it will be true."""
-    return tf.cond(agreed, lambda: tf.constant(True), lambda: good(norm, found))
-
-
 def stop_unless(holds: tf.Tensor, found: tf.Tensor, message: str = MESSAGE) -> tf.Operation:
     """An operation that fails, naming the suspects, where `holds` is false."""
     loss, gradient = tf.split(tf.cast(found, tf.int32), 2)
     return tf.raw_ops.Assert(condition=holds, data=[message, loss, gradient], summarize=10_000)
-
-
-def stop_late_unless(holds: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
-    """The same, which does not wait for `found` where `holds` is true."""
-
-    def stop() -> tf.Tensor:
-        with tf.control_dependencies([stop_unless(tf.constant(False), found)]):
-            return tf.constant(False)
-
-    return tf.cond(holds, lambda: tf.constant(True), stop)
 
 
 def warn_of_skipped(holds: tf.Tensor, found: tf.Tensor, step: tf.Tensor, local: bool = False) -> None:

@@ -7,16 +7,15 @@ alike), and the optimizer is kept from summing a second time.
 """
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 from ctl.distribute import replica_sum
-from ctl.distribute.engine_all_reduce import bucket_bytes_of, engine_of, wire_dtype_of
+from ctl.distribute.engine_all_reduce import engine_of, wire_dtype_of
 from ctl.errors import UsageError
-from ctl.step import early_update, finiteness, optimizers, update_lock
-from ctl.step.buckets import in_buckets
+from ctl.step import finiteness, optimizers, update_lock
 from ctl.step.eight_bit import EightBitSums, keep_left_over
 from ctl.step.sparse_sum import NO_ROW, SparseSum, can_sum, has_unique_rows, merged, without_no_row
 from ctl.step.step_times import StepTimes
@@ -166,8 +165,7 @@ def apply(
     """
     *gradients, loss_flag = update.gradients
     context = tf.distribute.get_replica_context()
-    found = early = None
-    add_time: Callable[[], None] = lambda: None  # noqa: E731
+    found = None
     replicas = context.num_replicas_in_sync
     if update.local:
         found = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
@@ -175,8 +173,7 @@ def apply(
         parts = context, gradients, loss_flag, update, how, eight_bit
         act = lambda: _summed(*parts)  # noqa: E731
         asks = engine_of(context.strategy) is not None
-        done, add_time = (act(), add_time) if times is None else times.begun_sum(gradients, act, asks=asks)
-        gradients, found, early = done
+        gradients, found = act() if times is None else times.of_sum(gradients, act, asks=asks)
     elif update.may_be_empty:
         gradients = [without_no_row(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     rows_once = [merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -186,7 +183,7 @@ def apply(
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
     skips = optimizers.skips_what_is_not_finite(update.optimizer)
-    checked = _checked(update, how, norm, found, scale if skips else None, early)
+    checked = _checked(update, how, norm, found, scale if skips else None)
     if how.clip_norm is not None:
         limit = tf.cast(how.clip_norm, norm.dtype)
         factor = limit / tf.maximum(norm, limit)
@@ -199,7 +196,6 @@ def apply(
         else:
             _apply_when(update, gradients)
         keep_left_over(update.left_over, update.when)
-    add_time()
     with tf.control_dependencies(checked):  # a step that stops the run is not counted
         norm = tf.identity(norm)
     if not skips and update.when is None:
@@ -216,18 +212,13 @@ def _summed(
     update: Update,
     how: Gradients,
     eight_bit: EightBitSums | None,
-) -> tuple[list, tf.Tensor, Any]:
-    """The gradients summed over replicas, with who had what is not finite, and whether all will be finite.
+) -> tuple[list, tf.Tensor]:
+    """Returns the gradients summed over replicas, and the flags of `finiteness.suspects`.
 
-    One collective for the dense gradients of a dtype, or for a bucket; one for all tables whose rows are
-    alike. The last is None if it can be said of the sums only; otherwise it is there before them.
+    One collective for the dense gradients of a dtype; one for all tables whose rows are alike.
     """
     replicas, variables = context.num_replicas_in_sync, update.variables
-    waits = how.clip_norm is not None or how.wire_dtype == "int8" or update.in_program
-    waits = waits or optimizers.scale_of(update.optimizer) is not None
-    early = None if waits else early_update.EarlyUpdate.of(context.strategy, gradients, how.wire_dtype)
-    replica = context.replica_id_in_sync_group
-    mine = finiteness.suspects(gradients, loss_flag, replica, replicas, early and early.squares)
+    mine = finiteness.suspects(gradients, loss_flag, context.replica_id_in_sync_group, replicas)
     sparse: dict[tuple, list[int]] = {}
     for i, (g, v) in enumerate(zip(gradients, variables, strict=True)):
         if can_sum(g, v):
@@ -265,14 +256,13 @@ def _summed(
         )
         for i, total in zip(rounded, totals, strict=True):
             summed[i] = total
-    return summed, found, early and early.agreed(loss_flag)
+    return summed, found
 
 
-def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any, early: Any) -> list:
+def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any) -> list:
     """Acts on what is not finite: what the update must wait for, or a condition in `update`.
 
     `scale` is that of an optimizer that skips such steps and lowers the scale of the loss, else None.
-    `early`: of `_summed`.
     """
     if scale is not None:
         fine = (scale >= _LOWEST_SCALE) | tf.math.is_finite(norm)
@@ -281,13 +271,12 @@ def _checked(update: Update, how: Gradients, norm: Any, found: Any, scale: Any, 
         update.stop = fine, found
         update.when = fine if update.when is None else update.when & fine
         return []
-    good = finiteness.good(norm, found) if early is None else finiteness.good_early(early, norm, found)
+    good = finiteness.good(norm, found)
     if how.on_nonfinite == "stop" and update.local:
         update.stop = good, found  # all workers stop at the next average
         return []
     if how.on_nonfinite == "stop" and not update.in_program:
-        stop = finiteness.stop_unless if early is None else finiteness.stop_late_unless
-        return [stop(good, found)]
+        return [finiteness.stop_unless(good, found)]
     if how.on_nonfinite == "stop":
         update.stop = good, found
     else:
@@ -340,12 +329,8 @@ def sum_over_replicas(tensors: Sequence[Any], wire_dtype: str | None = None) -> 
 
 def _summed_together(context: Any, parts: list) -> list:
     if engine_of(context.strategy) is not None:  # which sums each where it lies
-        found: list = [None] * len(parts)
-        for places in in_buckets(parts, bucket_bytes_of(context.strategy)):
-            totals = replica_sum.sum_over_all_replicas([parts[i] for i in places])
-            for i, total in zip(places, totals, strict=True):
-                found[i] = total
-        return found
+        totals: list = replica_sum.sum_over_all_replicas(parts)
+        return totals
     flat = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
     total = replica_sum.sum_over_all_replicas(flat)
     pieces = tf.split(total, [_size(part) for part in parts])

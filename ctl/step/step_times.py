@@ -37,22 +37,15 @@ class StepTimes:
         `asks`: one operation asks, another one waits. TensorFlow keeps what has an effect in the order
         of the program: asking after the clock was read would wait for all of `ready`.
         """
-        done, add = self.begun_sum(ready, act, asks=asks)
-        add()
-        return done
-
-    def begun_sum(
-        self, ready: Sequence[Any], act: Callable[[], Any], *, asks: bool = False
-    ) -> tuple[Any, Callable[[], None]]:
-        """The same; the second result adds the time, called after what may run before all is done."""
         context = tf.distribute.get_replica_context()
         here = context is None or int(tf.get_static_value(context.replica_id_in_sync_group)) == self._first
         if not (here and _has_clock()):
-            return act(), lambda: None
+            return act()
         before = None if asks else _now(ready)
         done = act()
         before = _now(ready) if asks else before
-        return done, lambda: self._add([_now([done]) - before, 0.0])
+        self._add([_now([done]) - before, 0.0])
+        return done
 
     def of_input(self, act: Callable[[], Any]) -> Any:
         """Called in the trace: `act()`, which takes a batch."""

@@ -124,8 +124,8 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
 
 
 def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
-    """The path and buckets of the checkpoint that the run goes on from, or what is faster."""
-    paths, topology, known = communication_choice.PATHS, trainer.topology, [0.0, 0.0]
+    """Installs the communication path of the restored checkpoint, or the faster one."""
+    paths, topology, restored = communication_choice.PATHS, trainer.topology, 0
     choices = trainer.config.communication in ("auto", "tcp")
     if not choices or not engine_all_reduce.can_use_engine(trainer.strategy):
         return
@@ -133,8 +133,8 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
         world = session.resumed.world
         before = world.get("communication")
         if before in paths and world.get("workers") == topology.num_workers:
-            known = [1.0 + paths.index(before), float(world.get("bucket_bytes", 0))]
-    chosen, bucket_bytes = map(int, session.agreement.sum(known))
+            restored = 1 + paths.index(before)
+    (restored,) = map(int, session.agreement.sum([float(restored)]))
     models = [thing for thing in collect(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
     wire = trainer.gradients.wire_dtype
@@ -145,10 +145,7 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
         topology,
         specs or [tf.TensorSpec([1], tf.float32)],
         lambda tensors: gradients.sum_over_replicas(tensors, summed_as),
-        wire_bytes=sum(s.shape.num_elements() * tf.as_dtype(wire or s.dtype).size for s in specs),
-        known=communication_choice.Path(paths[chosen - 1], bucket_bytes)
-        if chosen
-        else communication_choice.Path(),
+        restored_path=paths[restored - 1] if restored else "",
         limits=engine_all_reduce.PeerLimits(
             trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
         ),

@@ -311,7 +311,6 @@ def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manife
             "replicas": place.num_replicas,
             "strategy": strategies.word_of(trainer.strategy),
             "communication": engine_all_reduce.path_of(trainer.strategy),
-            "bucket_bytes": engine_all_reduce.bucket_bytes_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
         data={

@@ -4,8 +4,7 @@
 
 Each round runs every variant, one after the other; printed are medians over rounds of the median step,
 and their ratio to the first one's. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
-`tcp` sums gradients in the buckets that were found best, mostly all at once; `tcp,buckets` in those of
---bucket_bytes; `tcp,late` updates when all have come; `none` does not sum.
+`ring` and `tcp` sum gradients over TensorFlow's ring and over the engine; `none` does not sum.
 With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
 """
 
@@ -22,8 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LATE = "tcp,late"
-VARIANTS = ("tutorial", "ring", "tcp", "tcp,buckets", "tcp,bfloat16", "tcp,int8", "none")
+VARIANTS = ("tutorial", "ring", "tcp", "tcp,bfloat16", "tcp,int8", "none")
 EACH = 32  # examples of a worker's batch
 LOOP = 10  # steps per loop
 
@@ -34,8 +32,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=["cnn", "deep"], default="cnn")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, LATE], default=VARIANTS)
-    parser.add_argument("--bucket_bytes", type=int, default=4 << 20, help="of the variant tcp,buckets")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD")
     parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
     parser.add_argument("--plot", help="where to write a picture (needs matplotlib)")
@@ -133,8 +130,8 @@ def run(variant, flags, places):
             if variant != "none":
                 environ["TF_CONFIG"] = json.dumps(config)
             arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
-            arguments += [f"--workers={flags.workers}", f"--bucket_bytes={flags.bucket_bytes}"]
-            arguments += [f"--optimizer={flags.optimizer}", f"--out={out if i == 0 else ''}"]
+            arguments += [f"--workers={flags.workers}", f"--optimizer={flags.optimizer}"]
+            arguments.append(f"--out={out if i == 0 else ''}")
             started.append(
                 subprocess.Popen(
                     [*places[i][1], sys.executable, __file__, *arguments], env=environ,
@@ -219,14 +216,8 @@ def trained(flags):
     """Seconds per step of a Trainer."""
     import ctl
     import tensorflow as tf
-    from ctl.distribute import communication_choice
-    from ctl.step.early_update import EarlyUpdate
 
     path, _, how = flags.only.partition(",")
-    if how == "buckets":
-        communication_choice.best_bucket = lambda *_: flags.bucket_bytes
-    if how == "late":
-        EarlyUpdate.of = lambda *_: None
     batch = EACH * (1 if path == "none" else flags.workers)
     stamps = []
 

@@ -51,8 +51,7 @@ def main():
 
 def measured(net, workers, steps):
     """Milliseconds of a step."""
-    flags = SimpleNamespace(model=net, workers=workers, steps=steps, network=None, bucket_bytes=0,
-                            optimizer="SGD")  # fmt: skip
+    flags = SimpleNamespace(model=net, workers=workers, steps=steps, network=None, optimizer="SGD")
     with communication.network(flags) as places:
         return communication.run("none" if workers == 1 else "tcp", flags, places)
 

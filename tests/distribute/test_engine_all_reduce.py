@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 from conftest import free_ports
 from ctl.distribute import engine_all_reduce
-from ctl.distribute.communication_choice import best_bucket
 from ctl.distribute.topology import Topology
 
 
@@ -15,8 +14,6 @@ def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path)
         assert found["paths"] == ["memory"]
         assert found["sums"] and found["weights"] and found["fits"]
         assert found["rounded"] == [True, False]  # 16 bits are for a network
-        assert found["buckets"] == [True, 40]  # equal to sums at once; a resume keeps them
-        assert found["needed"] == [5, 7, 9, 11, 11, 11]  # 4 forward; 2 for a layer backward; all
         assert found["kept"] == ["ring", "ring"]
         assert found["unreachable"][:2] == [True, True]
         assert "no way to rank 0" in found["refused"] or "not here after" in found["refused"]
@@ -38,19 +35,6 @@ def test_a_worker_listens_at_the_port_after_its_own_or_at_a_free_one():
                 assert other.getsockname()[1] not in (port, port + 1)
             return
     raise AssertionError("the next port was never taken")
-
-
-def test_a_bucket_is_worth_its_latency():
-    def best(wire_bytes, latency, bandwidth, busy=0.1):
-        return best_bucket(wire_bytes, latency, bandwidth, busy)
-
-    assert best(100 << 20, latency=1e-3, bandwidth=100e6) == 1 << 20  # below 20 x 1 ms x 100 MB/s
-    assert best(100 << 20, latency=1e-4, bandwidth=1.25e9) == 2 << 20
-    assert best(100 << 20, latency=1e-6, bandwidth=1e6) == 1 << 18  # never less than 256 KB
-    assert best((1 << 20) - 1, latency=1e-6, bandwidth=1e6) == 1 << 18
-    assert best((1 << 19) - 1, latency=1e-6, bandwidth=1e6) == 0  # two are not worth it
-    assert best(3 << 20, latency=1e-3, bandwidth=1e9) == 0
-    assert best(100 << 20, latency=1e-3, bandwidth=100e6, busy=0.6) == 0  # backward would wait
 
 
 class Service:

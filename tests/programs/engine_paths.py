@@ -10,11 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from ctl.collectives.errors import HorovodInternalError
-from ctl.collectives.graph_nodes import NODE_NAME
-from ctl.data.dataset_traits import nodes_of
 from ctl.distribute import communication_choice, engine_all_reduce
-from ctl.distribute.engine_all_reduce import PeerLimits, bucket_bytes_of, engine_of, install_engine
-from ctl.step import buckets
+from ctl.distribute.engine_all_reduce import PeerLimits, engine_of, install_engine
 from small_models import Small, every_step
 
 STRATEGY = ctl.make_strategy("multi_worker", communication="tcp")
@@ -92,21 +89,6 @@ class Half(Job):
         self.gradients = ctl.Gradients(clip_norm=0.5, wire_dtype="bfloat16")
 
 
-class Deep(Job):
-    """Dense layers, one after the other."""
-
-    def build(self):
-        self.model = keras.Sequential([
-            keras.layers.Flatten(), *(keras.layers.Dense(9, "relu") for _ in range(4)),
-        ])  # fmt: skip
-        self.model.build([None, 2])
-        self.optimizer = keras.optimizers.SGD(0.01)
-
-    def train_data(self, batch_size):  # without a condition on empty batches around the gradients
-        data = tf.data.Dataset.from_tensors((tf.zeros([2]), 0)).repeat()
-        return data.batch(batch_size, drop_remainder=True)
-
-
 def trained(steps=6, job=Job, **options) -> tuple[list, Job]:
     trainer = job(strategy=STRATEGY, global_batch_size=12, writers=[], seed=4, **options)
     trainer.train(steps)
@@ -119,37 +101,6 @@ def chosen(steps=2, **options) -> Small:
     trainer = Small(strategy=STRATEGY, writers=[], intervals=never, communication="auto", **options)
     trainer.train(steps)
     return trainer
-
-
-def needed(graph) -> list[int]:
-    """How many products of matrices stand before each sum in the graph of the step, in order."""
-    nodes, functions = nodes_of(graph)
-    for body in (nodes, *functions.values()):
-        by_name = {node.name: node for node in body}
-        before: dict[str, set] = {}
-        for node in body:  # in topological order
-            inputs = {i.lstrip("^").partition(":")[0] for i in node.input} & set(by_name)
-            before[node.name] = inputs.union(*(before.get(i, set()) for i in inputs))
-        asking = [before[n.name] for n in body if NODE_NAME in n.name and n.op == "PyFunc"]
-        if asking:
-            return [sum(by_name[name].op == "MatMul" for name in names) for names in asking]
-    return []
-
-
-def in_buckets(where: Path) -> tuple[list, list[int]]:
-    """Weights of a run whose gradients are summed in parts, its second half from a checkpoint; `needed`."""
-    normal = communication_choice.best_bucket, communication_choice._LEAST_BUCKET, buckets._SMALL
-    communication_choice.best_bucket, communication_choice._LEAST_BUCKET = lambda *_: 40, 0
-    buckets._SMALL = 16  # what is found out about all gradients
-    options = {"communication": "tcp", "model_dir": str(where), "save_every_steps": 3}
-    STRATEGY._ctl_measured.clear()
-    trained(3, **options)
-    _, deep = trained(1, Deep, communication="tcp")
-    communication_choice.best_bucket = lambda *_: 0
-    STRATEGY._ctl_measured.clear()
-    weights, _ = trained(6, **options)
-    communication_choice.best_bucket, communication_choice._LEAST_BUCKET, buckets._SMALL = normal
-    return weights, needed(deep._session.train_loop.graph_def())
 
 
 def equal(some, others) -> bool:
@@ -166,8 +117,6 @@ def main(where: Path) -> None:
     for ENGINE.all_share_memory in (False, True):
         weights, _ = trained(3, Half, communication="tcp")
         found["rounded"].append(not equal(weights, trained(3, communication="tcp")[0]))
-    weights, found["needed"] = in_buckets(where / "buckets")
-    found["buckets"] = [equal(weights, weights_tcp), bucket_bytes_of(STRATEGY)]
     install_engine(STRATEGY, None)
     over_ring, (weights_ring, _) = everything(), trained(communication="ring")
     found["sums"], found["weights"] = equal(over_tcp, over_ring), equal(weights_tcp, weights_ring)
