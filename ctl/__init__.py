@@ -25,7 +25,7 @@ _NAMES = {
     "CtlError": "ctl.errors",
     "EarlyStopping": "ctl.callbacks.early_stopping",
     "Every": "ctl.callbacks.schedule",
-    "Gradients": "ctl.step.gradients",
+    "Gradients": "ctl.step.gradient_settings",
     "Intervals": "ctl.callbacks.schedule",
     "KerasTrainer": "ctl.keras.trainer",
     "HostAllReduce": "ctl.distribute.host_allreduce",
@@ -58,7 +58,7 @@ _NAMES = {
     "synchronize_batch_norm": "ctl.keras.batch_norm",
     "make_strategy": "ctl.distribute.strategies",
     "run": "ctl.app",
-    "scale_learning_rate": "ctl.step.gradients",
+    "scale_learning_rate": "ctl.step.optimizers",
     "shard": "ctl.data.sharding",
 }
 
@@ -118,5 +118,6 @@ if TYPE_CHECKING:
     from ctl.metrics.memory import MemoryWriter
     from ctl.metrics.protocol import MetricWriter, NullWriter
     from ctl.metrics.tensorboard import TensorBoardWriter
-    from ctl.step.gradients import Gradients, scale_learning_rate
+    from ctl.step.gradient_settings import Gradients
+    from ctl.step.optimizers import scale_learning_rate
     from ctl.trainer import Trainer

@@ -10,6 +10,7 @@ Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +29,10 @@ from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
 from ctl.metrics.protocol import MetricWriter
 from ctl.metrics.results import Results
-from ctl.step import averaging, gather, gradients, moving_averages
-from ctl.step.replica_step import Recorder
+from ctl.step import averaging, gather, moving_averages
+from ctl.step.gradient_settings import Gradients
+from ctl.step.traced_step import traced_step
+from ctl.step.update_request import compute_update
 from ctl.supervision import lease
 from ctl.training import (
     construction,
@@ -49,11 +52,10 @@ from ctl.training.session import Session
 class Trainer:
     """Trains, evaluates and exports one model, the same way on every strategy.
 
-    You write `build`, `train_data` and `train_step`; `eval_data`, `eval_step` and `after_loop` if
-    you need them; `predict(self)` (yields a dictionary per example, for --mode=predict), `signatures`
-    (name -> `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable
-    and its average, for averages that your step keeps) if you want them. Attributes that own variables
-    (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
+    A subclass defines `build`, `train_data` and `train_step`, and optionally `eval_data`, `eval_step`,
+    `after_loop`, `predict` (yields a dictionary per example, for --mode=predict), `signatures` (name ->
+    `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable and its
+    average). Public attributes that own variables (models, optimizers, metrics) are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
@@ -85,17 +87,17 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         **settings: Any,
     ):
-        """Keeps and checks; a word for the strategy makes it, which waits for other workers.
+        """Validates and stores the settings. Creating a strategy by name blocks until all workers connect.
 
         Args:
-          config: settings; those that are not given are as the class or `ctl.Config` says.
-          settings: the same by name, such as `model_dir="/tmp/run"`; they win over `config`.
-          intervals: when to log, evaluate and save, and the length of loops, in more than steps.
-          checkpoints: where states go; by default `model_dir/checkpoints`, as `keep` says.
-          writers: who is told; by default the console, and TensorBoard and metrics.jsonl in model_dir.
-          callbacks: what sees the numbers and decides, such as `ctl.EarlyStopping("loss")`.
+          config: Settings. Defaults are those of the class, then those of `ctl.Config`.
+          settings: Settings by name, such as `model_dir="/tmp/run"`. They override `config`.
+          intervals: Intervals of logging, evaluation and saving.
+          checkpoints: Checkpoint manager. Defaults to one that writes to `model_dir/checkpoints`.
+          writers: Metric writers. Defaults to the console, TensorBoard and `metrics.jsonl` in `model_dir`.
+          callbacks: Callbacks, for example `ctl.EarlyStopping("loss")`.
 
-        Raises UsageError for a name that is no setting, and for a value that cannot be.
+        Raises UsageError for an unknown setting or an invalid value.
         """
         exit_hook.install_exit_hook()
         if notebook.shell() is not None:  # there TensorFlow shows INFO
@@ -114,12 +116,11 @@ class Trainer:
         self.data_position = config.data_position
         self.intervals = construction.intervals_of(config, intervals)
         self.callbacks = list(callbacks)
-        self.gradients = gradients.Gradients(on_nonfinite=config.on_nonfinite)
+        self.gradients = Gradients(on_nonfinite=config.on_nonfinite)
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
         self._session: Session | None = None
-        self._recorder = Recorder()
         self._warned = self._eval_is_known = False
         self._rows_may_vary = False  # of batches on one replica: their number divides no loss
 
@@ -210,8 +211,8 @@ class Trainer:
     def predict(self, data: Any = None) -> Any:
         """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
 
-        Each process predicts what it is given, on its own replicas; no other worker is needed. For
-        --mode=predict write a method of your own without arguments that yields a dictionary per example.
+        Each process predicts on its own replicas. For --mode=predict define a method without arguments that
+        yields a dictionary per example.
 
         Args:
           data: inputs as arrays, or a dataset of batches; of a tuple the first component.
@@ -262,7 +263,7 @@ class Trainer:
           reduce: in a step: "mean" over examples, or replicas; "sum" over replicas, the mean over steps.
         """
         if tf.inside_function():
-            self._recorder.log(name, value, reduce, self.topology.num_replicas)
+            traced_step().log(name, value, reduce, self.topology.num_replicas)
             return
         if self._session is None or self._session.running is None:
             return
@@ -319,22 +320,21 @@ class Trainer:
 
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
-        self._recorder.averaged = True
+        step = traced_step()
+        step.record.uses_average = True
         if mask is not None:
-            validation.check_mask(self, self._recorder)
+            validation.check_mask(step.context, self.topology.num_replicas)
         loss = averaging.average(
             per_example,
             global_batch_size=self.global_batch_size,
             sample_weight=sample_weight,
             mask=mask,
-            empty=self._recorder.empty,
-            counts=self._recorder.counts,
-            local_workers=self._recorder.local_workers,
+            context=step.context,
         )
         if regularization is None:
             return loss
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
-        shares = self.topology.num_replicas * self._recorder.parts
+        shares = self.topology.num_replicas * step.context.num_parts
         return loss + tf.add_n(terms) / shares if terms else loss
 
     @tf.autograph.experimental.do_not_convert
@@ -349,9 +349,10 @@ class Trainer:
 
         Raises UsageError with accumulate_steps, whose parts have no common batch, and in a compiled step.
         """
-        validation.check_gather(self, self._recorder)
+        context = traced_step().context
+        validation.check_gather(context, self.topology.num_replicas)
         largest = -(-self.global_batch_size // self.topology.num_replicas)
-        return gather.gather(rows, largest, self._recorder.empty)
+        return gather.gather(rows, largest, context.is_empty)
 
     @tf.autograph.experimental.do_not_convert
     def minimize(
@@ -383,18 +384,17 @@ class Trainer:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
-        if self.topology.num_replicas > 1 and not self._recorder.averaged and not scaled:
+        step = traced_step(self.gradients)
+        if self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
             raise UsageError(
-                "minimize() got a loss that average() did not make. Gradients are added up over "
-                f"{self.topology.num_replicas} replicas: those of a mean would be so many times too large. "
-                "Write loss = self.average(per_example). If the loss is this replica's share of the global "
-                "mean, write self.minimize(loss, tape, scaled=True)."
+                "minimize() got a loss that average() did not make. Gradients are summed over "
+                f"{self.topology.num_replicas} replicas. Write loss = self.average(per_example); if the "
+                "loss is this replica's share of the global mean, self.minimize(loss, tape, scaled=True)."
             )
-        known = self._recorder
-        update = gradients.compute(loss, tape, variables, optimizer, known.empty, known.local_workers)
-        update.label = run_metadata.label_of(self, optimizer)
-        update.when = None if when is None else tf.convert_to_tensor(when, tf.bool)
-        self._recorder.minimize(update, self.gradients)
+        request = compute_update(loss, tape, variables, optimizer, step.context)
+        condition = None if when is None else tf.convert_to_tensor(when, tf.bool)
+        label = run_metadata.label_of(self, optimizer)
+        step.update(dataclasses.replace(request, label=label, condition=condition))
 
 
 construction.name_forgotten_init(Trainer)

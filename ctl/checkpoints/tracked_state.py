@@ -16,9 +16,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
 _SMALL = 1024  # numbers
-SYNC_EVERY = "sync_every"  # name of what runs with this setting keep besides, which others do not need
-LEFT_OUT_OF_SUMS = "left_out_of_sums"  # the same, with wire_dtype="int8"
-_NOT_NEEDED = (SYNC_EVERY, LEFT_OUT_OF_SUMS)
+_NOT_NEEDED = ("sync_every", "left_out_of_sums")  # state of reducers, which other runs ignore
 
 
 class TrackedState:
@@ -169,6 +167,23 @@ def weights_of(thing: Any) -> list[Any]:
     weights = {id(plain(v)) for v in getattr(thing, "weights", ())}  # a SeedGenerator has none
     metrics = {id(plain(v)) for m in getattr(thing, "metrics", ()) for v in variables_of(m)}
     return [v for v in variables if id(plain(v)) in weights - metrics]
+
+
+def trained_weights_of(thing: Any) -> list[Any]:
+    """Returns the parameters that are trained now; a layer may be frozen."""
+    if isinstance(thing, (list, tuple)):
+        return [v for item in thing for v in trained_weights_of(item)]
+    if isinstance(thing, Mapping):
+        return [v for item in thing.values() for v in trained_weights_of(item)]
+    chosen = attribute(thing, "trainable_variables")
+    known = None if chosen is None else {id(plain(v)) for v in chosen}
+    return [v for v in weights_of(thing) if (v.trainable if known is None else id(plain(v)) in known)]
+
+
+def is_optimizer(thing: Any) -> bool:
+    """Returns True for an object that applies gradients."""
+    applies = attribute(thing, "apply") is not None and not is_model(thing)
+    return applies or attribute(thing, "apply_gradients") is not None
 
 
 def _updates(thing: Any) -> bool:

@@ -6,6 +6,7 @@ replicas in proportion to their examples.
 """
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,11 @@ from ctl.keras.replaced_methods import recorded_calls, replaced
 from ctl.keras.step_logs import StepLogs
 from ctl.keras.weighted_means import weighted_means
 from ctl.step import finiteness
-from ctl.step.gradients import Update, new_update
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.step.keras_metrics import across_replicas
 from ctl.step.optimizers import WITHOUT_SUM
+from ctl.step.traced_step import TracedStep
+from ctl.step.update_request import create_update
 
 OWN_STEP_MEAN = "mean"
 
@@ -44,22 +46,13 @@ class ReplicaMeans:
     """Means over replicas in proportion to their examples, while one replica's step is traced.
 
     Args:
-      means: counts of examples of this replica and of all of them.
-      minimize: (update) -> None, sums the gradients over replicas and applies them.
-      empty: true where this replica has no example; None: never.
-      local_workers: number of workers that train independently (`sync_every`); 0: gradients are summed.
-      optimizers: of the model, by name; "" is the name of `model.optimizer`.
+      means: Numbers of examples of this replica and of all replicas.
+      step: The traced step, which applies updates.
+      optimizers: Optimizers of the model by name. The name of `model.optimizer` is an empty string.
     """
 
-    def __init__(
-        self,
-        means: GlobalMeans,
-        minimize: Callable[[Update], None],
-        empty: Any,
-        local_workers: int,
-        optimizers: Mapping[str, Any],
-    ):
-        self._minimize, self._empty, self._local_workers = minimize, empty, local_workers
+    def __init__(self, means: GlobalMeans, step: TracedStep, optimizers: Mapping[str, Any]):
+        self._step = step
         self.optimizers = [o for o in optimizers.values() if o is not None]
         self._labels = {id(optimizer): name for name, optimizer in optimizers.items()}
         self.share = tf.convert_to_tensor(means.share_of_rows(tf.constant(1.0)))  # of the global batch
@@ -67,7 +60,8 @@ class ReplicaMeans:
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Applies the mean of the gradients over replicas; variables without a gradient stay."""
         _check_not_clipped(optimizer, gradients)
-        factor = self.share * self._local_workers if self._local_workers else self.share
+        num_local_workers = self._step.context.num_local_workers
+        factor = self.share * num_local_workers if num_local_workers else self.share
         scaled = [
             (_times(gradient, factor), variable)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -78,10 +72,9 @@ class ReplicaMeans:
                 f"{type(optimizer).__name__}.apply got no gradient for any of {len(variables)} variables; "
                 "expected a loss that depends on them."
             )
-        flag = finiteness.flag_of(tf.constant(0.0))
-        update = new_update(scaled, optimizer, flag, self._empty, bool(self._local_workers))
-        update.label = self._labels.get(id(optimizer), "")
-        self._minimize(update)
+        loss_flag, label = finiteness.flag_of(tf.constant(0.0)), self._labels.get(id(optimizer), "")
+        request = create_update(scaled, optimizer, loss_flag, self._step.context)
+        self._step.update(dataclasses.replace(request, label=label))
 
 
 _CLIPPING = ("ClipByValue", "Minimum", "Maximum", "Sqrt", "Rsqrt", "L2Loss", "Sign")

@@ -25,9 +25,10 @@ from ctl.keras.replaced_methods import replaced
 from ctl.keras.step_logs import StepLogs
 from ctl.keras.weighted_means import weighted_means
 from ctl.step import update_lock
-from ctl.step.gradients import Gradients
+from ctl.step.gradient_settings import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.step.randomness import GeneratorStates
+from ctl.step.traced_step import traced_step
 from ctl.trainer import Trainer
 
 _log = logging.getLogger("ctl")
@@ -186,15 +187,12 @@ class KerasTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _call_own(self, method: str, batch: Any, weight_of: Callable | None) -> dict[str, Any]:
-        data, recorder, means = self._for_own_step(batch, weight_of), self._recorder, None
+        data, step, means = self._for_own_step(batch, weight_of), traced_step(self.gradients), None
         logs = self._step_logs.setdefault(method, StepLogs(lambda: self.model.metrics, self.strategy))
         if self.topology.num_replicas > 1:
-            recorder.averaged = True
+            step.record.uses_average = True
             with self._global_means(batch) as counts:
-                means = ReplicaMeans(
-                    counts, lambda update: recorder.minimize(update, self.gradients), recorder.empty,
-                    recorder.local_workers, {"": self.model.optimizer, **self.optimizers},
-                )  # fmt: skip
+                means = ReplicaMeans(counts, step, {"": self.model.optimizer, **self.optimizers})
         return own_steps.call_own_step(getattr(self.model, method), data, logs, means)
 
     @tf.autograph.experimental.do_not_convert
@@ -205,16 +203,16 @@ class KerasTrainer(Trainer):
         return batch if weight_of is None else _unpacked(batch, weight_of)
 
     def _global_means(self, batch: Any) -> GlobalMeans:
-        known = self._recorder
-        local = known.local is not None
-        return GlobalMeans(num_rows(batch), self.topology.num_replicas, known.empty, local)
+        context = traced_step().context
+        is_local = context.num_local_workers > 0
+        return GlobalMeans(num_rows(batch), self.topology.num_replicas, context.is_empty, is_local)
 
     @tf.autograph.experimental.do_not_convert
     def _total_loss(
         self, means: GlobalMeans, x: Any, y: Any, predicted: Any, weight: Any, training: bool
     ) -> Any:
         """This replica's share of the loss; what layers add counts by the rows it comes from."""
-        self._recorder.averaged = True
+        traced_step().record.uses_average = True
         model = self.model
         if model._compile_loss is None and not model.losses and not has_own(model, "compute_loss"):
             raise UsageError(

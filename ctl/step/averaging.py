@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from ctl.distribute import replica_sum
 from ctl.errors import UsageError
+from ctl.step.context import StepContext
 from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
-from ctl.step.mask_counts import MaskCounts
 
 
 def average(
@@ -27,20 +27,25 @@ def average(
     global_batch_size: int,
     sample_weight: Any = None,
     mask: Any = None,
-    empty: Any = None,
-    counts: MaskCounts | None = None,
-    local_workers: int = 0,
+    context: StepContext = StepContext(),  # noqa: B008  immutable
 ) -> Any:
-    """`[b]` -> `[]`: this replica's share of the mean over the global batch.
+    """Returns the share of this replica in the mean over the global batch, as `tf.nn.compute_average_loss`.
 
-    The shares of all replicas add up to the mean, so gradients are to be *summed* over replicas.
-    Weights `[b]` multiply the values; the divisor stays the global batch size.
-    With a `mask`, values and mask are `[b, ...]` alike, and the mean is over the entries of the whole
-    global batch where the mask is true: a sum of one number over replicas finds their count.
-    `empty` is true where this replica has no example, and its one row only stands in.
-    `counts` has the entries of all parts, where this batch is one part of the replica's.
-    `local_workers` is how many make steps of their own; each counts its own entries of a mask.
-    As `tf.nn.compute_average_loss`. Raises UsageError for other shapes.
+    The shares of all replicas add up to the mean, so gradients are *summed* over replicas.
+
+    Args:
+      per_example: `[b]`, or `[b, ...]` with a mask.
+      global_batch_size: Number of examples of all replicas, the divisor.
+      sample_weight: `[b]`, multiplies the values. The divisor stays the global batch size.
+      mask: Boolean tensor of the same shape. The mean is over the entries of the whole global batch where
+        the mask is True; their number is summed over replicas.
+      context: Context of the step. A placeholder row of an empty replica does not count.
+
+    Returns:
+      `[]`, in the dtype of the values.
+
+    Raises:
+      UsageError: For other shapes.
     """
     values = tf.convert_to_tensor(per_example)
     if values.shape.rank == 0:
@@ -51,50 +56,49 @@ def average(
             "tf_keras.losses.Reduction.NONE), or call the loss function instead."
         )
     if mask is not None:
-        return _average_of_unmasked(values, mask, sample_weight, empty, counts, local_workers)
+        return _average_of_unmasked(values, mask, sample_weight, context)
     if (values.shape.rank or 1) > 1:
         raise UsageError(
             f"average() got a loss of shape {values.shape}; expected one number per example, shape "
             "[b]. Reduce the other axes, e.g. with tf.reduce_mean(loss, axis=-1); for sequences of "
             "unequal length give mask=..., true where an entry counts."
         )
-    if empty is not None:
-        values = tf.where(empty, tf.zeros_like(values), values)
+    if context.is_empty is not None:
+        values = tf.where(context.is_empty, tf.zeros_like(values), values)
     return tf.nn.compute_average_loss(
         values, sample_weight=sample_weight, global_batch_size=global_batch_size
     )
 
 
-def _average_of_unmasked(
-    values: Any, mask: Any, sample_weight: Any, empty: Any, counts: MaskCounts | None, local_workers: int
-) -> Any:
+def _average_of_unmasked(values: Any, mask: Any, sample_weight: Any, context: StepContext) -> Any:
     mask = tf.cast(tf.convert_to_tensor(mask), tf.bool)
     if not mask.shape.is_compatible_with(values.shape):
         raise UsageError(
             f"average() got values of shape {values.shape} and a mask of shape {mask.shape}; expected "
             "the same shape, one truth value per value."
         )
-    sums = functools.partial(everywhere, local_workers=local_workers)
-    number = None if counts is None else counts.count(mask, empty, sums)
-    if empty is not None:
-        mask &= tf.logical_not(empty)
+    sum_counts = functools.partial(_sum_counts, num_local_workers=context.num_local_workers)
+    is_empty, mask_counts = context.is_empty, context.mask_counts
+    count = None if mask_counts is None else mask_counts.count(mask, is_empty, sum_counts)
+    if is_empty is not None:
+        mask &= tf.logical_not(is_empty)
     if sample_weight is not None:
         weight = tf.cast(sample_weight, values.dtype)
         missing = values.shape.rank - weight.shape.rank
         values *= tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
     total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
-    if number is None:
-        number = sums(tf.math.count_nonzero(mask, dtype=tf.float32))
-    return tf.math.divide_no_nan(total, tf.cast(number, values.dtype))
+    if count is None:
+        count = sum_counts(tf.math.count_nonzero(mask, dtype=tf.float32))
+    return tf.math.divide_no_nan(total, tf.cast(count, values.dtype))
 
 
-def everywhere(count: Any, local_workers: int = 0) -> Any:
-    """The sum of a count, `[]`, over all replicas; in replica context.
+def _sum_counts(count: Any, num_local_workers: int = 0) -> Any:
+    """Returns the sum of a count `[]` over replicas, in replica context.
 
-    In a step of a worker's own, as if it were the same on each of them.
+    Workers that train independently count as if all of them had the same number.
     """
-    if local_workers:
-        return count * local_workers
+    if num_local_workers:
+        return count * num_local_workers
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return count
@@ -109,14 +113,21 @@ ROWS = ""  # the row that counts examples; no value of a step has this name
 class Totals:
     """Sums and counts of a step's values, as one float64 matrix `[m, 2]` for m names.
 
-    The names are known once a step was traced. Sums are kept in float64 and means are rounded to
-    float32, so that a mean does not depend on how steps were cut into loops.
+    Sums are kept in float64 and means are rounded to float32, so that a mean does not depend on how steps
+    were cut into loops.
+
+    Args:
+      full_rows: Number of rows of a full batch of one replica, or of a part of it.
+
+    Attributes:
+      names: Names of the rows, known after the trace of a step.
+      metrics: Keras metrics that a step has returned, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, full_rows: int = 1) -> None:
         self.names: tuple[str, ...] = ()
-        self.full = 1  # rows that a replica, or a part of it, has of a full batch
-        self.metrics: dict[str, Any] = {}  # Keras metrics that a step returned, by name
+        self.metrics: dict[str, Any] = {}
+        self._full_rows = full_rows
         self._tracing = threading.local()  # replicas trace in threads, in turns
 
     def pack(
@@ -152,8 +163,8 @@ class Totals:
 
     def _is_full(self, num_examples: Any) -> Any:
         if isinstance(num_examples, int):
-            return float(num_examples >= self.full)
-        return tf.cast(num_examples >= tf.cast(self.full, num_examples.dtype), tf.float64)
+            return float(num_examples >= self._full_rows)
+        return tf.cast(num_examples >= tf.cast(self._full_rows, num_examples.dtype), tf.float64)
 
     def append(self, packed: tf.Tensor, norms: Mapping[str, Any]) -> tf.Tensor:
         """Called in the trace after a `pack` without norms: adds their rows."""

@@ -37,12 +37,12 @@ def _scales(optimizer: Any) -> bool:
     return skips_what_is_not_finite(optimizer) or factor
 
 
-def apply_without_sum(optimizer: Any, gradients: list, variables: list) -> None:
+def apply_without_sum(optimizer: Any, gradients: list, variables: Sequence[Any]) -> None:
     """Applies gradients that were summed over replicas, still scaled by `scale_of`."""
     if is_keras3(optimizer):
         with _keras3_summed_already(optimizer) as overwrite_steps:
             apply = getattr(optimizer.apply, WITHOUT_SUM, optimizer.apply)
-            apply(gradients, variables)
+            apply(gradients, list(variables))
         if overwrite_steps:
             _overwrite_by_average(
                 getattr(optimizer, "inner_optimizer", optimizer), variables, overwrite_steps
@@ -50,7 +50,7 @@ def apply_without_sum(optimizer: Any, gradients: list, variables: list) -> None:
         return
     call = getattr(optimizer, "apply_gradients", None)
     if call is None:
-        optimizer.apply(gradients, variables)
+        optimizer.apply(gradients, list(variables))
         return
     if skips_what_is_not_finite(optimizer):
         gradients = optimizer.get_unscaled_gradients(gradients)
@@ -93,7 +93,7 @@ def _keras3_summed_already(optimizer: Any) -> Any:
                 del _patched[id(inner)]
 
 
-def _overwrite_by_average(optimizer: Any, variables: list, steps: int) -> None:
+def _overwrite_by_average(optimizer: Any, variables: Sequence[Any], steps: int) -> None:
     """Every `steps` updates, puts the moving averages of a Keras 3 optimizer into the variables."""
     averages = [
         optimizer._model_variables_moving_average[optimizer._get_variable_index(v)] for v in variables
@@ -143,3 +143,15 @@ def build_slots(optimizer: Any, variables: Sequence) -> None:
         build(list(variables))
     elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         optimizer._create_all_weights(list(variables))
+
+
+def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = "none") -> float:
+    """Returns the learning rate for `num_replicas` replicas: "none" * 1, "linear" * n, "sqrt" * √n.
+
+    For models that increase their batch with the replicas. Linear scaling: Goyal et al. 2017,
+    arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997.
+    """
+    factors = {"none": 1.0, "linear": float(num_replicas), "sqrt": float(num_replicas) ** 0.5}
+    if scaling not in factors:
+        raise UsageError(f"lr_scaling is {scaling!r}; expected one of {', '.join(sorted(factors))}.")
+    return learning_rate * factors[scaling]

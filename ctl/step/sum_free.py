@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from ctl.distribute import replica_sum
 from ctl.distribute.engine_all_reduce import wire_dtype_of
-from ctl.step.eight_bit import EightBitSums
 
 
 class SumOfStep(NamedTuple):
@@ -40,19 +39,10 @@ def without_sums(first: int) -> Iterator[list[SumOfStep]]:
     found: list[SumOfStep] = []
     kind: Any = tf.distribute.ReplicaContext
     own = vars(kind).get("all_reduce")
-    exchanged, gathered = EightBitSums.exchanged, EightBitSums.gathered
 
     def note(value: Any, act: Callable[[Any], Any]) -> None:
         graph, call = tf.compat.v1.get_default_graph(), found[-1].call + 1 if found else 0
         found.append(SumOfStep(value.shape, value.dtype, graph, call, act))
-
-    def kept_rows(rows: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Tensor:
-        note(rows, lambda value: exchanged(value, strategy))
-        return rows
-
-    def repeated_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
-        note(rows, lambda value: gathered(value, count))
-        return tf.concat([rows] * count, axis=0)
 
     def kept(context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if int(tf.get_static_value(context.replica_id_in_sync_group)) == first:
@@ -67,12 +57,10 @@ def without_sums(first: int) -> Iterator[list[SumOfStep]]:
 
     kind.all_reduce = kept
     sum_of_tensors, replica_sum.sum_over_all_replicas = replica_sum.sum_over_all_replicas, kept_in_replica
-    EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (kept_rows, repeated_rows))  # type: ignore
     try:
         yield found
     finally:
         replica_sum.sum_over_all_replicas = sum_of_tensors
-        EightBitSums.exchanged, EightBitSums.gathered = map(staticmethod, (exchanged, gathered))  # type: ignore
         if own is None:
             del kind.all_reduce
         else:

@@ -44,7 +44,7 @@ class CompiledLoop:
         self._batches: Batches | None = None  # that they were made or checked for
         self._numbers: dict[int, tf.Tensor] = {}
         self.has_run = False
-        self.totals = step.totals
+        self.totals, self.reducer = step.totals, step.reducer
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Runs up to `steps` steps; returns (packed + their totals, steps that were run).

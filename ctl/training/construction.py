@@ -13,7 +13,7 @@ from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
-from ctl.training import local_training
+from ctl.step.reducers.local_sgd import check_outer_optimizer
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
 _NAMES = {
@@ -31,7 +31,7 @@ def strategy_of(
 
     `flags` are what all workers must have alike: by default the settings.
     """
-    local_training.check_settings(config)
+    check_outer_optimizer(config)
     if not isinstance(config.strategy, str):
         return config.strategy
     if flags is None:
@@ -75,10 +75,7 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
 
 
-_MADE_BY_INIT = (
-    *("config", "topology", "strategy", "gradients", "global_batch_size", "seed"),
-    *("_session", "_recorder"),
-)
+_MADE_BY_INIT = (*("config", "topology", "strategy", "gradients", "global_batch_size", "seed"), "_session")
 
 
 def name_forgotten_init(trainer_class: type) -> None:

@@ -86,7 +86,7 @@ class StepLoop:
         self._replica: Any = None  # the step of one replica, while it is traced
         self._bound: tuple = (None, None)  # the batches of the last call, their function
         self._lengths: dict[int, tf.Tensor] = {}
-        self.totals = step.totals
+        self.totals, self.reducer = step.totals, step.reducer
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Runs up to `steps` steps; returns (packed + their totals, steps that were run).
@@ -204,19 +204,19 @@ class StepLoop:
         return packed, done
 
     def _next(self, iterator: Any) -> Any:
-        times = self._step.times
-        return next(iterator) if times is None else times.of_input(lambda: next(iterator))
+        timer = self._step.timer
+        return next(iterator) if timer is None else timer.of_input(lambda: next(iterator))
 
     def _next_if_any(self, iterator: Any) -> Any:
-        times, found = self._step.times, []
-        if times is None:
+        timer, found = self._step.timer, []
+        if timer is None:
             return iterator.get_next_as_optional()
 
         def take() -> Any:
             found.append(iterator.get_next_as_optional())
             return found[0].has_value()
 
-        times.of_input(take)
+        timer.of_input(take)
         return found[0]
 
     def _summed(self, result: Any) -> Any:
@@ -225,8 +225,7 @@ class StepLoop:
         if self._counter is not None:
             with tf.control_dependencies(local):  # a step that fails is not counted
                 self._counter.assign_add(1, read_value=False)
-            if self._step.local is not None:
-                self._step.local.after_step(self._counter)
+            self._step.reducer.after_step(self._counter)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
     def _everywhere(self, here: Any, iterator: Any) -> Any:
@@ -237,7 +236,7 @@ class StepLoop:
         def count(value: Any) -> Any:
             return replica_sum.sum_over_all_replicas(tf.cast(value, tf.int32))
 
-        times = self._step.times
+        timer = self._step.timer
         act = lambda: self._strategy.run(count, (here,))  # noqa: E731
-        total = act() if times is None else times.of_sum([here], act)
+        total = act() if timer is None else timer.of_sum([here], act)
         return tf.equal(total, self._workers)

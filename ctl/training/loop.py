@@ -27,9 +27,9 @@ from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed, Traced
 from ctl.step.averaging import Totals
+from ctl.step.reducers.reducer import GradientReducer
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training.local_training import EqualPoints
 from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.step_trace import StepTrace
 from ctl.training.stragglers import Stragglers
@@ -37,6 +37,7 @@ from ctl.training.stragglers import Stragglers
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
 _DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
+_PLANNED = frozenset({"save", "evaluate"})
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
@@ -116,6 +117,7 @@ class GraphLoop(Protocol):
     """What runs the steps: `StepLoop` in step, `ScheduledLoop` with parameter servers."""
 
     totals: Totals
+    reducer: GradientReducer
 
     @property
     def has_run(self) -> bool: ...
@@ -155,7 +157,7 @@ class TrainLoop:
       epochs: the ends of epochs are due, as "epoch".
       stragglers: compares the workers in step, or None.
       trace: which steps to trace, or None; profiler: what measures a step, or None.
-      local: where the weights of workers with steps of their own are made equal, or None.
+      observes_weights: True if a callback may read the weights after any loop.
     """
 
     several = False  # other processes take part, whatever the number of workers in step
@@ -184,8 +186,8 @@ class TrainLoop:
         self.stragglers: Stragglers | None = None
         self.trace: StepTrace | None = None
         self.profiler: Profiler | None = None
-        self.local: EqualPoints | None = None
-        self._equal = True  # the workers have the same weights now
+        self.observes_weights = after_loop is not None
+        self._has_equal_weights = True  # on all workers, after the newest loop
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
@@ -210,8 +212,8 @@ class TrainLoop:
             if step == mark:
                 due = self.due(step)
                 mark = self._next_mark(step)
-            if self.local is not None:
-                self._equal = self.local.reached(step, due, ends=ran < asked or step == steps)
+            is_required = self.observes_weights or bool(due & _PLANNED) or ran < asked or step == steps
+            self._has_equal_weights = self._graph_loop.reducer.equalize_weights(step, is_required)
             stop = self._hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
             profiles, due = "profile" in due, due - {"profile"}
@@ -240,7 +242,7 @@ class TrainLoop:
         return min((m for m in (mark, *ends) if m is not None), default=None)
 
     def _next_length(self, step: int, limits: list[int]) -> int:
-        length = self._length.length if self.local is None else self.local.length(step, self._length.length)
+        length = self._graph_loop.reducer.loop_length(step, self._length.length)
         return min([length, *limits])
 
     def _short(self, signalled: bool) -> End:
@@ -300,7 +302,7 @@ class TrainLoop:
         self, step: int, stop: bool, due: frozenset[str], signals: Signals
     ) -> tuple[bool, frozenset[str], bool]:
         """(stop, due, signalled), the same everywhere: anybody's wish to stop counts, the chief's clock."""
-        if not self._equal:  # what no step makes due waits until there is something to save
+        if not self._has_equal_weights:  # what no step makes due waits until weights can be saved
             return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.length = self._length.proposed

@@ -128,7 +128,7 @@ class ScheduledLoop:
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="drawn")
         self._function = tf.function(self._draw, autograph=False)
         self._graph: Any = None  # of the trace
-        self.totals = step.totals
+        self.totals, self.reducer = step.totals, step.reducer
         self.per_closure: int | None = None
         self.watch: Callable[[], bool] = lambda: False
 

@@ -1,14 +1,21 @@
 """Prepares a trainer: builds, checks and restores the model, and makes the graph loops."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 from ctl import config
-from ctl.checkpoints import tracked_state, warm_start
+from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
-from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
+from ctl.checkpoints.tracked_state import (
+    TrackedState,
+    collect,
+    is_model,
+    is_optimizer,
+    statistics_of,
+    trained_weights_of,
+    variables_of,
+    weights_of,
+)
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import (
     collective_debug,
@@ -18,17 +25,18 @@ from ctl.distribute import (
     strategies,
 )
 from ctl.distribute.host_allreduce import HostAllReduce
-from ctl.distribute.keras_objects import plain
-from ctl.step import gradients, keras_metrics, randomness
-from ctl.step.replica_step import ReplicaStep
+from ctl.distribute.keras_objects import layers_of, plain
+from ctl.step import keras_metrics, randomness
+from ctl.step.reducers.reducer import GradientReducer, ReducerInputs
+from ctl.step.reducers.registry import create_reducer
+from ctl.step.reducers.sum import SumReducer, sum_over_replicas
+from ctl.step.replica_step import ReplicaStep, UserStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
 from ctl.training import (
     checkpoint_follower,
-    eight_bit_sums,
     error_translation,
-    local_training,
     model_checks,
     model_directory,
     profile_report,
@@ -77,18 +85,14 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         validation.check_trainable(trainer)
         model_checks.check_built(trainer)
         validation.check_optimizers(trainer)
-        local_training.check_trainer(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
-    local = local_training.local_training(trainer)
-    eight_bit = eight_bit_sums.eight_bit_sums(trainer)
-    more = {} if local is None else local.tracked()
-    if eight_bit is not None:
-        more[tracked_state.LEFT_OUT_OF_SUMS] = eight_bit.state.variables
-    state = TrackedState(objects, trainer.step_variable, trainer.topology, more)
+    timer = _timer(trainer)
+    reducer = create_reducer(_reducer_inputs(trainer, timer))
+    state = TrackedState(objects, trainer.step_variable, trainer.topology, reducer.tracked_variables())
     manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
@@ -96,11 +100,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
     callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, position, local=local, eight_bit=eight_bit)
-    session.begin_from(0 if resumed is None else resumed.step)
-    timed = place.num_workers > 1 or profile_report.requested() is not None
-    if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):
-        session.step_times = StepTimes(place.worker_index * place.num_local_replicas)
+    session = Session(state, manager, agreement, callbacks, reducer, timer, position)
+    reducer.begin(0 if resumed is None else resumed.step)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)
     return session
@@ -137,14 +138,12 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     (restored,) = map(int, session.agreement.sum([float(restored)]))
     models = [thing for thing in collect(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
-    wire = trainer.gradients.wire_dtype
-    summed_as = "bfloat16" if wire == "int8" else wire  # both paths gain alike
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()]
     communication_choice.choose_communication(
         trainer.strategy,
         topology,
         specs or [tf.TensorSpec([1], tf.float32)],
-        lambda tensors: gradients.sum_over_replicas(tensors, summed_as),
+        lambda tensors: sum_over_replicas(tensors, trainer.gradients.cast_dtype),
         restored_path=paths[restored - 1] if restored else "",
         limits=engine_all_reduce.PeerLimits(
             trainer.config.heartbeat_secs, trainer.config.collective_timeout_secs
@@ -174,18 +173,18 @@ def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | 
 
     policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
     skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)
-    made = _replica_step(trainer, trainer.train_step, lambda: trainer.gradients, skipping, compiles)
-    made.times = session.step_times
-    if session.local is not None and session.local.steps is not None:
-        made.local, session.local.steps.times = session.local.steps, made.times
-    made.eight_bit = session.eight_bit
-    return made
+    settings = lambda: trainer.gradients  # noqa: E731
+    user_step = UserStep(
+        function=trainer.train_step, settings=settings, is_compiled=compiles, metrics=_metrics(trainer)
+    )
+    return _replica_step(trainer, user_step, session.reducer, skipping, session.step_times)
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
     """What runs `eval_step`, traced once per trainer."""
     if session.eval_loop is None:
-        step = _replica_step(trainer, trainer.eval_step, gradients.Gradients, Skipping())
+        user_step = UserStep(function=trainer.eval_step, metrics=_metrics(trainer))
+        step = _replica_step(trainer, user_step, SumReducer(), Skipping())
         session.eval_loop = StepLoop(strategies.local(trainer.strategy), step, trainer.topology)
     return session.eval_loop
 
@@ -196,24 +195,64 @@ def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:
     return tuple(id(plain(v)) for m in models for v in getattr(m, "trainable_variables", ()))
 
 
+def _metrics(trainer: TrainerProtocol) -> list:
+    """Returns the Keras metrics of a trainer, built outside of its steps."""
+    metrics = keras_metrics.found_in(vars(trainer))
+    keras_metrics.build_outside_steps(metrics, strategies.local(trainer.strategy))
+    return metrics
+
+
 def _replica_step(
     trainer: TrainerProtocol,
-    step: Callable[[Any], Any],
-    how: Callable[[], Any],
+    user_step: UserStep,
+    reducer: GradientReducer,
     skipping: Skipping,
-    compiles: Callable[[], bool] = lambda: False,
+    timer: StepTimes | None = None,
 ) -> ReplicaStep:
-    keras_metrics.build_outside_steps(
-        keras_metrics.found_in(vars(trainer)), strategies.local(trainer.strategy)
-    )
-    made = ReplicaStep(
-        step,
-        recorder=trainer._recorder,
-        how=how,
-        num_replicas=trainer.topology.num_replicas,
-        jit_compile=compiles,
-        metrics=keras_metrics.found_in(vars(trainer)),
+    num_replicas = trainer.topology.num_replicas
+    return ReplicaStep(
+        user_step,
+        reducer=reducer,
+        num_replicas=num_replicas,
+        full_rows=trainer.global_batch_size // num_replicas // user_step.settings().accumulate_steps,
         skipping=skipping,
+        timer=timer,
     )
-    made.totals.full = trainer.global_batch_size // trainer.topology.num_replicas // how().accumulate_steps
-    return made
+
+
+def _timer(trainer: TrainerProtocol) -> StepTimes | None:
+    """Creates the timer of workers in step, or for `ctl profile`; None where steps cannot be timed."""
+    topology = trainer.topology
+    is_wanted = topology.num_workers > 1 or profile_report.requested() is not None
+    if not is_wanted or trainer.jit_compile == "loop" or parameter_servers.is_used(trainer.strategy):
+        return None
+    return StepTimes(topology.worker_index * topology.num_local_replicas)
+
+
+def _reducer_inputs(trainer: TrainerProtocol, timer: StepTimes | None) -> ReducerInputs:
+    owned = collect(trainer)
+    models = [thing for thing in owned.values() if is_model(thing)]
+    optimizers = {name: thing for name, thing in vars(trainer).items() if is_optimizer(thing)}
+    trainable = {id(v): v for m in models for v in getattr(m, "trainable_variables", ())}
+    slots = {id(plain(v)): plain(v) for t in owned.values() if is_optimizer(t) for v in variables_of(t)}
+
+    def weights(is_trained: bool) -> list[tf.Variable]:
+        chosen = trained_weights_of if is_trained else weights_of
+        variables = {id(plain(v)): plain(v) for t in collect(trainer).values() for v in chosen(t)}
+        return [v for v in variables.values() if v.dtype.is_floating]
+
+    return ReducerInputs(
+        config=trainer.config,
+        settings=trainer.gradients,
+        strategy=trainer.strategy,
+        topology=trainer.topology,
+        optimizers=optimizers,
+        layers=[layer for thing in owned.values() for layer in layers_of(thing)],
+        trainable_variables=list(trainable.values()),
+        weights=weights,
+        optimizer_variables=list(slots.values()),
+        jit_compile=trainer.jit_compile,
+        can_roll_back=any(getattr(c, "rollback", False) for c in trainer.callbacks),
+        has_moving_averages=hasattr(trainer, "moving_averages"),
+        timer=timer,
+    )

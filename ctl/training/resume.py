@@ -202,7 +202,7 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
             "Lower the learning rate."
         )
     session.at = back
-    session.begin_from(back)
+    session.reducer.begin(back)
     session.callbacks.restore(manifest.state.get("watchers", {}))
     if trainer.topology.is_chief:
         _log.warning(
@@ -249,7 +249,7 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
 
 def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
     keeps = not isinstance(session.manager, NullCheckpoints)
-    state = session.worker_state if keeps else None
+    state = session.reducer.worker_state if keeps else None
     if state is not None:
         state.gather()
     path = session.manager.save(session.state, manifest_of(trainer, session, step))
@@ -295,7 +295,7 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     )
     assert manifest is not None  # `choose` always chooses
     session.take(manifest, trainer.global_batch_size)
-    session.begin_from(manifest.step)
+    session.reducer.begin(manifest.step)
     return manifest.step
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import Every
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier, parameter_servers
@@ -16,15 +17,7 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import (
-    evaluation,
-    input_pipeline,
-    local_training,
-    resume,
-    run_metadata,
-    run_support,
-    validation,
-)
+from ctl.training import evaluation, input_pipeline, resume, run_metadata, run_support, validation
 from ctl.training.callback_runner import BestWeights
 from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
@@ -132,7 +125,7 @@ class Run:
             check_lease=session.check_lease,
             after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
         )
-        self.loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
+        self.loop.observes_weights |= any(map(session.callbacks.wants, EVENTS))
         self.loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self.loop.interval
         self.loop.stragglers = run_support.stragglers_of(trainer, session)

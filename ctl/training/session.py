@@ -14,13 +14,11 @@ from ctl.distribute import communication
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
-from ctl.step.eight_bit import EightBitSums
+from ctl.step.reducers.reducer import GradientReducer
 from ctl.step.step_times import StepTimes
-from ctl.step.worker_state import WorkerState
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
-from ctl.training.local_training import LocalTraining
 
 if TYPE_CHECKING:
     from ctl.training.graph_loop import StepLoop
@@ -42,6 +40,8 @@ class Session:
     manager: CheckpointManager
     agreement: HostAllReduce
     callbacks: CallbackRunner
+    reducer: GradientReducer
+    step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
     position: SavedIterator | None = None
     resumed: Manifest | None = None
     loop_state: Mapping[str, Any] = field(default_factory=dict)
@@ -65,9 +65,6 @@ class Session:
     source: str | None = None  # a line about the data of the newest checkpoint
     pass_batches: int | None = None  # of data of unknown length, once a pass has ended
     profiled: bool = False  # `ctl profile` has measured a step
-    step_times: StepTimes | None = None  # of several workers in step, or for `ctl profile`
-    local: LocalTraining | None = None  # steps of each worker's own, if the settings ask for them
-    eight_bit: EightBitSums | None = None  # sums gradients, if they travel so
     mode: str = "indexed"  # how its place in the data is found again
 
     def take(self, manifest: Manifest, global_batch_size: int) -> None:
@@ -81,24 +78,10 @@ class Session:
             self.pass_batches = COUNT_AGAIN
         self.mode, self.source = manifest.data.get("mode", self.mode), manifest.data.get("source")
 
-    def begin_from(self, step: int) -> None:
-        """What differs between workers is that of the checkpoint of `step` which was restored."""
-        if self.local is not None:
-            self.local.begin(step)
-        if self.eight_bit is not None:
-            self.eight_bit.begin()
-
     def check_lease(self) -> None:
         """Raises LeaseLostError if another job has taken model_dir over."""
         if self.lease is not None:
             self.lease.check()
-
-    @property
-    def worker_state(self) -> WorkerState | None:
-        """What differs between workers, in checkpoints."""
-        if self.eight_bit is not None:
-            return self.eight_bit.state
-        return None if self.local is None else self.local.state
 
     @property
     def step(self) -> int:

@@ -30,7 +30,7 @@ from ctl.io import paths
 from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step import sum_free
 from ctl.supervision import heartbeat
-from ctl.training import local_training, preparation, profile_report, run_metadata
+from ctl.training import preparation, profile_report, run_metadata
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop_length import LoopTimes
 from ctl.training.profile_report import StepProfile
@@ -160,7 +160,7 @@ class StepProfiler:
     def _measured(self, batches: Batches) -> StepProfile | None:
         """All measurements; every variable has its value again afterwards."""
         trainer = self._trainer
-        averages = local_training.is_possible(trainer) and self._session.eight_bit is None
+        averages = False
         training, host = self.times.typical() or (0.0, 0.0)
         input_wait = self._input_wait()
         training, host, steps = self._chiefs(

@@ -10,8 +10,7 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute.topology import Topology
 from ctl.metrics.protocol import MetricWriter
-from ctl.step.gradients import Gradients
-from ctl.step.replica_step import Recorder
+from ctl.step.gradient_settings import Gradients
 
 if TYPE_CHECKING:
     from ctl.training.session import Session
@@ -44,7 +43,6 @@ class TrainerProtocol(Protocol):
     data_position: str
     _checkpoints: CheckpointManager | None
     _writers: Sequence[MetricWriter] | None
-    _recorder: Recorder
     _session: "Session | None"
     _warned: bool
     _eval_is_known: bool

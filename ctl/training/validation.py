@@ -18,6 +18,7 @@ from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain
 from ctl.errors import UsageError
 from ctl.metrics.protocol import MetricWriter
 from ctl.step import optimizers as optimizers_lib
+from ctl.step.context import StepContext
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _REQUIRED = {
@@ -126,28 +127,28 @@ def check_reported_metric(writers: Sequence[Any], means: Mapping[str, float]) ->
             )
 
 
-def check_mask(trainer: TrainerProtocol, recorder: Any) -> None:
+def check_mask(context: StepContext, num_replicas: int) -> None:
     """Raises UsageError where the entries of a mask cannot be counted over the whole global batch."""
-    if recorder.compiled and trainer.topology.num_replicas > 1:
+    if context.is_compiled and num_replicas > 1:
         raise UsageError(
             "average(mask=...) adds up a count over replicas, which XLA cannot do inside a compiled "
             "step. Leave jit_compile out, or average per example without a mask."
         )
 
 
-def check_gather(trainer: TrainerProtocol, recorder: Any) -> None:
-    """Raises UsageError where the rows of all replicas cannot be had at once."""
-    if recorder.local is not None and trainer.topology.num_replicas > 1:
+def check_gather(context: StepContext, num_replicas: int) -> None:
+    """Raises UsageError where the rows of all replicas are not available at the same time."""
+    if context.num_local_workers and num_replicas > 1:
         raise UsageError(
-            f"gather() with sync_every={trainer.config.sync_every}: in a step of a worker's own there are "
-            "no rows of the others. Leave sync_every out."
+            "gather() with sync_every: workers train independently, so a step has no rows of the other "
+            "workers. Leave sync_every out."
         )
-    if recorder.parts > 1:
+    if context.num_parts > 1:
         raise UsageError(
-            f"gather() with accumulate_steps={recorder.parts}: the parts of a batch run one after the "
+            f"gather() with accumulate_steps={context.num_parts}: the parts of a batch run one after the "
             "other, so none sees the rows of the others. Leave accumulate_steps out."
         )
-    if recorder.compiled and trainer.topology.num_replicas > 1:
+    if context.is_compiled and num_replicas > 1:
         raise UsageError(
             "gather() exchanges rows between replicas, which XLA cannot do inside a compiled step. Leave "
             "jit_compile out."

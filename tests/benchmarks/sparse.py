@@ -57,10 +57,10 @@ def measure(dense, words, width, rows, out):
     import ctl
     import numpy as np
     import tensorflow as tf
-    from ctl.step import gradients
+    from ctl.step.reducers import sum as sum_reducer
 
     if dense:
-        gradients.can_sum = lambda gradient, variable: False
+        sum_reducer.can_sum = lambda gradient, variable: False
 
     class Table(ctl.Trainer):
         def build(self):

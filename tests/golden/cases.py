@@ -39,6 +39,12 @@ class Scaled(Mnist):
         )
 
 
+class Int8(Mnist):
+    def build(self):
+        super().build()
+        self.gradients = ctl.Gradients(wire_dtype="int8")
+
+
 class Words(ctl.Trainer):
     """An embedding with sparse gradients, and a mask of words in batches `[b, 6]` of int64."""
 
@@ -108,6 +114,12 @@ CASES: dict[str, Callable[..., dict]] = {
     "mnist_workers": functools.partial(train, Mnist),
     "words_workers": functools.partial(train, Words),
     "local_steps_workers": functools.partial(train, Mnist, sync_every=4),
+    "outer_steps_workers": functools.partial(
+        train, Mnist, sync_every=4, outer_learning_rate=0.7, outer_momentum=0.5
+    ),
+    "int8_workers": functools.partial(train, Int8),
+    "compiled": functools.partial(train, Accumulated, jit_compile="loop"),
+    "compiled_step_two_replicas": functools.partial(train, Mnist, 2, jit_compile="step"),
     "parameter_server": functools.partial(train, Mnist, strategy="parameter_server"),
 }
 

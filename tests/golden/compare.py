@@ -21,13 +21,15 @@ TIMEOUT_SECS = 600
 STEPS = 30  # of cases.py
 CASES = (
     "mnist", "mnist_two_replicas", "accumulated", "accumulated_two_replicas", "scaled_two_replicas",
-    "words", "words_two_replicas", "fit",
+    "words", "words_two_replicas", "fit", "compiled", "compiled_step_two_replicas",
 )  # fmt: skip
 TWO_WORKERS = ["--workers=2"]
 JOBS = {  # cases of several processes, with the options of `ctl launch`
     "mnist_workers": TWO_WORKERS,
     "words_workers": TWO_WORKERS,
     "local_steps_workers": TWO_WORKERS,
+    "outer_steps_workers": TWO_WORKERS,
+    "int8_workers": TWO_WORKERS,
     "parameter_server": ["--workers=1", "--ps=1", "--chief"],
 }
 RESUMED = "mnist"  # with the older commit until step STEPS - 10, then with this tree

@@ -1,11 +1,11 @@
-"""Mutations of core files, and whether the single-process tests detect them. Run by hand.
+"""Mutations of core files, and a check that the tests of the first tier detect them. Run by hand.
 
     python tests/mutation/run.py --count=200 --seed=1
 
-Runs the tests once to record which lines each test executes. Then each mutation changes one operator,
-constant or condition, or removes one statement, in a copy of the repository, and the tests that execute the
-changed lines run until the first failure. Prints a line for each mutation, the share that was detected, and
-the survivors. The exit code is 1 if less than 85 % were detected.
+Runs the first tier once and records the lines that each test executes, in its own process and in others.
+Then each mutation changes one operator, constant or condition, or removes one statement, in a copy of the
+repository, and tests that execute the changed lines run until the first failure. Prints a line for each
+mutation, the detected share, and the survivors. The exit code is 1 if less than 85 % were detected.
 """
 
 import argparse
@@ -32,9 +32,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("step", "data", "training", "checkpoints", "callbacks", "keras")
 EXPECTED_SHARE = 0.85
 RECORDING_SECS, TIMEOUT_SECS = 7200, 300
-MOST_TESTS = 40  # for a mutation
+MAX_TESTS, MAX_PROGRAMS = 80, 4  # for a mutation: tests in one process, tests that start processes
 LOG = "pytest.log"
-FIRST_TIER = "not workers and not slow and not cluster"
+FIRST_TIER = "(not workers or smoke) and not slow and not cluster"  # as in the Makefile
+EQUIVALENT = ("frozen", "kw_only", "strict")  # arguments that only reject wrong code
 _PAIRS = (
     (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq),
     (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or),
@@ -61,7 +62,10 @@ class Mutation:
 
 def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, Callable[[ast.AST], str]]]:
     """Yields nodes and functions that change a copy of the node in place and return a description."""
+    skipped = {id(k.value) for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in EQUIVALENT}
     for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in OPERATORS:
             yield node, _replace_operator
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
@@ -130,33 +134,51 @@ def mutate(path: Path, number: int) -> Mutation:
 
 
 class TestsOfLines:
-    """Which tests run a line, from the record of a run with `--cov-context=test`."""
+    """Index from lines to the tests that execute them.
+
+    Args:
+      record: Coverage data of a run. Contexts are "test|phase" in the process of pytest, and "test (phase)"
+        in the processes that a test starts.
+    """
 
     def __init__(self, record: Path):
         self._data = coverage.CoverageData(str(record))
         self._data.read()
-        self.failed = record.with_suffix(".failed").read_text().splitlines()
+        self.failed = set(record.with_suffix(".failed").read_text().splitlines())
         self._root = next(f for f in self._data.measured_files() if f.endswith("/ctl/trainer.py"))[:-14]
-        self._num_lines: collections.Counter[str] = collections.Counter()  # of ctl/ that a test runs
+        self._num_lines: collections.Counter[str] = collections.Counter()  # of ctl/, by test
         for file in self._data.measured_files():
             for contexts in self._data.contexts_by_lineno(file).values():
-                self._num_lines.update(map(_test_of, contexts))
+                self._num_lines.update({_test_of(context) for context in contexts})
 
     def of(self, path: Path, lines: range) -> list[str]:
-        """Returns at most MOST_TESTS tests that run one of the lines, the narrowest first.
+        """Returns tests that execute one of the lines, from as many test files as possible.
 
         A line that runs at import has the tests of all lines of its file.
         """
         by_line = self._data.contexts_by_lineno(self._root + str(path))
-        tests = {_test_of(context) for line in lines for context in by_line.get(line, ())}
-        if "" in tests:
-            tests.update(_test_of(context) for contexts in by_line.values() for context in contexts)
-        narrowest_first = sorted(tests - {"", *self.failed}, key=lambda t: (self._num_lines[t], t))
-        return narrowest_first[:MOST_TESTS]
+        contexts = {context for line in lines for context in by_line.get(line, ())}
+        if any(not context or context.startswith("|") for context in contexts):
+            contexts.update(context for others in by_line.values() for context in others)
+        inner = {_test_of(context) for context in contexts if "|" in context} - {"", *self.failed}
+        outer = {_test_of(context) for context in contexts if "|" not in context} - {"", *self.failed}
+        folder = f"tests/{path.parts[1]}/"
+        return [
+            *self._by_turns(inner, folder)[:MAX_TESTS],
+            *self._by_turns(outer - inner, folder)[:MAX_PROGRAMS],
+        ]
+
+    def _by_turns(self, tests: set[str], folder: str) -> list[str]:
+        """Returns the narrowest test of each file, then the second ones, and so on, `folder` first."""
+        by_file: dict[str, list[str]] = collections.defaultdict(list)
+        for test in sorted(tests, key=lambda t: (self._num_lines[t], t)):
+            by_file[test.partition("::")[0]].append(test)
+        turns = [(i, test) for of_file in by_file.values() for i, test in enumerate(of_file)]
+        return [test for _, test in sorted(turns, key=lambda t: (t[0], not t[1].startswith(folder), t[1]))]
 
 
 def _test_of(context: str) -> str:
-    return context.rpartition("|")[0]
+    return context.rpartition("|")[0] if "|" in context else context.rpartition(" (")[0]
 
 
 def exit_code_of(copied: Path, arguments: list[str], timeout_secs: float = TIMEOUT_SECS) -> int | None:
@@ -189,14 +211,24 @@ def run_pytest(copied: Path, arguments: list[str]) -> None:
 def record_tests(copied: Path, record: Path) -> None:
     """Runs the first tier once; writes which test runs which line, and a list of the tests that failed."""
     print("running the tests once without a mutation", flush=True)
-    measuring = ["--cov", "--cov-context=test", "--cov-report="]
+    config = "[run]\nsource = ctl\nparallel = true\n"
+    inner, outer = copied / "inner.cfg", copied / "outer.cfg"
+    inner.write_text(config)
+    outer.write_text(
+        f"{config}context = ${{PYTEST_CURRENT_TEST-}}\npatch = _exit, fork\ndata_file = {copied}/.outer"
+    )
+    os.environ["COVERAGE_PROCESS_START"] = str(outer)  # of the processes that tests start
+    measuring = ["--cov", f"--cov-config={inner}", "--cov-context=test", "--cov-report="]
     options = ["-m", FIRST_TIER, "--hypothesis-profile=quick", *measuring]
     code = exit_code_of(copied, options, RECORDING_SECS)
     log = (copied / LOG).read_text()
     if code not in (0, 1):
         raise SystemExit(f"pytest ended with {code}, expected 0 or 1:\n{log[-3000:]}")
+    del os.environ["COVERAGE_PROCESS_START"]
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", log, re.MULTILINE)
-    shutil.copy(copied / ".coverage", record)
+    combined = coverage.Coverage(data_file=str(record), config_file=False)
+    combined.combine([str(copied / ".coverage"), *map(str, copied.glob(".outer.*"))], strict=True)
+    combined.save()
     record.with_suffix(".failed").write_text("\n".join(failed))
 
 
@@ -231,7 +263,9 @@ def main() -> int:
         if not record.exists():
             record_tests(copied, record)
         tests_of_lines = TestsOfLines(record)
-        print("left out, as they fail without a mutation:", *tests_of_lines.failed, sep="\n  ", flush=True)
+        print(
+            "skipped, as they fail:", *sorted(tests_of_lines.failed), sep="\n  ", flush=True
+        )
         for path, number in chosen:
             mutation = mutate(path, number)
             tests = tests_of_lines.of(path, mutation.lines)

@@ -54,8 +54,8 @@ def trained(strategy, steps=STEPS, **options):
         trainer.train(steps)
     except ctl.NonFiniteError as e:
         return {"error": str(e)}
-    sums = trainer._session.eight_bit
-    (left,) = sums._left.values() if sums else [tf.zeros(SIZE)]
+    errors = getattr(trainer._session.reducer, "_error_by_id", {})
+    (left,) = errors.values() or [tf.zeros(SIZE)]
     return {
         "large": trainer.model.large.numpy().astype(float).tolist(),
         "small": trainer.model.small.numpy().astype(float).tolist(),

@@ -28,9 +28,13 @@ _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start
 
 
 def start(words: Sequence[str], **options) -> subprocess.Popen:
-    """`subprocess.Popen(words, **options)`, forked from a server if it can be."""
+    """`subprocess.Popen(words, **options)`, forked from a server if it can be.
+
+    A process whose coverage is measured is not: its record starts with the interpreter.
+    """
     environ = options.get("env") or os.environ
-    if options.keys() <= _OPTIONS and _is_ours(words) and _fits(environ):
+    is_plain = options.keys() <= _OPTIONS and "COVERAGE_PROCESS_START" not in environ
+    if is_plain and _is_ours(words) and _fits(environ):
         return _Forked(words, **options)
     return subprocess.Popen(words, **options)
 

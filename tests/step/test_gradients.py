@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
-from ctl.step.gradients import scale_learning_rate
-from ctl.step.optimizers import check_optimizer
+from ctl.step.optimizers import check_optimizer, scale_learning_rate
 from small_models import BATCH, PlainModel, Small, every_step, losses, weights
 
 STEPS = 4

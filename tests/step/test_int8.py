@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.step.eight_bit import BLOCK, decoded, encoded
+from ctl.step.reducers.int8 import BLOCK, decoded, encoded
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays

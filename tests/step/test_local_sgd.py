@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.checkpoints import tracked_state
 from ctl.step.averaging import average
+from ctl.step.context import StepContext
 from ctl.step.keras_losses import GlobalMeans
-from ctl.step.worker_state import WorkerState
-from ctl.training.local_training import EqualPoints
+from ctl.step.reducers.local_sgd import length_to_average
+from ctl.step.reducers.worker_state import WorkerState
 from small_models import Small
 
 OUTER = {"sync_every": 2, "outer_learning_rate": 0.5}
@@ -44,6 +44,7 @@ class HalfWire(Small):
     (Small, {"strategy": "mirrored", "num_virtual_devices": 2}, ["'mirrored' and 2 repl", "multi_worker"]),
     (Small, {"jit_compile": "loop"}, ["sync_every=4 with jit_compile='loop'", "Write 'step'"]),
     (Small, {"on_nonfinite": "rollback"}, ["sync_every=4 with rollback", "on_nonfinite='skip'"]),
+    (Small, {"callbacks": [ctl.LossSpike(rollback=True)]}, ["sync_every=4 with rollback"]),
     (WithEma, {}, ["use_ema=True of self.optimizer"]), (Scaled, {}, ["LossScaleOptimizer", "bfloat16"]),
     (OwnAverages, {}, ["moving_averages()"]), (HalfWire, {}, ["round the weights", "--outer_momentum=0.5"]),
 ])  # fmt: skip
@@ -96,13 +97,13 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_setting(tmp_path, before, 
 
 
 def _common(trainer):
-    return [] if trainer._session.local is None else trainer._session.local.steps.common
+    return getattr(trainer._session.reducer, "_common", [])
 
 
 def test_a_checkpoint_of_sums_in_every_step_has_nothing_of_it(tmp_path):
     weights_after(1, model_dir=str(tmp_path))
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
-    assert tracked_state.SYNC_EVERY + "/" not in manifest.read_text()
+    assert "sync_every/" not in manifest.read_text()
 
 
 def test_state_of_other_workers_becomes_its_mean_and_whole_numbers_stay():
@@ -123,13 +124,14 @@ def test_state_of_other_workers_becomes_its_mean_and_whole_numbers_stay():
     (0, 1, 4), (0, 9, 8), (3, 1, 1), (3, 4, 1), (3, 5, 5), (4, 4, 4), (5, 100, 99),
 ])  # fmt: skip
 def test_loops_end_where_weights_are_averaged(step, length, expected):
-    assert EqualPoints(None, 4, everywhere=False).length(step, length) == expected
+    assert length_to_average(step, length, every=4) == expected
 
 
 def test_a_worker_averages_over_its_own_examples():
     """Its share, times the number of workers, is the mean of what it has."""
     values = tf.constant([[1.0, 2.0], [3.0, 100.0]])
     mask = tf.constant([[True, True], [True, False]])
-    share = average(values, global_batch_size=8, mask=mask, local_workers=4)
+    context = StepContext(num_local_workers=4)
+    share = average(values, global_batch_size=8, mask=mask, context=context)
     assert float(share) * 4 == pytest.approx(2.0)
     assert GlobalMeans(3, 4, local=True).everywhere(tf.constant(3.0))[0].numpy() == 12.0
