@@ -107,7 +107,7 @@ def _sum_counts(count: Any, num_local_workers: int = 0) -> Any:
 
 _EXACT_IN_FLOAT32 = 2**24
 _NONE: Mapping[str, Any] = MappingProxyType({})
-ROWS = ""  # the row that counts examples; no value of a step has this name
+ROWS = ""  # name of the row that counts examples, which no value of a step can have
 
 
 class Totals:
@@ -135,28 +135,36 @@ class Totals:
         scores: Mapping[str, Any],
         num_examples: Any,
         norms: Mapping[str, Any] = _NONE,
-        empty: Any = None,
+        is_empty: Any = None,
     ) -> tf.Tensor:
-        """Called in the trace: one replica's values -> `[m, 2]` float64.
+        """Packs the values of one replica. Called while a step is traced.
 
         Args:
-          scores: name -> `[b]`, `[]`, a pair (parts of a sum, parts of its count) of any shapes, or a
-            Keras metric, which is remembered in `metrics` and not packed.
-          num_examples: b, as an int where it is static, else a scalar tensor.
-          norms: name -> scalar, or (sum, count), to add after the others.
-          empty: true where this replica has no example and nothing counts; None: never.
+          scores: By name: `[b]`, `[]`, a pair (parts of a sum, parts of its count) of any shapes, or a
+            Keras metric, which is added to `metrics` and not packed.
+          num_examples: Number of examples, an int if it is static, else a scalar tensor.
+          norms: By name: a scalar or a pair (sum, count), appended to the values.
+          is_empty: `[]` bool, True where this replica has no example and no value counts, or None.
+
+        Returns:
+          `[m, 2]` float64.
+
+        Raises:
+          UsageError: If a name is no string or is reported by ctl.
         """
         if not all(isinstance(n, str) for n in scores):
             raise UsageError(f"the step returned the names {list(scores)}; expected strings.")
-        found = {n: v for n, v in scores.items() if is_metric(v)}
-        self.metrics.update(found)
-        names = tuple(sorted(n for n in scores if n not in found))
+        metrics = {n: v for n, v in scores.items() if is_metric(v)}
+        self.metrics.update(metrics)
+        names = tuple(sorted(n for n in scores if n not in metrics))
         pairs = [_sum_and_count(name, scores[name], num_examples) for name in names]
         names, pairs = (*names, ROWS), [*pairs, (self._is_full(num_examples), num_examples)]
-        if empty is not None:
-            pairs = [tuple(tf.where(empty, tf.zeros_like(x), x) for x in p) for p in pairs]
-        if taken := set(norms) & set(scores):
-            raise UsageError(f"the step returned {min(taken)!r}, which ctl reports; choose another name.")
+        if is_empty is not None:
+            pairs = [tuple(tf.where(is_empty, tf.zeros_like(x), x) for x in p) for p in pairs]
+        if reserved := set(norms) & set(scores):
+            raise UsageError(
+                f"the step returned {min(reserved)!r}, which ctl reports; choose another name."
+            )
         self.names = self._tracing.names = (*names, *norms)
         pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms.values()]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
@@ -167,57 +175,62 @@ class Totals:
         return tf.cast(num_examples >= tf.cast(self._full_rows, num_examples.dtype), tf.float64)
 
     def append(self, packed: tf.Tensor, norms: Mapping[str, Any]) -> tf.Tensor:
-        """Called in the trace after a `pack` without norms: adds their rows."""
+        """Appends the rows of norms to the result of a `pack` without norms, while a step is traced."""
         names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
         self.names = self._tracing.names = names + self._tracing.names[1:]
         return tf.concat([packed, rows], axis=0)
 
-    def left_out(self, packed: tf.Tensor, good: Any) -> tf.Tensor:
-        """Called in the trace after a `pack` without norms: if not `good`, its examples count alone.
+    def left_out(self, packed: tf.Tensor, is_valid: Any) -> tf.Tensor:
+        """Sets the values of an invalid step to zero, except the count of examples. Called while tracing.
 
-        Adds the row that says so, SKIPPED.
+        Args:
+          packed: Result of a `pack` without norms.
+          is_valid: `[]` bool, False where the step is left out.
+
+        Returns:
+          `packed` with a row SKIPPED, whose mean is the share of skipped steps.
         """
         names = self._tracing.names
         rows = tf.constant([[n == ROWS] * 2 for n in names])
-        kept = tf.where(good | rows, packed, tf.zeros_like(packed))
+        values = tf.where(is_valid | rows, packed, tf.zeros_like(packed))
         self.names = self._tracing.names = (*names, SKIPPED)
-        skipped = tf.stack([1.0 - tf.cast(good, tf.float64), 1.0])
-        return tf.concat([kept, skipped[None]], axis=0)
+        skipped = tf.stack([1.0 - tf.cast(is_valid, tf.float64), 1.0])
+        return tf.concat([values, skipped[None]], axis=0)
 
     @staticmethod
     def zeros() -> tf.Tensor:
-        """The neutral start of a sum of packed matrices, whatever their length."""
+        """Returns the neutral element of sums of packed matrices of any length."""
         return tf.zeros([1, 2], tf.float64)
 
     def means(self, packed: np.ndarray) -> dict[str, float]:
-        """A packed matrix, summed over replicas and steps -> name -> mean; NaN if nothing counted."""
-        sums, counts = self.whole(packed).T
+        """Returns means by name of a matrix summed over replicas and steps. The mean of no value is NaN."""
+        sums, counts = self.broadcast(packed).T
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.float32(sums / counts)
-        known = zip(self.names, means, strict=True)
-        return {name: float(mean) for name, mean in known if name != ROWS}
+        pairs = zip(self.names, means, strict=True)
+        return {name: float(mean) for name, mean in pairs if name != ROWS}
 
     def num_rows(self, packed: np.ndarray) -> float:
-        """Examples that a summed matrix was made of."""
+        """Returns the number of examples of a summed matrix."""
         return float(packed[self.names.index(ROWS), 1]) if ROWS in self.names else 0.0
 
     def num_full(self, packed: np.ndarray) -> float:
-        """How often a replica had its share of a full batch."""
+        """Returns how many times a replica had its share of a full batch."""
         return float(packed[self.names.index(ROWS), 0]) if ROWS in self.names else 0.0
 
-    def whole(self, packed: Any) -> np.ndarray:
-        """The matrix at its full length; a start that nothing was added to becomes zeros."""
+    def broadcast(self, packed: Any) -> np.ndarray:
+        """Returns the matrix `[m, 2]`. The result of `zeros` becomes zeros of this shape."""
         return np.array(np.broadcast_to(np.asarray(packed, np.float64), [len(self.names), 2]))
 
 
 def _stack(values: Any) -> tf.Tensor:
-    """A list of numbers and tensors of mixed dtypes -> one float64 vector, in few operations."""
+    """Stacks numbers and tensors of mixed dtypes to one float64 vector, in few operations."""
     if not any(tf.is_tensor(v) for v in values):
         return tf.constant(values, tf.float64)
     dtypes = {v.dtype for v in values if tf.is_tensor(v)}
-    known = [v for v in values if not tf.is_tensor(v)]
-    whole = all(v == int(v) for v in known) or all(d.is_floating for d in dtypes)  # or a share of a count
-    if len(dtypes) == 1 and whole and all(abs(v) < _EXACT_IN_FLOAT32 for v in known):
+    constants = [v for v in values if not tf.is_tensor(v)]
+    can_cast = all(v == int(v) for v in constants) or all(d.is_floating for d in dtypes)
+    if len(dtypes) == 1 and can_cast and all(abs(v) < _EXACT_IN_FLOAT32 for v in constants):
         (dtype,) = dtypes
         return tf.cast(tf.stack([tf.cast(v, dtype) for v in values]), tf.float64)
     return tf.stack([tf.cast(v, tf.float64) for v in values])

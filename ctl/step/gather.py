@@ -7,15 +7,22 @@ from ctl.distribute import replica_sum
 from ctl.errors import UsageError
 
 
-def gather(rows: Any, largest: int, empty: Any = None) -> tuple[Any, Any]:
-    """`[b, ...]` of this replica -> `[B, ...]` of all, by replica; and the place of its first row there.
+def gather(rows: Any, max_rows: int, is_empty: Any = None) -> tuple[Any, Any]:
+    """Returns the rows of all replicas in the order of replicas.
 
-    Each replica fills a slot of `largest` rows in a sum over replicas whose other slots are zero: its shape
-    is the same in each step (decision 16), and its gradient is the sum of all replicas' gradients.
+    Each replica fills one slot of `max_rows` rows in a sum over replicas; its other slots are zero. So the
+    shape is equal in each step (decision 16), and the gradient is the sum of the gradients of all replicas.
 
     Args:
-      largest: rows of a replica, at most.
-      empty: true where this replica has no example, and its one row only stands in; None: never.
+      rows: `[b, ...]`, rows of this replica.
+      max_rows: Largest number of rows of a replica.
+      is_empty: `[]` bool, True where this replica has no example and `rows` is a placeholder, or None.
+
+    Returns:
+      The rows `[B, ...]`, and the index `[]` int32 of the first row of this replica.
+
+    Raises:
+      UsageError: If `rows` is a scalar.
     """
     rows = tf.convert_to_tensor(rows)
     if rows.shape.rank == 0:
@@ -24,26 +31,26 @@ def gather(rows: Any, largest: int, empty: Any = None) -> tuple[Any, Any]:
     if context is None or context.num_replicas_in_sync == 1:
         return rows, tf.constant(0)
     replicas, replica = context.num_replicas_in_sync, tf.cast(context.replica_id_in_sync_group, tf.int32)
-    number = tf.shape(rows)[0]
-    if empty is not None:
-        number = tf.where(empty, 0, number)
+    num_rows = tf.shape(rows)[0]
+    if is_empty is not None:
+        num_rows = tf.where(is_empty, 0, num_rows)
     fits = tf.debugging.assert_less_equal(
-        number,
-        largest,
-        f"gather() has room for {largest} rows of a replica, global_batch_size / {replicas}, and got more. "
-        "Use batches of at most global_batch_size.",
+        num_rows,
+        max_rows,
+        f"gather() got more than {max_rows} rows of a replica, global_batch_size / {replicas}. Use batches "
+        "of at most global_batch_size.",
     )
     with tf.control_dependencies([fits] if fits is not None else []):
-        number = tf.identity(number)  # else the operations below may fail first, in other words
-    counts = tf.one_hot(replica, replicas, on_value=number, off_value=0, dtype=tf.int32)
+        num_rows = tf.identity(num_rows)  # else the operations below may fail first with other messages
+    counts = tf.one_hot(replica, replicas, on_value=num_rows, off_value=0, dtype=tf.int32)
     counts = replica_sum.sum_over_all_replicas(counts)
     sent = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
-    before = replica * largest
-    rest = replicas * largest - before - number
-    edges = tf.concat([[[before, rest]], tf.zeros([rows.shape.rank - 1, 2], tf.int32)], axis=0)
-    slots = tf.pad(sent[:number], edges)
-    slots.set_shape([replicas * largest, *rows.shape[1:]])
+    before = replica * max_rows
+    after = replicas * max_rows - before - num_rows
+    padding = tf.concat([[[before, after]], tf.zeros([rows.shape.rank - 1, 2], tf.int32)], axis=0)
+    slots = tf.pad(sent[:num_rows], padding)
+    slots.set_shape([replicas * max_rows, *rows.shape[1:]])
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, slots)
-    real = tf.reshape(tf.sequence_mask(counts, largest), [-1])
-    found = tf.boolean_mask(tf.cast(total, rows.dtype), real)
-    return found, tf.reduce_sum(counts[:replica])
+    is_filled = tf.reshape(tf.sequence_mask(counts, max_rows), [-1])
+    gathered = tf.boolean_mask(tf.cast(total, rows.dtype), is_filled)
+    return gathered, tf.reduce_sum(counts[:replica])

@@ -1,9 +1,9 @@
-"""Keras 3 loss objects under several replicas: a mean over the global batch, or an error.
+"""Keras 3 loss objects on several replicas: a mean over the global batch, or an error.
 
-By itself a loss object gives the mean over one replica's examples, divided by the number of
-replicas, and says nothing of it: wrong for short batches and masks, and half of the loss on two.
-In a user's step such a call is refused (`refuse_division`). For compiled models, whose losses are
-called by Keras, `GlobalMeans` makes of it the replica's share of the mean over the global batch.
+A Keras loss object returns the mean over the examples of one replica, divided by the number of replicas.
+That is wrong for short batches and masks, and half of the loss on two replicas. In a user's step such a
+call raises UsageError (`refuse_division`). For compiled models, whose losses Keras calls, `GlobalMeans`
+converts the result to the share of the replica in the mean over the global batch.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _MODULE = "keras.src.losses.loss"
 
 
 class _InThisThread(threading.local):
-    replicas = 1  # how many, while a step is traced that must not call a loss object
+    replicas = 1  # number of replicas while a step is traced that must not call a loss object
     means: "GlobalMeans | None" = None
     undivided = False  # within `undivided_means`
 
@@ -31,7 +31,7 @@ _state = _InThisThread()
 
 
 def refuse_division(num_replicas: int) -> None:
-    """From here on in this thread; with one replica there is nothing to divide by."""
+    """Makes loss objects that average raise UsageError in this thread, if there are several replicas."""
     _install()
     _state.replicas = num_replicas
 
@@ -43,7 +43,7 @@ def allow_division() -> None:
 
 @contextlib.contextmanager
 def undivided_means() -> Iterator[None]:
-    """Within the block a loss object returns the mean over this replica's examples, as on one device."""
+    """Within the block, a loss object returns the mean over the examples of this replica."""
     _install()
     before, _state.undivided = _state.undivided, True
     try:
@@ -53,19 +53,19 @@ def undivided_means() -> Iterator[None]:
 
 
 class GlobalMeans:
-    """Inside its `with` block, in replica context, losses are shares of means over the global batch.
+    """Context manager, in replica context, that makes losses shares of means over the global batch.
 
     Args:
-      rows: of this replica's batch, an int where static, else a scalar tensor.
-      num_replicas: over all workers.
-      empty: true where the rows only stand in; None: never.
-      local: the step is this worker's own, and all others count as if they had the same rows.
+      rows: Number of rows of this replica's batch, an int if it is static, else a scalar tensor.
+      num_replicas: Number of replicas of all workers.
+      is_empty: `[]` bool, True where the rows are placeholders, or None.
+      is_local: True if workers train independently. Each counts as if all workers had the same rows.
     """
 
-    def __init__(self, rows: Any, num_replicas: int, empty: Any = None, local: bool = False) -> None:
-        self._local = local
+    def __init__(self, rows: Any, num_replicas: int, is_empty: Any = None, is_local: bool = False) -> None:
+        self._is_local = is_local
         self._num_replicas = num_replicas
-        self._empty = empty
+        self._is_empty = is_empty
         self._rows = rows if isinstance(rows, int) else tf.cast(rows, tf.float32)
         self._all_rows: Any = None
 
@@ -78,11 +78,11 @@ class GlobalMeans:
         _state.means = self._before
 
     def share_of_rows(self, value: Any) -> Any:
-        """A mean over this replica's rows -> its share of the mean over all rows."""
+        """Converts a mean over the rows of this replica to its share of the mean over all rows."""
         return self._times(value, self._counted(self._rows), self._rows_everywhere())
 
     def mean_of_share(self, share: Any) -> Any:
-        """What, averaged over replicas by their rows, gives the sum of the shares."""
+        """Converts a share to a value whose mean over all rows is the sum of the shares."""
         return self._times(share, self._rows_everywhere(), self._rows)
 
     def _rows_everywhere(self) -> Any:
@@ -96,17 +96,17 @@ class GlobalMeans:
         return value * tf.cast(ratio, value.dtype)
 
     def everywhere(self, *counts: Any) -> list:
-        """Sums of counts over replicas; free of charge where they are static."""
+        """Returns sums of counts over replicas. Static counts need no communication."""
         if self._num_replicas == 1:
             return list(counts)
-        if self._local or all(isinstance(c, (int, float)) for c in counts):
+        if self._is_local or all(isinstance(c, (int, float)) for c in counts):
             return [c * self._num_replicas for c in counts]
-        here = tf.stack([tf.cast(c, tf.float32) for c in counts])
-        total = tf.stop_gradient(replica_sum.sum_over_all_replicas(here))
+        local_counts = tf.stack([tf.cast(c, tf.float32) for c in counts])
+        total = tf.stop_gradient(replica_sum.sum_over_all_replicas(local_counts))
         return tf.unstack(total, num=len(counts))
 
     def reduce(self, values: Any, sample_weight: Any, mask: Any, reduction: Any, same_rank: Any) -> Any:
-        """What `reduce_weighted_values` of Keras gives for the global batch: this replica's share."""
+        """Returns this replica's share of the result of Keras's `reduce_weighted_values`."""
         if values.shape.rank == 0:
             return self._share_of_scalar(values, sample_weight)
         weight = None
@@ -120,8 +120,8 @@ class GlobalMeans:
         if weight is not None:
             values, weight = same_rank(values, weight)
         weighted = values if weight is None else values * weight
-        if self._empty is not None:
-            weighted = tf.where(self._empty, tf.zeros_like(weighted), weighted)
+        if self._is_empty is not None:
+            weighted = tf.where(self._is_empty, tf.zeros_like(weighted), weighted)
         total = tf.reduce_sum(weighted)
         if reduction == "sum":
             return total
@@ -138,9 +138,9 @@ class GlobalMeans:
         return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
 
     def _share_of_scalar(self, value: Any, sample_weight: Any) -> Any:
-        """Of a loss that averages by itself; Keras multiplies it by each weight and averages those."""
+        """Returns the share of a loss that is a mean already. Keras multiplies it by the mean weight."""
         if self._num_replicas > 1:
-            _say_of_scalar()
+            _warn_of_scalar()
         share = self.share_of_rows(value)
         if sample_weight is None:
             return share
@@ -149,14 +149,16 @@ class GlobalMeans:
         return self._times(share, total, count)
 
     def _counted(self, count: Any) -> Any:
-        return count if self._empty is None else tf.where(self._empty, 0.0, tf.cast(count, tf.float32))
+        if self._is_empty is None:
+            return count
+        return tf.where(self._is_empty, 0.0, tf.cast(count, tf.float32))
 
 
 @functools.cache
-def _say_of_scalar() -> None:
+def _warn_of_scalar() -> None:
     logging.getLogger("ctl").warning(
-        "A loss returned a scalar. On several replicas it is taken for a mean over the examples; one "
-        "that adds up comes out too small. Return one number per example."
+        "A loss returned a scalar. On several replicas it counts as a mean over the examples, so a sum "
+        "would be too small. Return one number per example."
     )
 
 
@@ -170,7 +172,7 @@ def _floats(*values: Any) -> Any:
 
 
 def _install() -> None:
-    """Puts our functions before those of Keras, once; they do nothing outside a step of ours."""
+    """Wraps functions of Keras once. The wrappers change nothing outside a step."""
     module: Any = sys.modules.get(_MODULE)
     if module is None or hasattr(module.reduce_weighted_values, "__wrapped__"):
         return
@@ -184,9 +186,9 @@ def _install() -> None:
         reduction: Any = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        whole = reduction not in (None, "none")
-        if _state.means is None or _state.undivided or not whole:
-            divides = whole and reduction != "sum" and values.shape.rank != 0
+        reduces = reduction not in (None, "none")
+        if _state.means is None or _state.undivided or not reduces:
+            divides = reduces and reduction != "sum" and values.shape.rank != 0
             if _state.replicas > 1 and divides and not _state.undivided:
                 _refuse()
             return reduce(values, sample_weight, mask, reduction, dtype)

@@ -1,9 +1,9 @@
-"""Keras metrics (3 or tf_keras) that a step returns: read over all replicas, set aside for an evaluation.
+"""Keras metrics (3 or tf_keras) that a step returns.
 
     self.auc.update_state(labels, scores)      # in the step, on each replica
-    return {"loss": loss, "auc": self.auc}     # reported, then reset, when the numbers are
+    return {"loss": loss, "auc": self.auc}     # reported with the other values, then reset
 
-A metric holds one part of its state per replica; reading it adds them up, so every worker reads.
+A metric has one part of its state per replica. Reading sums the parts, so all workers read together.
 """
 
 import functools
@@ -17,38 +17,39 @@ from ctl.distribute.keras_objects import attribute, is_keras3
 from tensorflow.python.ops import resource_variable_ops
 
 
-def is_metric(thing: Any) -> bool:
-    """True for a Keras metric object."""
+def is_metric(value: Any) -> bool:
+    """Returns True for a Keras metric object."""
     methods = ("update_state", "result", "reset_state")
-    return all(callable(attribute(thing, m)) for m in methods)
+    return all(callable(attribute(value, m)) for m in methods)
 
 
-def found_in(thing: Any) -> list[Any]:
-    """The metrics among a trainer's attributes, also in lists and dictionaries; private ones too."""
-    if is_metric(thing):
-        return [thing]
-    if isinstance(thing, Mapping):
-        return [m for item in thing.values() for m in found_in(item)]
-    if isinstance(thing, (list, tuple)):
-        return [m for item in thing for m in found_in(item)]
+def metrics_in(value: Any) -> list[Any]:
+    """Returns the metrics in an object, or in nested lists and dictionaries."""
+    if is_metric(value):
+        return [value]
+    if isinstance(value, Mapping):
+        return [m for item in value.values() for m in metrics_in(item)]
+    if isinstance(value, (list, tuple)):
+        return [m for item in value for m in metrics_in(item)]
     return []
 
 
 def metric_results(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """name -> metric becomes name -> number; and name -> array, of metrics of rank 1 and more.
+    """Reads metrics. All workers call it, since each variable is summed over replicas and workers.
 
-    A sum over replicas and workers for each variable: to be called on all workers alike.
+    Returns:
+      Numbers by name, and arrays by name for results of rank 1 or more.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, metric in metrics.items():
         for part, number in _numbers_of(name, metric.result()):
             array = np.asarray(number)
             if array.ndim == 0:
-                found[part] = float(array)
+                numbers[part] = float(array)
             else:
                 arrays[part] = array
-    return found, arrays
+    return numbers, arrays
 
 
 def _numbers_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -61,28 +62,28 @@ def _numbers_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def reset(metrics: Iterable[Any]) -> None:
-    """Starts every metric anew."""
+    """Resets every metric."""
     for metric in metrics:
         metric.reset_state()
 
 
 def parts_of(metrics: Iterable[Any]) -> list[tf.Variable]:
-    """The variables of metrics on this process's replicas, each part by itself."""
-    found: dict[int, tf.Variable] = {}
+    """Returns the variables of metrics on the replicas of this process."""
+    part_by_id: dict[int, tf.Variable] = {}
     for metric in metrics:
         for variable in metric.variables:
             value = variable.value if is_keras3(variable) else variable
             for part in getattr(value, "values", None) or (value,):
-                found[id(part)] = part
-    return list(found.values())
+                part_by_id[id(part)] = part
+    return list(part_by_id.values())
 
 
 def count_outside_replicas(metrics: Iterable[Any]) -> None:
-    """Gives Keras 3 metrics plain variables, for central storage.
+    """Replaces the variables of Keras 3 metrics by plain variables, for central storage.
 
-    Keras adds to a variable by reading and assigning it, and central storage adds up what replicas
-    assign: old values would count once for each replica (measured: a loss of 1.23 for 1.28). Updates
-    of a plain variable follow each other in the step's graph.
+    Keras adds to a variable by reading and assigning it, and central storage sums the assigned values of
+    the replicas, so old values would count once for each replica (measured: a loss of 1.23 instead of
+    1.28). Updates of a plain variable run one after the other in the graph of the step.
     """
     for metric in metrics:
         for variable in metric.variables:
@@ -93,9 +94,10 @@ def count_outside_replicas(metrics: Iterable[Any]) -> None:
 
 
 def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Metrics that make variables at their first update, such as F1Score, make them outside the trace.
+    """Lets metrics that create variables at their first update, such as F1Score, create them outside the
+    trace.
 
-    Within it, replicas would each make their own, which TensorFlow cannot.
+    Within the trace each replica would create variables, which TensorFlow does not support.
     """
     for metric in metrics:
         if not getattr(metric, "_built", True) and callable(getattr(metric, "_build", None)):
@@ -103,39 +105,40 @@ def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy
 
 
 def _built_first(metric: Any, strategy: tf.distribute.Strategy) -> Callable[..., Any]:
-    """`update_state` of a metric, which builds it from the shapes of what it gets."""
+    """Returns `update_state` of a metric, preceded by a build with the shapes of its arguments."""
     update_state = metric.update_state
     names = list(inspect.signature(type(metric).update_state).parameters)[1:]
-    wanted = len(inspect.signature(metric._build).parameters)
+    num_shapes = len(inspect.signature(metric._build).parameters)
 
     @tf.autograph.experimental.do_not_convert
     def built_first(*args: Any, **named: Any) -> Any:
         if not metric._built:
-            given = dict(zip(names, args, strict=False)) | named
-            used = [given[n] for n in ("y_true", "y_pred") if n in given] or list(given.values())[:1]
-            shapes = [tf.convert_to_tensor(value).shape for value in used]
-            across_replicas(strategy, functools.partial(metric._build, *shapes[-wanted:]))
+            arguments = dict(zip(names, args, strict=False)) | named
+            values = [arguments[n] for n in ("y_true", "y_pred") if n in arguments]
+            values = values or list(arguments.values())[:1]
+            shapes = [tf.convert_to_tensor(value).shape for value in values]
+            across_replicas(strategy, functools.partial(metric._build, *shapes[-num_shapes:]))
         return update_state(*args, **named)
 
     return built_first
 
 
-def across_replicas(strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
-    """Makes variables once for all replicas, outside the graph; in replica context."""
+def across_replicas(strategy: tf.distribute.Strategy, create: Callable[[], Any]) -> None:
+    """Calls `create` once for all replicas, outside the graph. Called in replica context."""
 
-    def made(_: Any = None) -> None:
+    def create_in_scope(_: Any = None) -> None:
         with tf.init_scope(), strategy.scope():
-            make()
+            create()
 
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        made()
+        create_in_scope()
     else:
-        context.merge_call(made)
+        context.merge_call(create_in_scope)
 
 
 class SetAside:
-    """Inside its `with` block metrics count something else; afterwards they go on where they were.
+    """Context manager that resets metrics, and restores their state afterwards.
 
     >>> with SetAside(totals.metrics.values()):
     ...     evaluate()
@@ -150,6 +153,6 @@ class SetAside:
         reset(self._metrics)
 
     def __exit__(self, *_: Any) -> None:
-        reset(self._metrics)  # also what was made meanwhile
+        reset(self._metrics)  # includes variables that were created within the block
         for part, value in zip(self._parts, self._values, strict=True):
             part.assign(value)

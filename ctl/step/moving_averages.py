@@ -1,7 +1,7 @@
-"""Exponential moving averages of weights: in their place while a model is evaluated or exported.
+"""Exponential moving averages of weights, which replace the weights in evaluations and exports.
 
-Training goes on with the raw weights, to the last bit. The averages are the optimizer's (`use_ema=True`),
-so they are in its checkpoints.
+Training continues with the raw weights, bit for bit. The averages belong to the optimizer (`use_ema=True`),
+so checkpoints contain them.
 """
 
 import contextlib
@@ -14,9 +14,11 @@ from ctl.errors import UsageError
 
 
 def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(variable, its moving average) of an optimizer of Keras 3 or tf_keras; none before its first step.
+    """Returns pairs (variable, moving average) of an optimizer; an empty list before its first step.
 
-    `variables` may be more than those that it updates.
+    Args:
+      optimizer: Optimizer of Keras 3 or tf_keras.
+      variables: Variables that it may update.
     """
     optimizer = attribute(optimizer, "inner_optimizer") or optimizer  # of one that scales the loss
     averages = attribute(optimizer, "_model_variables_moving_average")
@@ -27,56 +29,60 @@ def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any
     if is_keras3(optimizer):
         pairs = zip(optimizer._trainable_variables, averages, strict=True)
         return [(variable, average) for variable, average in pairs if average is not None]
-    places = optimizer._index_dict
+    index_by_key = optimizer._index_dict
     keys = [(v, optimizer._var_key(v)) for v in variables if hasattr(v, "_unique_id")]
-    return [(v, averages[places[key]]) for v, key in keys if key in places]
+    return [(v, averages[index_by_key[key]]) for v, key in keys if key in index_by_key]
 
 
 def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Those of every optimizer among a trainer's attributes."""
+    """Returns pairs (variable, moving average) of all optimizers among attributes."""
     models = [m for m in attributes.values() if isinstance(m, tf.Module)]
     variables = list({id(v): v for m in models for v in m.variables}.values())
-    return [pair for thing in attributes.values() for pair in averages_of(thing, variables)]
+    return [pair for value in attributes.values() for pair in averages_of(value, variables)]
 
 
 class HasWeights(Protocol):
-    """A trainer; those that keep averages themselves also have moving_averages()."""
+    """A trainer, which may define `moving_averages()`."""
 
     evaluate_ema: bool
 
 
 def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
-    """(variable, its average) of all that a trainer evaluates with, as TensorFlow's variables.
+    """Returns pairs (variable, average) of TensorFlow variables that a trainer evaluates with.
 
-    They are those of its optimizers, or what its optional method moving_averages() returns. Raises
-    UsageError for what is not a pair of variables of one shape.
+    The pairs are those of its method `moving_averages`, or else those of its optimizers.
+
+    Raises:
+      UsageError: If `moving_averages` returns anything else than pairs of variables of one shape.
     """
     if not trainer.evaluate_ema:
         return []
-    own = getattr(trainer, "moving_averages", None)
-    return [_checked(pair) for pair in (averages_among(vars(trainer)) if own is None else own())]
+    method = getattr(trainer, "moving_averages", None)
+    pairs = averages_among(vars(trainer)) if method is None else method()
+    return [_checked(pair) for pair in pairs]
 
 
 @contextlib.contextmanager
 def in_place(trainer: HasWeights) -> Iterator[None]:
-    """Within the block variables have the values of their averages; afterwards their own, bit for bit.
+    """Within the block, variables have the values of their averages; afterwards the raw values again.
 
-    Raises UsageError as `pairs_of`.
+    Raises:
+      UsageError: As `pairs_of`.
     """
-    found = pairs_of(trainer)
-    raw = [tf.identity(variable) for variable, _ in found]
+    pairs = pairs_of(trainer)
+    raw = [tf.identity(variable) for variable, _ in pairs]
     try:
-        for variable, average in found:
+        for variable, average in pairs:
             variable.assign(tf.cast(average, variable.dtype))
         yield
     finally:
-        for (variable, _), value in zip(found, raw, strict=True):
+        for (variable, _), value in zip(pairs, raw, strict=True):
             variable.assign(value)
 
 
 def _checked(pair: Any) -> tuple[Any, Any]:
-    good = isinstance(pair, tuple | list) and len(pair) == 2 and all(hasattr(v, "shape") for v in pair)
-    if not good or not tf.TensorShape(pair[0].shape).is_compatible_with(pair[1].shape):
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and all(hasattr(v, "shape") for v in pair)
+    if not is_pair or not tf.TensorShape(pair[0].shape).is_compatible_with(pair[1].shape):
         raise UsageError(
             f"moving_averages() has {_named(pair)}; expected pairs (variable, its average) of one shape: "
             "[(v, self.ema.average(v)) for v in self.model.trainable_variables]."
@@ -84,7 +90,7 @@ def _checked(pair: Any) -> tuple[Any, Any]:
     return plain(pair[0]), plain(pair[1])
 
 
-def _named(thing: Any) -> str:
-    if isinstance(thing, tuple | list):
-        return f"({', '.join(map(_named, thing))})"
-    return f"{type(thing).__name__} {getattr(thing, 'shape', '')}".rstrip()
+def _named(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_named, value))})"
+    return f"{type(value).__name__} {getattr(value, 'shape', '')}".rstrip()

@@ -1,8 +1,8 @@
-"""Optimizers of Keras 3, of tf_keras and of your own, used alike: built, scaled and applied once.
+"""Uniform access to optimizers of Keras 3, tf_keras and users: build, loss scale, application.
 
-What is applied was summed over replicas before; each kind is kept from summing a second time. An
-optimizer that scales the loss (for float16) scales, skips and rescales on every replica alike,
-because every replica sees the same sum.
+Gradients are summed over replicas before they are applied, so each kind of optimizer is prevented from
+summing a second time. An optimizer that scales the loss (for float16) skips and rescales on every replica
+in the same way, because every replica applies the same sum.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ WITHOUT_SUM = "without_sum"  # attribute of an `apply` that sums: the `apply` of
 
 
 def scale_of(optimizer: Any) -> Any:
-    """What the loss is to be multiplied by before its gradient, a float32 scalar; None for nothing."""
+    """Returns the loss scale `[]` float32 of an optimizer, or None."""
     if not _scales(optimizer):
         return None
     if is_keras3(optimizer):
@@ -28,7 +28,7 @@ def scale_of(optimizer: Any) -> Any:
 
 
 def skips_what_is_not_finite(optimizer: Any) -> bool:
-    """True for an optimizer that lowers its loss scale, and changes nothing else, in such a step."""
+    """Returns True for an optimizer that skips steps with infinite gradients and lowers its loss scale."""
     return type(optimizer).__name__.startswith("LossScaleOptimizer")
 
 
@@ -38,7 +38,7 @@ def _scales(optimizer: Any) -> bool:
 
 
 def apply_without_sum(optimizer: Any, gradients: list, variables: Sequence[Any]) -> None:
-    """Applies gradients that were summed over replicas, still scaled by `scale_of`."""
+    """Applies gradients that are summed over replicas and multiplied by the loss scale."""
     if is_keras3(optimizer):
         with _keras3_summed_already(optimizer) as overwrite_steps:
             apply = getattr(optimizer.apply, WITHOUT_SUM, optimizer.apply)
@@ -70,11 +70,11 @@ _patched: dict[int, list] = {}  # id of an optimizer -> [traces inside, its own 
 
 @contextlib.contextmanager
 def _keras3_summed_already(optimizer: Any) -> Any:
-    """Keras 3 has no argument for gradients that were summed; its hook is set aside while tracing.
+    """Disables the sum of a Keras 3 optimizer within the block, since Keras has no argument for it.
 
-    So is its periodic overwriting by the moving average, which it cannot trace on several replicas;
-    the frequency in steps is what this yields. The traces of several replicas interleave in
-    threads, so entering and leaving nest.
+    Also disables the periodic assignment of moving averages to the weights, which Keras cannot trace on
+    several replicas, and yields its frequency (steps). Traces of several replicas interleave in threads, so
+    blocks are counted.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     with _patch_lock:
@@ -94,24 +94,24 @@ def _keras3_summed_already(optimizer: Any) -> Any:
 
 
 def _overwrite_by_average(optimizer: Any, variables: Sequence[Any], steps: int) -> None:
-    """Every `steps` updates, puts the moving averages of a Keras 3 optimizer into the variables."""
+    """Assigns the moving averages of a Keras 3 optimizer to the variables every `steps` updates."""
     averages = [
         optimizer._model_variables_moving_average[optimizer._get_variable_index(v)] for v in variables
     ]
-    due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
+    is_due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
 
-    def put(variable: Any, average: Any, now: Any) -> None:
-        variable.assign(tf.where(now, tf.cast(average, variable.dtype), variable))
+    def assign(variable: Any, average: Any, is_due: Any) -> None:
+        variable.assign(tf.where(is_due, tf.cast(average, variable.dtype), variable))
 
-    def on_each(strategy: Any, now: Any) -> None:
+    def update_each(strategy: Any, is_due: Any) -> None:
         for variable, average in zip(variables, averages, strict=True):
-            strategy.extended.update(variable.value, put, args=(average.value, now), group=True)
+            strategy.extended.update(variable.value, assign, args=(average.value, is_due), group=True)
 
-    tf.__internal__.distribute.interim.maybe_merge_call(on_each, tf.distribute.get_strategy(), due)
+    tf.__internal__.distribute.interim.maybe_merge_call(update_each, tf.distribute.get_strategy(), is_due)
 
 
 def check_optimizer(optimizer: Any, name: str = "optimizer", num_replicas: int = 1) -> None:
-    """Raises UsageError for what cannot be an optimizer here, before anything is traced."""
+    """Raises UsageError for an object that is no optimizer, or whose settings replicas do not support."""
     if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
         raise UsageError(
             f"self.{name} accumulates gradients itself, which Keras cannot do on {num_replicas} "
@@ -137,7 +137,7 @@ def check_optimizer(optimizer: Any, name: str = "optimizer", num_replicas: int =
 
 
 def build_slots(optimizer: Any, variables: Sequence) -> None:
-    """Creates the optimizer's variables now; called inside the strategy's scope, before tracing."""
+    """Creates the variables of an optimizer. Called inside the scope of the strategy, before tracing."""
     build = getattr(optimizer, "build", None)
     if callable(build) and not getattr(optimizer, "built", False):
         build(list(variables))

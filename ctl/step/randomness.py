@@ -1,7 +1,7 @@
-"""One seed for everything on every worker, and yet another dropout mask on each replica.
+"""Seeds: the same on every worker, with different dropout masks on each replica.
 
-Keras 3 keeps the state of a seed generator equal on all replicas, so each would draw the same masks.
-Here the drawn seed is shifted by the number of the replica; the state stays equal, and saved.
+Keras 3 keeps the state of a seed generator equal on all replicas, so all would draw the same masks. Here
+the drawn seed is shifted by the number of the replica. The state stays equal and is saved in checkpoints.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ def tensorflow_seed_kept() -> Iterator[None]:
             context.context()._rng = generator
 
 
-def differ_by_replica(things: Any) -> None:
-    """Makes the Keras 3 seed generators in `things` draw other seeds on each replica."""
-    for generator in _generators(things):
+def differ_by_replica(objects: Any) -> None:
+    """Makes the Keras 3 seed generators in `objects` draw different seeds on each replica."""
+    for generator in _generators(objects):
         object.__setattr__(generator, "next", _shifted(generator.next))
 
 
@@ -70,10 +70,10 @@ def _shifted(draw: Any) -> Any:
     return next_for_replica
 
 
-def _generators(thing: Any) -> list:
-    """The Keras 3 seed generators of models, layers, and collections of them, each once."""
-    found: dict[int, Any] = {}
-    stack = [thing]
+def _generators(objects: Any) -> list:
+    """Returns the distinct Keras 3 seed generators of models, layers, and collections of them."""
+    generator_by_id: dict[int, Any] = {}
+    stack = [objects]
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
@@ -81,8 +81,8 @@ def _generators(thing: Any) -> list:
         elif isinstance(item, (list, tuple)):
             stack += item
         elif is_keras3(item) and type(item).__name__ == "SeedGenerator":
-            found[id(item)] = item
+            generator_by_id[id(item)] = item
         elif is_keras3(item):
             for layer in layers_of(item):
                 stack += getattr(layer, "_seed_generators", ())
-    return list(found.values())
+    return list(generator_by_id.values())

@@ -46,7 +46,7 @@ class StepRecord:
     def add_outcome(self, label: str, outcome: UpdateOutcome) -> None:
         """Adds the outcome of an update by the optimizer `label`."""
         name = f"gradient_norm/{label}" if label else "gradient_norm"
-        count = sum(known == name or known.startswith(f"{name}_") for known in self.norms)
+        count = sum(other == name or other.startswith(f"{name}_") for other in self.norms)
         self.norms[f"{name}_{count + 1}" if count else name] = outcome.norm
         self.outcomes.append(outcome)
 
@@ -67,12 +67,12 @@ class StepRecord:
             raise UsageError(
                 f"log() got the name {name!r}; expected a text that the step has not logged yet."
             )
-        self.logged[name] = logged(name, value, reduce, parts=num_shares, empty=is_empty)
+        self.logged[name] = logged(name, value, reduce, num_shares=num_shares, is_empty=is_empty)
 
     def validity(self) -> list[tuple[Any, Any]]:
         """Returns pairs (is_valid, suspects) of the updates that may leave the step out."""
         return [(o.is_valid, o.suspects) for o in self.outcomes if o.is_valid is not None]
 
-    def stops(self) -> list[tuple[Any, Any]]:
+    def stop_conditions(self) -> list[tuple[Any, Any]]:
         """Returns pairs (may_continue, suspects) of the updates that may end the run."""
         return [(o.may_continue, o.suspects) for o in self.outcomes if o.may_continue is not None]

@@ -215,7 +215,7 @@ class _ReplicaTrace:
         with (
             tracing(context, self._step.reducer) as traced,
             replica_assignments.refused(self._num_replicas),
-            synchronized_moments.without_stand_ins(part.is_empty),
+            synchronized_moments.without_placeholders(part.is_empty),
         ):
             yield traced
 
@@ -247,7 +247,7 @@ class _ReplicaTrace:
         return self._finish(packed, traced.record, saved)
 
     def _finish(self, packed: Any, record: StepRecord, saved: list) -> Any:
-        stops = record.stops()
+        stop_conditions = record.stop_conditions()
         self._step.calls_minimize |= bool(record.norms)
         packed = self._skipping.after(
             packed,
@@ -255,11 +255,11 @@ class _ReplicaTrace:
             record.validity(),
             saved,
             prints=not self._context.is_in_compiled_loop,
-            local=self._context.num_local_workers > 0,
+            is_local=self._context.num_local_workers > 0,
         )
-        self._step.reducer.after_updates(stops)
+        self._step.reducer.after_updates(stop_conditions)
         if self._context.is_in_compiled_loop:
-            return packed, finiteness.step_report(record.validity(), stops)
+            return packed, finiteness.step_report(record.validity(), stop_conditions)
         return packed
 
     def _never_empty(self, share: Share, num_parts: int = 1) -> Any:
@@ -291,8 +291,7 @@ class _ReplicaTrace:
             return []
         variables = [plain(v) for m in self._user_step.metrics for v in m.variables]
         # in central storage all replicas update one variable, which cannot be restored
-        own = [v for v in variables if hasattr(v, "values")]
-        return [(v, tf.identity(v)) for v in own]
+        return [(v, tf.identity(v)) for v in variables if hasattr(v, "values")]
 
     def _restore_metrics(self, part: _Part) -> None:
         """Undoes what metrics have counted of a placeholder row."""

@@ -1,4 +1,4 @@
-"""A step that is left out: its numbers do not count, and what it changed besides weights is put back."""
+"""Steps that are left out: their values do not count, and variables besides the weights are restored."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,12 @@ from ctl.step.averaging import Totals
 
 
 class Skipping:
-    """What `skip` and `rollback` need in the trace of a step; nothing is traced for `stop`.
+    """Treatment of the policies `skip` and `rollback` in the trace of a step. A no-op for `stop`.
 
     Args:
-      policy: () -> a word of finiteness.NONFINITE_POLICIES.
-      statistics: () -> the variables that a step changes besides what `minimize` updates.
-      counter: completed steps, for the message; None in an evaluation.
+      policy: Returns a name of `finiteness.NONFINITE_POLICIES`.
+      statistics: Returns the variables that a step changes besides those that `minimize` updates.
+      counter: Number of completed steps, for messages. None in an evaluation.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Skipping:
 
     @tf.autograph.experimental.do_not_convert
     def before(self) -> list:
-        """What may have to be put back, taken before the step."""
+        """Returns pairs (variable, value) to restore, read before the step."""
         if self._policy() == "stop" or self._counter is None:
             return []
         return [(v, tf.identity(v)) for v in self._statistics()]
@@ -38,25 +38,31 @@ class Skipping:
         self,
         packed: tf.Tensor,
         totals: Totals,
-        updates: Sequence,
+        validity: Sequence,
         before: list,
         *,
         prints: bool = True,
-        local: bool = False,
+        is_local: bool = False,
     ) -> tf.Tensor:
-        """Undoes the step where something was not finite; only its number of examples still counts.
+        """Undoes the step where a value was not finite. Only its number of examples still counts.
 
         Args:
-          updates: (whether all was finite, by whom it was not) of each update of the step.
-          prints: from the graph, which XLA cannot; else the caller tells.
-          local: the step is this worker's own.
+          packed: `[m, 2]`, values of the step.
+          totals: Names of the values.
+          validity: Pairs (is_valid, flags) of the updates of the step.
+          before: Result of the method `before`.
+          prints: True if the graph prints a message. Within XLA it cannot.
+          is_local: True if workers train independently.
+
+        Returns:
+          `[m + 1, 2]`, with a row for the number of skipped steps; `packed` if no update can be invalid.
         """
-        if not updates:
+        if not validity:
             return packed
-        goods = [good for good, _ in updates]
-        good = tf.reduce_all(tf.stack(goods)) if len(goods) > 1 else goods[0]
+        conditions = [is_valid for is_valid, _ in validity]
+        is_valid = tf.reduce_all(tf.stack(conditions)) if len(conditions) > 1 else conditions[0]
         for variable, value in before:
-            variable.assign(tf.where(good, variable, value))
+            variable.assign(tf.where(is_valid, variable, value))
         if self._counter is not None and prints:
-            finiteness.warn_of_skipped(good, updates[0][1], self._counter, local)
-        return totals.left_out(packed, good)
+            finiteness.warn_of_skipped(is_valid, validity[0][1], self._counter, is_local)
+        return totals.left_out(packed, is_valid)

@@ -1,7 +1,7 @@
-"""Seconds of a worker's steps that it waits: for its input, and for the other workers.
+"""Waiting times of a worker: for its input, and for other workers in collectives.
 
-Workers in step all take as long as the slowest one. What tells them apart is how long each waits in the
-sum of the gradients: the slowest least. A worker's clock is compared with itself only.
+All workers take as long as the slowest one, which is the worker that waits the shortest time in the sum of
+the gradients. Only durations on the clock of one worker are compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from tensorflow.python.framework import config
 
 
 class StepTimes:
-    """Adds the seconds up in a variable, within the graph of the steps.
+    """Sums of waiting times in a variable, updated within the graph of the steps.
 
-    Not where operations are deterministic: TensorFlow then has no clock, and the totals are NaN.
+    If operations are deterministic, TensorFlow has no clock, and the sums are NaN.
 
     Args:
-      first: number of this process's first replica; the others wait as long as it does.
+      first: Number of the first replica of this process. Its other replicas wait equally long.
     """
 
     def __init__(self, first: int):
@@ -27,34 +27,40 @@ class StepTimes:
             self._secs = tf.Variable(tf.zeros([2], tf.float64), trainable=False, name="step_times")
 
     def total(self) -> np.ndarray:
-        """`[2]`: seconds until now in which steps waited for sums, and for their input."""
-        found: np.ndarray = self._secs.numpy()
-        return found if _has_clock() else np.full(2, np.nan)
+        """Returns `[2]` float64: seconds spent waiting in collectives, and for input."""
+        secs: np.ndarray = self._secs.numpy()
+        return secs if _has_clock() else np.full(2, np.nan)
 
-    def of_sum(self, ready: Sequence[Any], act: Callable[[], Any], *, asks: bool = False) -> Any:
-        """Called in the trace: `act()`, which waits for other workers once the tensors `ready` exist.
+    def of_sum(self, inputs: Sequence[Any], exchange: Callable[[], Any], *, is_split: bool = False) -> Any:
+        """Returns `exchange()`, and adds the seconds from the computation of `inputs` to its end.
 
-        `asks`: one operation asks, another one waits. TensorFlow keeps what has an effect in the order
-        of the program: asking after the clock was read would wait for all of `ready`.
+        Args:
+          inputs: Tensors that the exchange needs.
+          exchange: Traces a collective.
+          is_split: True if one operation sends the request and another one waits for the result. TensorFlow
+            keeps stateful operations in the order of the program: a request after the clock was read would
+            wait for all of `inputs`.
         """
         context = tf.distribute.get_replica_context()
-        here = context is None or int(tf.get_static_value(context.replica_id_in_sync_group)) == self._first
-        if not (here and _has_clock()):
-            return act()
-        before = None if asks else _now(ready)
-        done = act()
-        before = _now(ready) if asks else before
-        self._add([_now([done]) - before, 0.0])
-        return done
+        is_first = (
+            context is None or int(tf.get_static_value(context.replica_id_in_sync_group)) == self._first
+        )
+        if not (is_first and _has_clock()):
+            return exchange()
+        start = None if is_split else _timestamp(inputs)
+        result = exchange()
+        start = _timestamp(inputs) if is_split else start
+        self._add([_timestamp([result]) - start, 0.0])
+        return result
 
-    def of_input(self, act: Callable[[], Any]) -> Any:
-        """Called in the trace: `act()`, which takes a batch."""
+    def of_input(self, take: Callable[[], Any]) -> Any:
+        """Returns `take()`, which takes a batch, and adds its seconds."""
         if not _has_clock():
-            return act()
-        with tf.control_dependencies([before := _now([])]):
-            taken = act()
-        self._add([0.0, _now([taken]) - before])
-        return taken
+            return take()
+        with tf.control_dependencies([start := _timestamp([])]):
+            batch = take()
+        self._add([0.0, _timestamp([batch]) - start])
+        return batch
 
     def _add(self, secs: list) -> None:
         self._secs.assign_add(tf.stack([tf.cast(s, tf.float64) for s in secs]), read_value=False)
@@ -65,8 +71,8 @@ def _has_clock() -> bool:
     return not enabled
 
 
-def _now(after: Sequence[Any]) -> Any:
-    """The time once all of `after` is there."""
-    tensors = [t for t in tf.nest.flatten(list(after), expand_composites=True) if tf.is_tensor(t)]
+def _timestamp(dependencies: Sequence[Any]) -> Any:
+    """Returns the time at which all dependencies are computed."""
+    tensors = [t for t in tf.nest.flatten(list(dependencies), expand_composites=True) if tf.is_tensor(t)]
     with tf.control_dependencies(tensors), tf.device("/device:CPU:0"):
         return tf.timestamp()

@@ -1,7 +1,7 @@
 """Statistics of synchronized BatchNormalization when a replica has no example.
 
-Such a replica calls the layers with a row that only stands in. Keras counts it in the mean and the variance
-over all replicas. Here it counts as no row.
+Such a replica calls the layers with a placeholder row. Keras counts it in the mean and the variance over
+all replicas. Here it does not count.
 """
 
 import contextlib
@@ -17,28 +17,28 @@ _install_lock = threading.Lock()
 
 
 class _Thread(threading.local):
-    """True (a scalar tensor) where the replica that this thread traces has no example; None: never."""
+    """Thread-local `[]` bool, True where the replica that this thread traces has no example, or None."""
 
-    empty: Any = None
+    is_empty: Any = None
 
 
 _thread = _Thread()
 
 
 @contextlib.contextmanager
-def without_stand_ins(empty: Any) -> Iterator[None]:
-    """Within the block, rows of a replica that is `empty` do not count in synchronized statistics."""
-    if empty is not None:
+def without_placeholders(is_empty: Any) -> Iterator[None]:
+    """Within the block, the rows of an empty replica do not count in synchronized statistics."""
+    if is_empty is not None:
         _install()
-    before, _thread.empty = _thread.empty, empty
+    before, _thread.is_empty = _thread.is_empty, is_empty
     try:
         yield
     finally:
-        _thread.empty = before
+        _thread.is_empty = before
 
 
 def _install() -> None:
-    """Replaces the private function of Keras, once; it is unchanged outside of the block."""
+    """Wraps the private function of Keras once. The wrapper changes nothing outside of the block."""
     module: Any = sys.modules.get(_MODULE)
     with _install_lock:
         original = getattr(module, "_compute_moments_sync", None)
@@ -46,22 +46,22 @@ def _install() -> None:
             return
 
         def compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
-            if _thread.empty is None:
+            if _thread.is_empty is None:
                 return original(x, axes, keepdims)
-            return _moments(x, axes, keepdims, tf.where(_thread.empty, 0.0, 1.0))
+            return _moments(x, axes, keepdims, tf.where(_thread.is_empty, 0.0, 1.0))
 
         compute_moments_sync.is_of_ctl = True  # type: ignore[attr-defined]
         module._compute_moments_sync = compute_moments_sync
 
 
 def _moments(x: Any, axes: Any, keepdims: bool, weight: Any) -> tuple[Any, Any]:
-    """Returns mean and variance of `x` over `axes` and all replicas; rows here count `weight` times."""
+    """Returns mean and variance of `x` over `axes` and replicas; `weight` is that of the local rows."""
     context = tf.distribute.get_replica_context()
     weight = tf.cast(weight, x.dtype)
 
     def total(values: Any) -> Any:
-        here = tf.reduce_sum(values * weight, axis=axes, keepdims=True)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, here)
+        local_sum = tf.reduce_sum(values * weight, axis=axes, keepdims=True)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, local_sum)
 
     sums, squares, counts = total(x), total(tf.square(x)), total(tf.ones_like(x))
     mean = tf.math.divide_no_nan(sums, counts)

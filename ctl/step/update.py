@@ -38,7 +38,7 @@ def apply_update(request: UpdateRequest, context: StepContext, reducer: Gradient
     norm, scale = _global_norm(merged_rows), optimizers.scale_of(request.optimizer)
     suspects = reduced.suspects
     if suspects is None:
-        suspects = finiteness.alone(request.loss_flag, norm)
+        suspects = finiteness.suspects_of_only_replica(request.loss_flag, norm)
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
     is_scaled = optimizers.skips_what_is_not_finite(request.optimizer)
@@ -88,7 +88,7 @@ def _check(
         if not context.is_in_compiled_loop:
             return _Check(condition, [finiteness.stop_unless(is_fine, suspects)])
         return _Check(_both(condition, is_fine), may_continue=is_fine)
-    is_finite = finiteness.good(norm, suspects)
+    is_finite = finiteness.is_finite(norm, suspects)
     if policy != "stop":
         return _Check(_both(condition, is_finite), is_valid=is_finite)
     if reducer.num_local_workers:

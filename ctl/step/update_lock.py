@@ -1,9 +1,9 @@
-"""One worker at a time applies an update, where the variables live on parameter servers.
+"""Mutual exclusion of updates with parameter servers.
 
-Keras 3 updates a variable by reading and assigning it, so two workers at once lose updates (measured
-in docs/decisions/0010-parameter-servers.md). The lock is a resource of TensorFlow on the first
-parameter server; when a worker that holds it or waits for it dies, its call is cancelled there and
-the lock is free again. Gradients are computed outside it, by all workers at once.
+Keras 3 updates a variable by reading and assigning it, so concurrent workers lose updates (measured in
+docs/decisions/0010-parameter-servers.md). The lock is a TensorFlow resource on the first parameter server.
+When a worker that holds it or waits for it dies, the server cancels its call and releases the lock. All
+workers compute gradients concurrently, outside the lock.
 """
 
 import contextlib
@@ -13,15 +13,16 @@ from typing import Any
 import tensorflow as tf
 
 _DEVICE = "/job:ps/task:0/device:CPU:0"
-_RELEASES = ("ConsumeMutexLock", "If", "While")  # an update may stand in a condition or a loop
+_RELEASES = ("ConsumeMutexLock", "If", "While")  # an update may be in a condition or a loop
 _mutexes: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def held() -> Any:
-    """What is traced inside runs while no other worker is in here; does nothing elsewhere.
+    """Operations traced within the block hold the lock. A no-op without parameter servers.
 
-    Call it under control dependencies on the gradients, so that nobody holds the lock and computes.
+    Called under control dependencies on the gradients, so that no worker computes them while it holds the
+    lock.
     """
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -46,7 +47,7 @@ def _mutex_of(strategy: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def count_after(counter: tf.Variable, packed: Any, operations_before: int) -> None:
-    """Traced: adds 1 to `counter` when `packed` and all updates traced since then are complete."""
-    made = tf.compat.v1.get_default_graph().get_operations()[operations_before:]
-    with tf.control_dependencies([packed, *(op for op in made if op.type in _RELEASES)]):
+    """Adds 1 to `counter` once `packed` and all updates traced since then are complete."""
+    operations = tf.compat.v1.get_default_graph().get_operations()[operations_before:]
+    with tf.control_dependencies([packed, *(op for op in operations if op.type in _RELEASES)]):
         counter.assign_add(1, read_value=False)

@@ -44,12 +44,12 @@ def evaluate_session(
     loop = eval_loop(trainer, session)
     with _together(session.agreement):
         batches = input_pipeline.open_eval_batches(trainer)
-    with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.found_in(vars(trainer))):
+    with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.metrics_in(vars(trainer))):
         is_chief = trainer.topology.is_chief
         packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
         if not done:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
-        packed = session.agreement.sum(loop.totals.whole(packed).ravel())
+        packed = session.agreement.sum(loop.totals.broadcast(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
         numbers, session.arrays = keras_metrics.metric_results(loop.totals.metrics)
         means |= numbers

@@ -106,7 +106,7 @@ class Interval:
 
     def fetch(self, summed: Any) -> None:
         """Takes the totals off the device; `summed` adds a vector up over workers."""
-        here = self._totals.whole(self.packed)
+        here = self._totals.broadcast(self.packed)
         here = np.asarray(summed(here.ravel())).reshape(here.shape)
         if self._fetched is not None and self._names == self._totals.names:
             here = here + self._fetched

@@ -86,7 +86,7 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         model_checks.check_built(trainer)
         validation.check_optimizers(trainer)
         if strategies.word_of(trainer.strategy) == "central_storage":
-            keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
+            keras_metrics.count_outside_replicas(keras_metrics.metrics_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
@@ -197,7 +197,7 @@ def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:
 
 def _metrics(trainer: TrainerProtocol) -> list:
     """Returns the Keras metrics of a trainer, built outside of its steps."""
-    metrics = keras_metrics.found_in(vars(trainer))
+    metrics = keras_metrics.metrics_in(vars(trainer))
     keras_metrics.build_outside_steps(metrics, strategies.local(trainer.strategy))
     return metrics
 

@@ -103,12 +103,12 @@ def fit() -> dict:
 
 
 CASES: dict[str, Callable[..., dict]] = {
-    "mnist": functools.partial(train, Mnist),
+    "mnist": functools.partial(train, Mnist, strategy="one_device"),
     "mnist_two_replicas": functools.partial(train, Mnist, 2),
-    "accumulated": functools.partial(train, Accumulated),
+    "accumulated": functools.partial(train, Accumulated, strategy="one_device"),
     "accumulated_two_replicas": functools.partial(train, Accumulated, 2),
     "scaled_two_replicas": functools.partial(train, Scaled, 2),
-    "words": functools.partial(train, Words),
+    "words": functools.partial(train, Words, strategy="one_device"),
     "words_two_replicas": functools.partial(train, Words, 2),
     "fit": fit,
     "mnist_workers": functools.partial(train, Mnist),
@@ -118,7 +118,7 @@ CASES: dict[str, Callable[..., dict]] = {
         train, Mnist, sync_every=4, outer_learning_rate=0.7, outer_momentum=0.5
     ),
     "int8_workers": functools.partial(train, Int8),
-    "compiled": functools.partial(train, Accumulated, jit_compile="loop"),
+    "compiled": functools.partial(train, Accumulated, strategy="one_device", jit_compile="loop"),
     "compiled_step_two_replicas": functools.partial(train, Mnist, 2, jit_compile="step"),
     "parameter_server": functools.partial(train, Mnist, strategy="parameter_server"),
 }

@@ -134,4 +134,4 @@ def test_a_worker_averages_over_its_own_examples():
     context = StepContext(num_local_workers=4)
     share = average(values, global_batch_size=8, mask=mask, context=context)
     assert float(share) * 4 == pytest.approx(2.0)
-    assert GlobalMeans(3, 4, local=True).everywhere(tf.constant(3.0))[0].numpy() == 12.0
+    assert GlobalMeans(3, 4, is_local=True).everywhere(tf.constant(3.0))[0].numpy() == 12.0

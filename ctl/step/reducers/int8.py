@@ -5,10 +5,8 @@ rounding error is added to the gradient of the next step (error feedback: Seide 
 al. 2019, arXiv:1901.09847; of the sum as well: Tang et al. 2019, arXiv:1905.05957).
 
     x = gradient + error of the previous step
-    engine      part r of x travels, encoded, to worker r, which sums the parts and sends the sum, encoded,
-    to
-                all workers; the error is that of x, and of part r also that of the sum
-    otherwise   all of x travels, encoded, to all workers; the error is that of x
+    engine      part r of x travels to worker r, which sums the parts and sends the sum to all workers
+    otherwise   all of x travels to all workers
 """
 
 import math
@@ -16,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute import strategies
 from ctl.distribute.engine_all_reduce import all_to_all, engine_of
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
@@ -29,8 +26,8 @@ from ctl.step.update_request import UpdateRequest
 
 BLOCK = 256  # numbers with one scale
 _MIN_NUMBERS = 4096  # smaller variables are summed as they are
-_WORDS = BLOCK // 4  # int32, as TensorFlow's collectives take no int8
-_MIN_SCALE = 1e-30  # a block whose largest number is smaller counts as zeros
+_NUM_INTS = BLOCK // 4  # as TensorFlow's collectives take no int8
+_MIN_SCALE = 1e-30  # smaller blocks are zeros
 
 
 def encoded(numbers: tf.Tensor) -> tf.Tensor:
@@ -41,14 +38,14 @@ def encoded(numbers: tf.Tensor) -> tf.Tensor:
     scales = tf.reduce_max(tf.abs(numbers), axis=1, keepdims=True)
     scales = tf.where(scales > _MIN_SCALE, scales, 0.0)
     codes = tf.cast(tf.round(numbers * tf.math.divide_no_nan(127.0, scales)), tf.int8)
-    words = tf.bitcast(tf.reshape(codes, [-1, _WORDS, 4]), tf.int32)
-    return tf.concat([words, tf.bitcast(scales, tf.int32)], axis=1)
+    ints = tf.bitcast(tf.reshape(codes, [-1, _NUM_INTS, 4]), tf.int32)
+    return tf.concat([ints, tf.bitcast(scales, tf.int32)], axis=1)
 
 
-def decoded(words: tf.Tensor) -> tf.Tensor:
+def decoded(blocks: tf.Tensor) -> tf.Tensor:
     """Decodes the result of `encoded` to `[n, 256]` float32."""
-    codes = tf.reshape(tf.bitcast(words[:, :_WORDS], tf.int8), [-1, BLOCK])
-    return tf.cast(codes, tf.float32) * (tf.bitcast(words[:, _WORDS:], tf.float32) / 127.0)
+    codes = tf.reshape(tf.bitcast(blocks[:, :_NUM_INTS], tf.int8), [-1, BLOCK])
+    return tf.cast(codes, tf.float32) * (tf.bitcast(blocks[:, _NUM_INTS:], tf.float32) / 127.0)
 
 
 class Int8Reducer(SumReducer):
@@ -62,7 +59,8 @@ class Int8Reducer(SumReducer):
 
     def __init__(self, inputs: ReducerInputs):
         self._strategy, self._topology = inputs.strategy, inputs.topology
-        large = [v for v in map(plain, inputs.trainable_variables) if _is_large(v)]
+        variables = map(plain, inputs.trainable_variables)
+        large = [v for v in variables if (v.shape.num_elements() or 0) >= _MIN_NUMBERS]
         local = [inputs.strategy.experimental_local_results(v)[0] for v in large]
         errors = [variable_like(v, "left_over") for v in local]
         self._error_by_id = dict(zip(map(id, large), errors, strict=True))
@@ -72,26 +70,22 @@ class Int8Reducer(SumReducer):
         return {"left_out_of_sums": self.worker_state.variables}
 
     def begin(self, step: int) -> None:
-        """Loads the restored errors. Another number of workers than that of the checkpoint shares them."""
-        rows, workers = self.worker_state.scatter(), self.worker_state.num_workers
-        if rows != workers:
-            for variable in self._error_by_id.values():
-                variable.assign(variable * (rows / workers))
+        """Loads the restored errors, and redistributes them if the number of workers has changed."""
+        factor = self.worker_state.scatter() / self.worker_state.num_workers
+        for variable in self._error_by_id.values():
+            variable.assign(variable * factor)
 
     def _exchange(self, request: UpdateRequest, context: StepContext) -> tuple[list, Any, list]:
         pairs = list(zip(request.gradients, request.variables, strict=True))
-        rounded = [i for i, (g, v) in enumerate(pairs) if self._rounds(g, v)]
+        dense = [i for i, (g, _) in enumerate(pairs) if not isinstance(g, tf.IndexedSlices)]
+        rounded = [i for i in dense if id(plain(pairs[i][1])) in self._error_by_id]
         exact = [i for i in range(len(pairs)) if i not in rounded]
         sums, suspects = sum_gradients(selected(request, exact), context, suspects_of(request))
-        total_by_index = dict(zip(exact, sums, strict=True))
         if not rounded:
             return sums, suspects, []
         totals, assignments = self._sum_rounded([pairs[i] for i in rounded])
-        total_by_index.update(zip(rounded, totals, strict=True))
+        total_by_index = dict(zip([*exact, *rounded], [*sums, *totals], strict=True))
         return [total_by_index[i] for i in range(len(pairs))], suspects, assignments
-
-    def _rounds(self, gradient: Any, variable: Any) -> bool:
-        return not isinstance(gradient, tf.IndexedSlices) and id(plain(variable)) in self._error_by_id
 
     def _sum_rounded(self, pairs: Sequence[tuple[Any, Any]]) -> tuple[list, list]:
         """Returns the sums of gradients, equal on all workers, and pairs (variable, its new error)."""
@@ -129,10 +123,6 @@ class Int8Reducer(SumReducer):
         return decoded(_gathered(part, count)), lost
 
 
-def _is_large(variable: tf.Variable) -> bool:
-    return (variable.shape.num_elements() or 0) >= _MIN_NUMBERS
-
-
 def _gathered(rows: tf.Tensor, count: int) -> tf.Tensor:
     """Returns the rows of all `count` workers."""
     joined = tf.distribute.get_replica_context().all_gather(rows, axis=0)
@@ -147,13 +137,10 @@ def create_int8(inputs: ReducerInputs) -> Int8Reducer | None:
     """
     if inputs.settings.wire_dtype != "int8":
         return None
-    topology, instead = inputs.topology, "Write wire_dtype='bfloat16'"
     if not inputs.has_one_replica_per_worker:
         raise UsageError(
-            f"wire_dtype='int8' with strategy {strategies.word_of(inputs.strategy)!r} and "
-            f"{topology.num_replicas} replicas, workers: {topology.num_workers}; expected one replica per "
-            f"worker, which stores rounding errors. {instead}, or --strategy=multi_worker with one device "
-            "per worker."
+            f"wire_dtype='int8' with {inputs.description}; expected one replica per worker. Write "
+            "wire_dtype='bfloat16', or --strategy=multi_worker with one device per worker."
         )
     for name, optimizer in inputs.optimizers.items():
         if optimizers.skips_what_is_not_finite(optimizer):
@@ -161,4 +148,4 @@ def create_int8(inputs: ReducerInputs) -> Int8Reducer | None:
                 f"wire_dtype='int8' with self.{name}, a LossScaleOptimizer: rounding errors have the scale "
                 "of their step. Train with the policy 'mixed_bfloat16'."
             )
-    return Int8Reducer(inputs) if topology.num_workers > 1 else None
+    return Int8Reducer(inputs) if inputs.topology.num_workers > 1 else None

@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.config import Config
-from ctl.distribute import strategies
 from ctl.distribute.keras_objects import attribute
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers
@@ -91,18 +90,18 @@ class LocalSgdReducer(GradientReducer):
 
     def check_request(self, request: UpdateRequest) -> None:
         """Raises UsageError for variables that would never be averaged."""
-        known = {id(weight) for weight in self._weights}
+        averaged = {id(weight) for weight in self._weights}
         for variable in request.variables:
-            if id(getattr(variable, "value", variable)) not in known and id(variable) not in known:
+            if id(getattr(variable, "value", variable)) not in averaged and id(variable) not in averaged:
                 raise UsageError(
                     f"minimize() got the variable {variable.name!r}, which no attribute of the trainer "
                     "owns: with sync_every it would differ between workers. Set self.<name> in build()."
                 )
 
     @tf.autograph.experimental.do_not_convert
-    def after_updates(self, stops: Sequence[tuple[Any, Any]]) -> None:
+    def after_updates(self, stop_conditions: Sequence[tuple[Any, Any]]) -> None:
         """Stores the flags of values that are not finite, which end the run at the next average."""
-        for may_continue, suspects in stops:
+        for may_continue, suspects in stop_conditions:
             stopped = tf.cast(tf.logical_not(may_continue), tf.float32)
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             overflowed = stopped * (1.0 - tf.reduce_max(suspects))  # the norm of finite gradients
@@ -250,11 +249,10 @@ def check_outer_optimizer(config: Config) -> None:
 
 
 def _check_strategy(inputs: ReducerInputs) -> None:
-    topology, setting = inputs.topology, f"sync_every={inputs.config.sync_every}"
+    setting = f"sync_every={inputs.config.sync_every}"
     if not inputs.has_one_replica_per_worker:
         raise UsageError(
-            f"{setting} with strategy {strategies.word_of(inputs.strategy)!r} and {topology.num_replicas} "
-            f"replicas, workers: {topology.num_workers}; expected one replica per worker. Write "
+            f"{setting} with {inputs.description}; expected one replica per worker. Write "
             "--strategy=multi_worker with one device per worker, or leave sync_every out."
         )
     if inputs.jit_compile == "loop":

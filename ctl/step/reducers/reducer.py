@@ -62,7 +62,7 @@ class GradientReducer:
     def check_request(self, request: UpdateRequest) -> None:
         """Raises UsageError for an update that the reducer does not support."""
 
-    def after_updates(self, stops: Sequence[tuple[Any, Any]]) -> None:
+    def after_updates(self, stop_conditions: Sequence[tuple[Any, Any]]) -> None:
         """Called after the updates of a replica with pairs (may continue, suspects) of each update."""
 
     def after_step(self, step: tf.Variable) -> None:
@@ -119,6 +119,14 @@ class ReducerInputs:
     timer: StepTimes | None
 
     @property
+    def description(self) -> str:
+        """Strategy, replicas and workers in an error message."""
+        topology, strategy = self.topology, strategies.word_of(self.strategy)
+        return (
+            f"strategy {strategy!r} and {topology.num_replicas} replicas, workers: {topology.num_workers}"
+        )
+
+    @property
     def has_one_replica_per_worker(self) -> bool:
         """True if each worker updates its own variables with one replica."""
         topology = self.topology
@@ -126,8 +134,9 @@ class ReducerInputs:
         return updates and topology.num_replicas == topology.num_workers
 
 
-def timed_exchange(timer: StepTimes | None, ready: Sequence[Any], exchange: Callable[[], Any]) -> Any:
-    """Returns `exchange()`, and adds the seconds after the tensors `ready` exist to the timer."""
+def timed_exchange(timer: StepTimes | None, inputs: Sequence[Any], exchange: Callable[[], Any]) -> Any:
+    """Returns `exchange()`, and adds the seconds that it waits for other workers to the timer."""
     if timer is None:
         return exchange()
-    return timer.of_sum(ready, exchange, asks=engine_of(tf.distribute.get_strategy()) is not None)
+    uses_engine = engine_of(tf.distribute.get_strategy()) is not None
+    return timer.of_sum(inputs, exchange, is_split=uses_engine)

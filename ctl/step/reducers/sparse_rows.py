@@ -1,12 +1,12 @@
-"""The sum over replicas of sparse gradients, those of embeddings: rows stay rows.
+"""Sum over replicas of sparse gradients, such as those of embeddings, without making them dense.
 
-Each replica has another number of rows in every step, but within one graph call TensorFlow's collectives
-keep the shape of their first execution (decision 16). So rows are padded to one of a few sizes; replicas
-agree on the size of each step, and each size has a collective of its own. In that collective, a sum, each
-replica fills a slot and leaves the others zero. Where equal rows may be merged and the slots would be
-larger than the dense table, the dense table is summed, and beside it the number of gradients of each row: a
-lazy optimizer must not get rows that no replica had. Rows that must not be merged always use slots: Adam of
-Keras 3, for example, squares each row alone, so a sum of equal rows would be another update.
+The number of rows of a replica varies, but within one graph call TensorFlow's collectives keep the shape of
+their first execution (decision 16). So rows are padded to one of a few sizes, replicas agree on the size of
+each step, and each size has a separate collective. In this sum each replica fills one slot, and its other
+slots are zero. If equal rows may be merged and the slots would be larger than the dense table, the dense
+table is summed together with the number of gradients of each row, since a lazy optimizer must not receive
+rows without a gradient. Rows that must not be merged always use slots: Adam of Keras 3, for example,
+squares each row separately, so a sum of equal rows would be a different update.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-NO_ROW = -1  # index of a row that does not count
+NO_ROW = -1  # index of a placeholder row
 _SMALLEST = 64  # rows
 _GROWTH = 4  # from one size to the next: at most so many times the rows are sent
 _MOST_ELEMENTS = 2**31 - 1  # of one collective
@@ -23,7 +23,7 @@ _DIGIT = 1 << 20  # numbers of rows travel as floats, in two digits
 
 
 class _Rows(NamedTuple):
-    """`values[i]`, `[n, d]`, belongs to row `indices[i]`, `[n]` int64."""
+    """Rows of a table: `values[i]` of `[n, d]` belongs to row `indices[i]` of `[n]` int64."""
 
     indices: Any
     values: Any
@@ -31,7 +31,7 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Slots:
-    """Rows are sent padded to `size`, in a slot for each of `replicas`."""
+    """Encoding of rows padded to `size`, with one slot for each of `replicas`."""
 
     size: int
     replicas: int
@@ -52,14 +52,14 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Table:
-    """The dense table of `length` rows is sent, and how many gradients each row has."""
+    """Encoding as the dense table of `length` rows, with the number of gradients of each row."""
 
     length: int
 
     def encode(self, replica: Any, rows: _Rows) -> Any:
-        ones = tf.ones([tf.size(rows.indices), 1], rows.values.dtype)
+        counts = tf.ones([tf.size(rows.indices), 1], rows.values.dtype)
         return tf.math.unsorted_segment_sum(
-            tf.concat([rows.values, ones], axis=1), rows.indices, self.length
+            tf.concat([rows.values, counts], axis=1), rows.indices, self.length
         )
 
     def decode(self, total: Any) -> _Rows:
@@ -68,13 +68,14 @@ class _Table:
 
 
 class SparseSum:
-    """Sparse gradients of one dtype and row shape, as those of one table that holds all their tables.
+    """Sum of sparse gradients of one dtype and row shape, as gradients of one concatenated table.
 
     Args:
-      gradients: this replica's tf.IndexedSlices; rows of index NO_ROW are left out.
-      lengths: rows of each one's table.
-      merge: equal rows may be added up. If False, every row arrives as it was sent.
-      even: a static number of rows is the same on all replicas.
+      gradients: tf.IndexedSlices of this replica. Rows with the index NO_ROW are left out.
+      lengths: Number of rows of the table of each gradient.
+      replicas: Number of replicas.
+      merge: True if equal rows may be added up. If False, every row arrives as it was sent.
+      even: True if static numbers of rows are equal on all replicas.
     """
 
     def __init__(
@@ -89,66 +90,68 @@ class SparseSum:
         self._lengths = list(lengths)
         self._row_shape, self._dtype = gradients[0].values.shape[1:], gradients[0].values.dtype
         self._rows = self._joined(gradients)
-        known = [g.values.shape[0] for g in gradients]
-        self._ways = _ways(
-            sum(known) if even and None not in known else None,
+        static_rows = [g.values.shape[0] for g in gradients]
+        self._encodings = _encodings(
+            sum(static_rows) if even and None not in static_rows else None,
             sum(lengths),
             self._rows.values.shape[1],
             replicas,
             merge=merge,
         )
-        if merge and len(self._ways) > 1:
+        if merge and len(self._encodings) > 1:
             self._rows = _merged(self._rows)
 
     @property
     def must_agree(self) -> bool:
-        """Whether the size differs from step to step."""
-        return len(self._ways) > 1
+        """True if the size differs from step to step."""
+        return len(self._encodings) > 1
 
-    def wanted(self) -> Any:
-        """`[sizes]` zeros and a one: the size that this replica needs."""
-        sizes = tf.constant([way.size for way in self._ways[:-1]], tf.int32)
-        larger = tf.math.count_nonzero(tf.size(self._rows.indices) > sizes)
-        return tf.one_hot(larger, len(self._ways))
+    def size_vote(self) -> Any:
+        """Returns a one-hot vector `[sizes]`: the size that this replica needs."""
+        sizes = tf.constant([encoding.size for encoding in self._encodings[:-1]], tf.int32)
+        num_smaller = tf.math.count_nonzero(tf.size(self._rows.indices) > sizes)
+        return tf.one_hot(num_smaller, len(self._encodings))
 
-    def summed(self, wanted: Any = None) -> list[tf.IndexedSlices]:
-        """The rows of all replicas, one gradient for each of the constructor's. In replica context.
+    def summed(self, votes: Any = None) -> list[tf.IndexedSlices]:
+        """Returns the summed gradients. Called in replica context.
 
-        `wanted` is the sum over replicas of `wanted()`, if they must agree.
+        Args:
+          votes: Sum over replicas of `size_vote()`, if replicas must agree.
         """
         context = tf.distribute.get_replica_context()
         choice = tf.constant(0)
-        if wanted is not None:
-            choice = tf.reduce_max(tf.where(wanted > 0.5, tf.range(len(self._ways)), 0))
+        if votes is not None:
+            choice = tf.reduce_max(tf.where(votes > 0.5, tf.range(len(self._encodings)), 0))
         if tf.__internal__.distribute.strategy_supports_no_merge_call():
-            rows = _switch(choice, [lambda w=way: self._within(context, w) for way in self._ways])
+            rows = _switch(choice, [lambda e=e: self._sum_encoded(context, e) for e in self._encodings])
         else:
-            found = context.merge_call(self._across_replicas, args=(choice, *self._rows))
-            rows = found[_replica_number(context) % len(found)]
+            rows_by_replica = context.merge_call(self._sum_across_replicas, args=(choice, *self._rows))
+            rows = rows_by_replica[_replica_number(context) % len(rows_by_replica)]
         return self._by_table(_Rows(*rows))
 
-    def _within(self, context: Any, way: Any) -> _Rows:
-        sent = way.encode(context.replica_id_in_sync_group, self._rows)
-        return way.decode(context.all_reduce(tf.distribute.ReduceOp.SUM, sent))
+    def _sum_encoded(self, context: Any, encoding: Any) -> _Rows:
+        sent = encoding.encode(context.replica_id_in_sync_group, self._rows)
+        return encoding.decode(context.all_reduce(tf.distribute.ReduceOp.SUM, sent))
 
-    def _across_replicas(self, strategy: Any, choice: Any, indices: Any, values: Any) -> list[_Rows]:
-        """The same sum for each of this worker's replicas; MirroredStrategy wants conditions outside."""
+    def _sum_across_replicas(self, strategy: Any, choice: Any, indices: Any, values: Any) -> list[_Rows]:
+        """Returns the sum for each replica of this worker. MirroredStrategy needs conditions outside."""
         each, local = strategy.extended.call_for_each_replica, strategy.experimental_local_results
 
-        def encode(way: Any, *rows: Any) -> Any:
+        def encode(encoding: Any, *rows: Any) -> Any:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return way.encode(replica, _Rows(*rows))
+            return encoding.encode(replica, _Rows(*rows))
 
-        def run(way: Any) -> list[_Rows]:
-            sent = each(encode, args=(way, indices, values))
+        def run(encoding: Any) -> list[_Rows]:
+            sent = each(encode, args=(encoding, indices, values))
             total = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, sent, destinations=sent)
-            found = each(way.decode, args=(total,))
-            return [_Rows(*rows) for rows in zip(local(found.indices), local(found.values), strict=True)]
+            decoded = each(encoding.decode, args=(total,))
+            pairs = zip(local(decoded.indices), local(decoded.values), strict=True)
+            return [_Rows(*rows) for rows in pairs]
 
-        return _switch(local(choice)[0], [lambda w=way: run(w) for way in self._ways])
+        return _switch(local(choice)[0], [lambda e=e: run(e) for e in self._encodings])
 
     def _joined(self, gradients: Sequence[tf.IndexedSlices]) -> _Rows:
-        """The rows of all tables, those of the second numbered after those of the first, and so on."""
+        """Returns the rows of all tables. Row numbers of each table follow those of the previous one."""
         carrier = self._dtype if self._dtype in (tf.float32, tf.float64) else tf.float32
         width = self._row_shape.num_elements()
         indices, values, first = [], [], 0
@@ -163,19 +166,19 @@ class SparseSum:
         parts, first = [], 0
         for length in self._lengths:
             if len(self._lengths) == 1:
-                own = rows
+                table_rows = rows
             else:
-                here = (rows.indices >= first) & (rows.indices < first + length)
-                own = _Rows(*(tf.boolean_mask(part, here) for part in rows))
-            values = tf.reshape(tf.cast(own.values, self._dtype), [-1, *self._row_shape])
+                is_inside = (rows.indices >= first) & (rows.indices < first + length)
+                table_rows = _Rows(*(tf.boolean_mask(part, is_inside) for part in rows))
+            values = tf.reshape(tf.cast(table_rows.values, self._dtype), [-1, *self._row_shape])
             shape = tf.constant([length, *self._row_shape], tf.int64)
-            parts.append(tf.IndexedSlices(values, own.indices - first, shape))
+            parts.append(tf.IndexedSlices(values, table_rows.indices - first, shape))
             first += length
         return parts
 
 
 def can_sum(gradient: Any, variable: Any) -> bool:
-    """Whether `SparseSum` takes this gradient: floats, and a table of known shape."""
+    """Returns True if `SparseSum` supports a gradient: floats, and a table of known shape."""
     return (
         isinstance(gradient, tf.IndexedSlices)
         and gradient.dtype.is_floating
@@ -188,8 +191,8 @@ def can_sum(gradient: Any, variable: Any) -> bool:
 def has_unique_rows(gradient: Any) -> bool:
     """Returns True if the rows are unique within a replica's batch by construction.
 
-    `tf.nn.embedding_lookup_sparse` looks each word of a batch up once, so on one device the optimizer gets
-    each row once. On several replicas the rows of all of them are merged for the same update.
+    `tf.nn.embedding_lookup_sparse` looks up each distinct id of a batch once, so on one device the
+    optimizer receives each row once. On several replicas their rows are merged, for the same update.
     """
     if not isinstance(gradient, tf.IndexedSlices) or not hasattr(gradient.indices, "op"):
         return False
@@ -200,13 +203,13 @@ def has_unique_rows(gradient: Any) -> bool:
 
 
 def merged(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """With every index once, so that its norm is that of the dense one."""
+    """Returns the gradient with unique row indices, so that its norm is that of the dense gradient."""
     rows = _merged(_Rows(gradient.indices, gradient.values))
     return tf.IndexedSlices(rows.values, rows.indices, gradient.dense_shape)
 
 
 def without_no_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Without the rows whose index is NO_ROW."""
+    """Returns the gradient without rows with the index NO_ROW."""
     rows = _real(_Rows(gradient.indices, gradient.values))
     return tf.IndexedSlices(rows.values, rows.indices, gradient.dense_shape)
 
@@ -216,29 +219,32 @@ def _real(rows: _Rows) -> _Rows:
 
 
 def _merged(rows: _Rows) -> _Rows:
-    indices, places = tf.unique(rows.indices)
-    return _Rows(indices, tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices)))
+    indices, segments = tf.unique(rows.indices)
+    return _Rows(indices, tf.math.unsorted_segment_sum(rows.values, segments, tf.size(indices)))
 
 
-def _ways(known: int | None, length: int, width: int, replicas: int, *, merge: bool) -> list[Any]:
-    """Returns the ways to send rows, in increasing order of size; one way if their number is `known`.
+def _encodings(
+    static_rows: int | None, length: int, width: int, replicas: int, *, merge: bool
+) -> list[Any]:
+    """Returns the possible encodings in increasing order of size; one if the number of rows is static.
 
-    The last way takes any number of rows: the dense table if rows may be merged, else the largest slots
-    that one collective can carry.
+    The last encoding can have any number of rows: it is the dense table if rows may be merged, else the
+    largest slots that fit into one collective.
     """
     if not merge:
-        most = _MOST_ELEMENTS // (replicas * (width + 2))
-        return [_Slots(size, replicas) for size in ([known] if known is not None else _sizes(most))]
-    largest = length * (width + 1) / (replicas * (width + 2))  # rows; more cost more than the table
-    if known is not None:
-        return [_Slots(known, replicas) if known < largest else _Table(length)]
-    return [*(_Slots(size, replicas) for size in _sizes(largest)), _Table(length)]
+        max_rows = _MOST_ELEMENTS // (replicas * (width + 2))
+        sizes = [static_rows] if static_rows is not None else _slot_sizes(max_rows)
+        return [_Slots(size, replicas) for size in sizes]
+    table_rows = length * (width + 1) / (replicas * (width + 2))  # number of rows as large as the table
+    if static_rows is not None:
+        return [_Slots(static_rows, replicas) if static_rows < table_rows else _Table(length)]
+    return [*(_Slots(size, replicas) for size in _slot_sizes(table_rows)), _Table(length)]
 
 
-def _sizes(largest: float) -> list[int]:
-    """Returns the sizes of slots below `largest` (rows)."""
+def _slot_sizes(max_rows: float) -> list[int]:
+    """Returns the sizes of slots (rows) below `max_rows`."""
     sizes, size = [], _SMALLEST
-    while size < largest:
+    while size < max_rows:
         sizes.append(size)
         size *= _GROWTH
     return sizes

@@ -62,16 +62,16 @@ def sum_gradients(
     tables, indices_by_table = _tables(request, context)
     sparse = {i for indices in indices_by_table for i in indices}
     dense = [i for i in range(len(gradients)) if i not in sparse]
-    wanted = [t.wanted() for t in tables if t.must_agree]
+    votes = [t.size_vote() for t in tables if t.must_agree]
     *totals, suspects = sum_over_replicas(
-        [*wanted, *(tf.convert_to_tensor(gradients[i]) for i in dense), suspects],
+        [*votes, *(tf.convert_to_tensor(gradients[i]) for i in dense), suspects],
         context.settings.cast_dtype,
     )
-    agreed = iter(totals[: len(wanted)])
-    for i, total in zip(dense, totals[len(wanted) :], strict=True):
+    summed_votes = iter(totals[: len(votes)])
+    for i, total in zip(dense, totals[len(votes) :], strict=True):
         gradients[i] = total
     for table, indices in zip(tables, indices_by_table, strict=True):
-        rows = table.summed(next(agreed) if table.must_agree else None)
+        rows = table.summed(next(summed_votes) if table.must_agree else None)
         for i, total in zip(indices, rows, strict=True):
             is_unique = bool(request.has_unique_rows) and request.has_unique_rows[i]
             gradients[i] = merged(total) if is_unique else total
