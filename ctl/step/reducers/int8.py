@@ -49,11 +49,7 @@ def decoded(blocks: tf.Tensor) -> tf.Tensor:
 
 
 class Int8Reducer(SumReducer):
-    """Sums large dense gradients with 8 bits per number over workers with one replica each.
-
-    Args:
-      inputs: Facts about the trainer. Only its `trainable_variables` are summed with 8 bits.
-    """
+    """Sums large dense gradients of models with 8 bits per number, over workers with one replica each."""
 
     worker_state: WorkerState
 
