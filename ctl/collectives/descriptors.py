@@ -10,18 +10,13 @@ import resource
 
 from ctl.errors import UsageError
 
-_PER_PEER = 3  # memory file and two temporary descriptors
+_PER_PEER = 4  # connection, memory file and two temporary descriptors
 _PER_PROCESS = 10  # listener, socket pairs, handshakes in flight
 
 
-def check_descriptors(num_sockets: int, num_ranks: int) -> None:
-    """Raises UsageError if this process cannot open the files that connections to its peers need.
-
-    Args:
-      num_sockets: Sockets to all peers.
-      num_ranks: Ranks of the job.
-    """
-    count = num_sockets + _PER_PEER * num_ranks + _PER_PROCESS
+def check_descriptors(num_ranks: int) -> None:
+    """Raises UsageError if this process cannot open the files that connections to its peers need."""
+    count = _PER_PEER * num_ranks + _PER_PROCESS
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):

@@ -1,7 +1,7 @@
-"""Bytes between two ranks: through one or several sockets, or through memory that both processes see.
+"""Links between two ranks, over a socket or over shared memory.
 
-A link moves one message out and one message in at a time; the two ends agree beforehand on the sizes.
-Its `streams`, each with a socket, are watched by the caller (`Mesh`).
+A link sends one message and receives one message at a time; both ends agree beforehand on the sizes.
+The caller (`Mesh`) polls its socket.
 """
 
 import contextlib
@@ -12,19 +12,17 @@ import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ctl.collectives import memory
 from ctl.collectives.frames import Lost
 
-CHUNK = 1 << 19  # bytes that are handed on at a time; a part of a processor's cache
-Consume = Callable[[int, np.ndarray], None]  # (offset in the message, bytes that came)
+CHUNK = 1 << 19  # bytes that are passed to a consumer at once; fits into a processor's cache
+Consume = Callable[[int, np.ndarray], None]  # (offset in the message, received bytes)
 
 _MOST_VIEWS = 64  # of one system call
-_LEAST_PART = 1 << 18  # bytes of a message for a socket beside others
 _SLOTS = 4  # of shared memory, in each direction
 _MOST_UNREPORTED = 2  # emptied slots that are reported together: each message wakes the other end
 _FILLED, _EMPTIED = b"F", b"E"
@@ -33,11 +31,11 @@ _TOKEN_BYTES = 32
 
 
 class SocketLink:
-    """A link through a connected socket.
+    """A link over a connected socket.
 
     Args:
-      sock: it becomes non-blocking.
-      rank: of the other end, for errors.
+      sock: The socket, which becomes non-blocking.
+      rank: Rank of the other end, for errors.
     """
 
     def __init__(self, sock: socket.socket, rank: int):
@@ -51,52 +49,47 @@ class SocketLink:
         sock.setblocking(False)
 
     @property
-    def streams(self) -> tuple["SocketLink"]:
-        """Itself: it has one socket."""
-        return (self,)
-
-    @property
     def is_sent(self) -> bool:
-        """The message out has left."""
+        """The outgoing message has been sent."""
         return not self._views
 
     @property
     def is_received(self) -> bool:
-        """The message in is here."""
+        """The incoming message is complete."""
         return self._received == self._size
 
     @property
     def wants_write(self) -> bool:
-        """Whether the socket is to be watched for room."""
+        """The socket should be polled for writing."""
         return bool(self._views)
 
     @property
     def wants_read(self) -> bool:
-        """Whether the socket is to be watched for bytes."""
+        """The socket should be polled for reading."""
         return self._received < self._size
 
     def send(self, views: Iterable[np.ndarray]) -> None:
-        """Begins a message out, of arrays one after the other, that stay as they are until it has left."""
+        """Starts to send a message, the concatenation of arrays that must not change until `is_sent`."""
         self._views = deque(_raw(view) for view in views if view.size)
         if self._views:
             self.write()
 
     def receive(self, size: int, into: np.ndarray | None, consume: Consume | None) -> None:
-        """Begins a message in of `size` bytes: into an array, or handed to `consume` chunk by chunk."""
+        """Starts to receive a message of `size` bytes into an array, or passes its chunks to `consume`."""
         self._received, self._filled, self._size, self._consume = 0, 0, size, consume
         if consume is not None and not self._scratch.size and size:
             self._scratch = np.empty(CHUNK, np.uint8)
         self._target = memoryview(b"") if into is None else _raw(into)
 
     def read(self) -> None:
-        """The socket has bytes; raises Lost if the other end is gone."""
+        """Reads all available bytes. Raises Lost if the connection has ended."""
         while self._received < self._size:
             if self._consume is None:
-                place = self._target[self._received :]
+                buffer = self._target[self._received :]
             else:
-                most = min(CHUNK, self._size - self._received + self._filled)
-                place = self._scratch.data[self._filled : most]
-            count = self._came(place)
+                end = min(CHUNK, self._size - self._received + self._filled)
+                buffer = self._scratch.data[self._filled : end]
+            count = self._receive_into(buffer)
             if not count:
                 return
             if self._consume is None:
@@ -109,11 +102,11 @@ class SocketLink:
                 self._filled = 0
 
     def write(self) -> None:
-        """The socket has room; raises Lost if the other end is gone."""
+        """Writes until the socket would block. Raises Lost if the connection has ended."""
         while self._views:
-            some = [self._views[i] for i in range(min(len(self._views), _MOST_VIEWS))]
+            first_views = [self._views[i] for i in range(min(len(self._views), _MOST_VIEWS))]
             try:
-                count = self.socket.sendmsg(some)
+                count = self.socket.sendmsg(first_views)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as e:
@@ -124,12 +117,13 @@ class SocketLink:
                 self._views[0] = self._views[0][count:]
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.socket.close()
 
-    def _came(self, place: Any) -> int:
+    def _receive_into(self, buffer: memoryview) -> int:
+        """Returns the number of bytes that were received, 0 if the socket would block."""
         try:
-            count = self.socket.recv_into(place)
+            count = self.socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as e:
@@ -140,13 +134,13 @@ class SocketLink:
 
 
 class MemoryLink:
-    """A link through shared memory; the socket only says which slots are full and which are free.
+    """A link over shared memory. The socket carries notifications of filled and emptied slots only.
 
     Args:
-      sock: connected to the other end; it becomes non-blocking.
-      rank: of the other end.
-      memory: `memory_size()` bytes, shared with it.
-      is_first: whether the first half of the memory is what this end writes.
+      sock: A connection to the other end, which becomes non-blocking.
+      rank: Rank of the other end.
+      memory: `memory_size()` bytes shared by both ends.
+      is_first: True if this end writes the first half of the memory.
     """
 
     def __init__(self, sock: socket.socket, rank: int, memory: mmap.mmap, *, is_first: bool):
@@ -155,71 +149,66 @@ class MemoryLink:
         halves = np.frombuffer(memory, np.uint8).reshape(2, _SLOTS, CHUNK)
         self._outgoing, self._incoming = (halves[0], halves[1]) if is_first else (halves[1], halves[0])
         self._free, self._full = _SLOTS, 0
-        self._unreported = 0  # emptied slots that the other end does not know of yet
-        self._put = self._taken = 0  # slots so far, modulo _SLOTS
+        self._unreported = 0  # emptied slots without a notification to the other end
+        self._next_outgoing = self._next_incoming = 0  # slot numbers
         self._views: deque[np.ndarray] = deque()
-        self._left = 0  # bytes of the message out that are not in a slot yet
+        self._unsent = 0  # bytes of the outgoing message that are not in a slot yet
         self._received = self._size = 0
         self._into: np.ndarray | None = None
         self._consume: Consume | None = None
         sock.setblocking(False)
 
     @property
-    def streams(self) -> tuple["MemoryLink"]:
-        """Itself: it has one socket."""
-        return (self,)
-
-    @property
     def is_sent(self) -> bool:
-        """The message out has left."""
-        return not self._left
+        """The outgoing message has been sent."""
+        return not self._unsent
 
     @property
     def is_received(self) -> bool:
-        """The message in is here."""
+        """The incoming message is complete."""
         return self._received == self._size
 
     @property
     def wants_write(self) -> bool:
-        """Whether the socket is to be watched for room."""
+        """The socket should be polled for writing."""
         return False
 
     @property
     def wants_read(self) -> bool:
-        """Whether the socket is to be watched for bytes."""
-        return bool(self._left) or self._received < self._size
+        """The socket should be polled for reading."""
+        return bool(self._unsent) or self._received < self._size
 
     def send(self, views: Iterable[np.ndarray]) -> None:
-        """Begins a message out, of arrays one after the other, that stay as they are until it has left."""
+        """Starts to send a message, the concatenation of arrays that must not change until `is_sent`."""
         self._views = deque(view.view(np.uint8) for view in views if view.size)
-        self._left = sum(view.size for view in self._views)
+        self._unsent = sum(view.size for view in self._views)
         self.write()
 
     def receive(self, size: int, into: np.ndarray | None, consume: Consume | None) -> None:
-        """Begins a message in of `size` bytes: into an array, or handed to `consume` chunk by chunk."""
+        """Starts to receive a message of `size` bytes into an array, or passes its chunks to `consume`."""
         self._received, self._size, self._consume = 0, size, consume
         self._into = None if into is None else into.view(np.uint8)
-        self._take()
+        self._read_full_slots()
 
     def read(self) -> None:
-        """The socket has bytes; raises Lost if the other end is gone."""
+        """Reads all available bytes. Raises Lost if the connection has ended."""
         try:
-            words = self.socket.recv(4 * _SLOTS)
+            notifications = self.socket.recv(4 * _SLOTS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as e:
             raise Lost(str(e), self._rank) from e
-        if not words:
+        if not notifications:
             raise Lost("the connection was closed", self._rank)
-        self._full += words.count(_FILLED)
-        self._free += words.count(_EMPTIED)
-        self._take()
+        self._full += notifications.count(_FILLED)
+        self._free += notifications.count(_EMPTIED)
+        self._read_full_slots()
         self.write()
 
     def write(self) -> None:
-        """Fills the free slots with what is left of the message out."""
-        while self._left and self._free:
-            slot, size = self._outgoing[self._put], min(CHUNK, self._left)
+        """Copies the remaining bytes of the outgoing message into free slots."""
+        while self._unsent and self._free:
+            slot, size = self._outgoing[self._next_outgoing], min(CHUNK, self._unsent)
             filled = 0
             while filled < size:
                 view = self._views[0]
@@ -230,115 +219,53 @@ class MemoryLink:
                     self._views.popleft()
                 else:
                     self._views[0] = view[count:]
-            self._left -= size
+            self._unsent -= size
             self._free -= 1
-            self._put = (self._put + 1) % _SLOTS
-            self._tell(_EMPTIED * self._unreported + _FILLED)
+            self._next_outgoing = (self._next_outgoing + 1) % _SLOTS
+            self._notify(_EMPTIED * self._unreported + _FILLED)
             self._unreported = 0
 
     def close(self) -> None:
-        """Ends the connection; the memory goes with its last user."""
+        """Closes the connection. The memory is released with its last reference."""
         self.socket.close()
 
-    def _take(self) -> None:
+    def _read_full_slots(self) -> None:
         while self._full and self._received < self._size:
             count = min(CHUNK, self._size - self._received)
-            chunk = self._incoming[self._taken][:count]
+            chunk = self._incoming[self._next_incoming][:count]
             if self._consume is not None:
                 self._consume(self._received, chunk)
             elif self._into is not None:
                 self._into[self._received : self._received + count] = chunk
             self._received += count
             self._full -= 1
-            self._taken = (self._taken + 1) % _SLOTS
+            self._next_incoming = (self._next_incoming + 1) % _SLOTS
             self._unreported += 1
             if self._unreported == _MOST_UNREPORTED:
-                with contextlib.suppress(Lost):  # the other end may have left: it has sent all
-                    self._tell(_EMPTIED * self._unreported)
+                with contextlib.suppress(Lost):  # the other end may have closed after its last message
+                    self._notify(_EMPTIED * self._unreported)
                 self._unreported = 0
 
-    def _tell(self, words: bytes) -> None:
-        while words:
+    def _notify(self, notifications: bytes) -> None:
+        while notifications:
             try:
-                words = words[self.socket.send(words) :]
-            except (BlockingIOError, InterruptedError):  # so many bytes never wait there
+                notifications = notifications[self.socket.send(notifications) :]
+            except (BlockingIOError, InterruptedError):  # rare: a few bytes fit into the socket's buffer
                 time.sleep(0.001)
             except OSError as e:
                 raise Lost(str(e), self._rank) from e
 
 
-class StripedLink:
-    """A link through several sockets, each for a part of every long message.
-
-    One connection alone is held back by its window, by each lost packet, and where a network gives
-    each flow only a share of its rate.
-
-    Args:
-      socks: in the same order on both ends.
-      rank: of the other end.
-    """
-
-    def __init__(self, socks: Sequence[socket.socket], rank: int):
-        self.streams = tuple(SocketLink(sock, rank) for sock in socks)
-
-    @property
-    def is_sent(self) -> bool:
-        """The message out has left."""
-        return all(stream.is_sent for stream in self.streams)
-
-    @property
-    def is_received(self) -> bool:
-        """The message in is here."""
-        return all(stream.is_received for stream in self.streams)
-
-    def send(self, views: Iterable[np.ndarray]) -> None:
-        """Begins a message out, of arrays one after the other, that stay as they are until it has left."""
-        left = deque(view.view(np.uint8) for view in views if view.size)
-        for stream, low, high in self._parts(sum(view.size for view in left)):
-            part, missing = [], high - low
-            while missing:
-                view = left.popleft()
-                if view.size > missing:
-                    left.appendleft(view[missing:])
-                part.append(view[:missing])
-                missing -= part[-1].size
-            stream.send(part)
-
-    def receive(self, size: int, into: np.ndarray | None, consume: Consume | None) -> None:
-        """Begins a message in of `size` bytes: into an array, or handed to `consume` in any order."""
-        raw = None if into is None else into.view(np.uint8)
-        for stream, low, high in self._parts(size):
-            place = None if raw is None else raw[low:high]
-            stream.receive(high - low, place, consume and _from(low, consume))
-
-    def close(self) -> None:
-        """Ends the connections."""
-        for stream in self.streams:
-            stream.close()
-
-    def _parts(self, size: int) -> list[tuple[SocketLink, int, int]]:
-        """(stream, first byte, end): parts begin at multiples of `memory.ALIGNMENT`."""
-        used = max(1, min(len(self.streams), size // _LEAST_PART))
-        bounds = [size * i // used // memory.ALIGNMENT * memory.ALIGNMENT for i in range(used)]
-        bounds += [size] * (len(self.streams) + 1 - used)
-        return list(zip(self.streams, bounds, bounds[1:], strict=False))
-
-
-Stream = SocketLink | MemoryLink
-Link = Stream | StripedLink
-
-
-def _from(start: int, consume: Consume) -> Consume:
-    return lambda offset, data: consume(start + offset, data)
+Link = SocketLink | MemoryLink
 
 
 def memory_size() -> int:
-    """Bytes that two ranks share."""
+    """Returns the size of the shared memory of two ranks (bytes)."""
     return 2 * _SLOTS * CHUNK
 
 
 class SharedMemory:
-    """Memory that another process of this user on this machine can open; `offer` says how."""
+    """A memory file that another process of this user on this machine can open."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("ctl-collectives") if hasattr(os, "memfd_create") else -1
@@ -350,21 +277,21 @@ class SharedMemory:
             self.memory[:_TOKEN_BYTES] = self._token
 
     def offer(self) -> dict[str, Any]:
-        """For `opened_memory` in the other process; {} where there is none."""
+        """Returns the argument of `opened_memory` in the other process, {} without memory files."""
         if self.memory is None:
             return {}
-        return {**_place(), "pid": os.getpid(), "file": self._file, "token": self._token.hex()}
+        return {**_machine(), "pid": os.getpid(), "file": self._file, "token": self._token.hex()}
 
     def release(self) -> None:
-        """The other process has opened it, or will not."""
+        """Closes the file, when the other process has opened it or has refused."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def opened_memory(offer: dict[str, Any]) -> mmap.mmap | None:
-    """The memory that another process offers; None where this one cannot see it."""
-    if not offer or {name: offer.get(name) for name in _place()} != _place():
+    """Returns the memory that another process offers, or None if this process cannot open it."""
+    if not offer or {name: offer.get(name) for name in _machine()} != _machine():
         return None
     try:
         name = f"/proc/{int(offer['pid'])}/fd/{int(offer['file'])}"
@@ -372,8 +299,8 @@ def opened_memory(offer: dict[str, Any]) -> mmap.mmap | None:
     except (OSError, ValueError):
         return None
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != memory_size():
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != memory_size():
             return None
         memory = mmap.mmap(file, memory_size())
     except (OSError, ValueError):
@@ -383,12 +310,12 @@ def opened_memory(offer: dict[str, Any]) -> mmap.mmap | None:
     return memory if memory[:_TOKEN_BYTES] == bytes.fromhex(offer["token"]) else None
 
 
-def _place() -> dict[str, str]:
-    """What processes have alike that see each other's numbers."""
-    found = {"boot": "", "processes": ""}
+def _machine() -> dict[str, str]:
+    """Returns identifiers that are equal in processes with a common /proc."""
+    identifiers = {"boot": "", "processes": ""}
     with contextlib.suppress(OSError):
-        found = {"boot": _BOOT.read_text().strip(), "processes": os.readlink("/proc/self/ns/pid")}
-    return found
+        identifiers = {"boot": _BOOT.read_text().strip(), "processes": os.readlink("/proc/self/ns/pid")}
+    return identifiers
 
 
 def _raw(array: np.ndarray) -> memoryview:

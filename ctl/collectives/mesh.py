@@ -1,4 +1,4 @@
-"""Large tensors between ranks: each sends to one neighbour while it receives from another."""
+"""Exchange of large tensors between ranks: each sends to one rank while it receives from another."""
 
 import json
 import mmap
@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
-from ctl.collectives.links import (
-    Consume,
-    Link,
-    MemoryLink,
-    SharedMemory,
-    SocketLink,
-    Stream,
-    StripedLink,
-    opened_memory,
-)
+from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, opened_memory
 from ctl.collectives.settings import Settings
 
 _WAKE_SECS = 1.0
@@ -32,22 +23,22 @@ class Mesh:
     """Links to the other ranks, used by one thread at a time.
 
     Args:
-      rank: this one's.
-      peers: rank -> connected sockets.
-      control: socket that is watched meanwhile, with
-      pump: what reads it; it raises to end an exchange, and returns False at the end of the connection.
-      tick: called again and again meanwhile.
-      settings: how long without a byte until somebody is told, or until the other rank counts as lost.
+      rank: Rank of this process.
+      peers: Rank -> connected socket.
+      control: Socket that is also polled during an exchange.
+      pump: Reads `control`. Raises to end an exchange, and returns False at the end of the connection.
+      tick: Called after each poll.
+      settings: Timeouts of an exchange without progress.
 
     Attributes:
-      bytes_sent: to other ranks, through sockets or shared memory.
-      moved_at: monotonic time of the last bytes.
+      bytes_sent: Bytes sent to other ranks, over sockets or shared memory.
+      moved_at: Monotonic time of the last transfer.
     """
 
     def __init__(
         self,
         rank: int,
-        peers: Mapping[int, Sequence[socket.socket]],
+        peers: Mapping[int, socket.socket],
         control: socket.socket,
         pump: Callable[[], bool],
         tick: Callable[[], None],
@@ -58,7 +49,7 @@ class Mesh:
         self._tick = tick
         self._settings = settings
         self.bytes_sent, self.moved_at = 0, time.monotonic()
-        self._links = _linked(rank, peers, shares=settings.shares_memory)
+        self._links = _create_links(rank, peers, shares=settings.shares_memory)
 
     @property
     def paths(self) -> dict[int, str]:
@@ -68,7 +59,7 @@ class Mesh:
     @property
     def sockets(self) -> list[socket.socket]:
         """The connections to the other ranks."""
-        return [stream.socket for link in self._links.values() for stream in link.streams]
+        return [link.socket for link in self._links.values()]
 
     def exchange(
         self,
@@ -79,55 +70,56 @@ class Mesh:
         into: np.ndarray | None = None,
         consume: Consume | None = None,
     ) -> None:
-        """Sends arrays, joined, to one rank while it receives `size` bytes from another.
+        """Sends concatenated arrays to one rank and receives `size` bytes from another.
 
-        These go into the array `into`, or to `consume`, chunk by chunk. Both ends give the same size.
-        Raises Lost, with the rank as its second argument, if one of the two is gone.
+        Received bytes are written into the array `into`, or passed to `consume` in chunks. Both ends
+        specify the same size. Raises Lost, with the rank as its second argument, if a connection ends.
         """
         sender, receiver = self._links[to], self._links[source]
         receiver.receive(size, into, consume)
         sender.send(out)
         self.bytes_sent += sum(array.nbytes for array in out)
-        streams = {*sender.streams, *receiver.streams}
-        self.moved_at = told_at = time.monotonic()
+        links = {sender, receiver}
+        self.moved_at = warned_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
-            poller = self._poller(streams)
+            poller = self._poller(links)
             control = -1 if self._control is None else self._control.fileno()
-            wants = {s: (s.wants_read, s.wants_write) for s in streams}
-            while wants == {s: (s.wants_read, s.wants_write) for s in streams}:
+            wants = {k: (k.wants_read, k.wants_write) for k in links}
+            while wants == {k: (k.wants_read, k.wants_write) for k in links}:
                 ready = dict(poller.poll(1000 * _WAKE_SECS))
                 self._tick()
                 if control in ready and not self._pump():
                     poller.unregister(control)
                     self._control = None
-                for stream in streams:
-                    events = ready.get(stream.socket.fileno(), 0)
-                    if events & ~select.POLLOUT and stream.wants_read:
-                        stream.read()
-                    if events & ~select.POLLIN and stream.wants_write:
-                        stream.write()
+                for link in links:
+                    events = ready.get(link.socket.fileno(), 0)
+                    if events & ~select.POLLOUT and link.wants_read:
+                        link.read()
+                    if events & ~select.POLLIN and link.wants_write:
+                        link.write()
                 if ready.keys() - {control}:
                     self.moved_at = time.monotonic()
                 elif not ready:
-                    told_at = self._tell(told_at, to if receiver.is_received else source)
+                    warned_at = self._check_stall(warned_at, to if receiver.is_received else source)
 
-    def _poller(self, streams: set[Stream]) -> select.poll:
-        """For descriptors of any number, which `select.select` does not take."""
+    def _poller(self, links: set[Link]) -> select.poll:
+        """Returns a poller of `links` and `control`. `select.select` is limited to 1024 descriptors."""
         poller = select.poll()
         if self._control is not None:
             poller.register(self._control.fileno(), select.POLLIN)
-        for stream in streams:
-            events = select.POLLIN * stream.wants_read | select.POLLOUT * stream.wants_write
+        for link in links:
+            events = select.POLLIN * link.wants_read | select.POLLOUT * link.wants_write
             if events:
-                poller.register(stream.socket.fileno(), events)
+                poller.register(link.socket.fileno(), events)
         return poller
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         for link in self._links.values():
             link.close()
 
-    def _tell(self, told_at: float, rank: int) -> float:
+    def _check_stall(self, warned_at: float, rank: int) -> float:
+        """Raises Lost or logs a warning after a timeout. Returns the time of the last warning."""
         now, moved_at, settings = time.monotonic(), self.moved_at, self._settings
         if settings.stall_shutdown and now - moved_at > settings.stall_shutdown:
             raise Lost(
@@ -135,7 +127,7 @@ class Mesh:
                 f"{settings.stall_name}",
                 rank,
             )
-        if settings.stall_warning and now - max(moved_at, told_at) > settings.stall_warning:
+        if settings.stall_warning and now - max(moved_at, warned_at) > settings.stall_warning:
             print(
                 f"hvd: no bytes to or from rank {rank} since {now - moved_at:.0f} s, in the middle of "
                 "a collective",
@@ -143,54 +135,51 @@ class Mesh:
                 flush=True,
             )
             return now
-        return told_at
+        return warned_at
 
 
-def _linked(rank: int, peers: Mapping[int, Sequence[socket.socket]], *, shares: bool) -> dict[int, Link]:
-    """A link to each rank: the lower one offers memory, the higher one says whether it can see it."""
+def _create_links(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> dict[int, Link]:
+    """Returns a link to each rank. The lower rank of a pair offers memory, the higher one may open it."""
     offered = {peer: SharedMemory() for peer in peers if peer > rank and shares}
     links: dict[int, Link] = {}
     try:
         for peer in (peer for peer in peers if peer > rank):
-            _say(peers[peer][0], offered[peer].offer() if peer in offered else {}, peer)
+            _send_message(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
         for peer in (peer for peer in peers if peer < rank):
-            offer = _heard(peers[peer][0], peer)
+            offer = _receive_message(peers[peer], peer)
             memory = opened_memory(offer) if shares else None
-            _say(peers[peer][0], {"sees": memory is not None}, peer)
-            links[peer] = _link(peers[peer], peer, memory, is_first=False)
+            _send_message(peers[peer], {"sees": memory is not None}, peer)
+            links[peer] = _create_link(peers[peer], peer, memory, is_first=False)
         for peer in (peer for peer in peers if peer > rank):
-            sees = _heard(peers[peer][0], peer)["sees"]
-            links[peer] = _link(peers[peer], peer, offered[peer].memory if sees else None, is_first=True)
+            is_open = _receive_message(peers[peer], peer)["sees"]
+            memory = offered[peer].memory if is_open else None
+            links[peer] = _create_link(peers[peer], peer, memory, is_first=True)
     finally:
         for shared in offered.values():
             shared.release()
     return links
 
 
-def _link(socks: Sequence[socket.socket], peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
-    if memory is None:
-        return SocketLink(socks[0], peer) if len(socks) == 1 else StripedLink(socks, peer)
-    for sock in socks[1:]:
-        sock.close()
-    return MemoryLink(socks[0], peer, memory, is_first=is_first)
+def _create_link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
+    return SocketLink(sock, peer) if memory is None else MemoryLink(sock, peer, memory, is_first=is_first)
 
 
-def _say(sock: socket.socket, what: Mapping[str, Any], peer: int) -> None:
+def _send_message(sock: socket.socket, message: Mapping[str, Any], peer: int) -> None:
     try:
-        sock.sendall(json.dumps(what).encode().ljust(_HELLO_BYTES))
+        sock.sendall(json.dumps(message).encode().ljust(_HELLO_BYTES))
     except OSError as e:
         raise Lost(str(e), peer) from e
 
 
-def _heard(sock: socket.socket, peer: int) -> dict[str, Any]:
-    came = b""
+def _receive_message(sock: socket.socket, peer: int) -> dict[str, Any]:
+    received = b""
     sock.settimeout(_HELLO_SECS)
     try:
-        while len(came) < _HELLO_BYTES:
-            data = sock.recv(_HELLO_BYTES - len(came))
+        while len(received) < _HELLO_BYTES:
+            data = sock.recv(_HELLO_BYTES - len(received))
             if not data:
                 raise Lost("the connection was closed", peer)
-            came += data
+            received += data
     except OSError as e:
         raise Lost(str(e), peer) from e
-    return json.loads(came)
+    return json.loads(received)

@@ -93,7 +93,7 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
 def _check_descriptors_of_all(topology: Topology, group: int) -> None:
     """Raises UsageError on all workers with the message of the first one that cannot open enough files."""
     try:
-        check_descriptors(topology.num_workers - 1, topology.num_workers)
+        check_descriptors(topology.num_workers)
         message = ""
     except UsageError as e:
         message = f"worker {topology.worker_index}: {e}"

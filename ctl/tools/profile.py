@@ -1,6 +1,7 @@
-"""`ctl profile -- command`: where the time of a step goes, measured in a training that goes on unchanged.
+"""`ctl profile -- command`: a table of the time of a step by part, measured during training.
 
-Becomes the command, with CTL_PROFILE set: the chief's training sees it, measures once and prints.
+Replaces this process by the command, with CTL_PROFILE set. The chief reads the variable and prints the
+table once.
 """
 
 import os
@@ -16,7 +17,7 @@ PROFILE_EXAMPLE = "ctl profile -- python -m models.mnist --train_steps=500"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Does not return where the command starts; 2 for what cannot be used."""
+    """Executes the command, and does not return. Returns 2 for invalid arguments."""
     try:
         parsed, command = _parser().read(argv)
         if parsed is None:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as e:
         print(f"ctl profile: {e}", file=sys.stderr)
         return e.exit_code
-    where = os.path.abspath(parsed.json) if parsed.json else NO_PATH
+    json_path = os.path.abspath(parsed.json) if parsed.json else NO_PATH
     print(
         "ctl profile: the table appears during training with ctl. A command that does not train with ctl "
         "prints no table.",
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         flush=True,
     )
     sys.stdout.flush()
-    os.execvpe(command[0], command, {**os.environ, PROFILE_VARIABLE: where})
+    os.execvpe(command[0], command, {**os.environ, PROFILE_VARIABLE: json_path})
 
 
 def _parser() -> WrappingParser:
@@ -41,9 +42,9 @@ def _parser() -> WrappingParser:
         "ctl profile",
         PROFILE_EXAMPLE,
         usage="ctl profile [--json=PATH] -- command [its options]",
-        description="Runs a training and measures once where the time of a step goes: waiting for input, "
-        "computing,\ncommunicating, host, saving. Prints a table and what to try. The training goes on as "
-        "if nothing was.",
+        description="Runs a training and prints once where the time of a step goes: waiting for input, "
+        "computing,\ncommunicating, host, saving. The table is followed by advice. The results of the "
+        "training do not change.",
         epilog=f"examples:\n  {PROFILE_EXAMPLE}\n"
         "  ctl profile -- ctl launch --workers=2 -- python -m models.mnist\n"
         "  ctl launch -H a:1,b:1 -- ctl profile -- python -m models.mnist",

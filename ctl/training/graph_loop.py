@@ -159,10 +159,6 @@ class StepLoop:
         """Forgets the batches of the last call, so that their pipeline can end."""
         self._bound = None, None
 
-    def variables(self) -> list[tf.Variable]:
-        """Those that the traces use, also what no attribute of the trainer owns."""
-        return [v for function in self._functions.values() for v in function.variables]
-
     def graph_def(self) -> Any:
         """The graph of the step as a GraphDef, once something ran; None before."""
         for function in self._functions.values():

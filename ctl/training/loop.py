@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -131,16 +131,10 @@ class GraphLoop(Protocol):
 
 
 class Profiler(Protocol):
-    """What measures a step; its `run` is in place of that of a `GraphLoop`, for one step.
+    """Receiver of the times of graph calls, which makes the report of `ctl profile`."""
 
-    Attributes:
-      trace: of the steps that follow, once it has run.
-    """
-
-    trace: StepTrace | None
-
-    def took(self, steps: int, start: float, end: float) -> None: ...
-    def run(self, graph_loop: Any, batches: Batches, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
+    def ran(self, steps: int, start: float, end: float, *, is_timed: bool) -> None: ...
+    def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> StepTrace | None: ...
 
 
 class TrainLoop:
@@ -156,7 +150,7 @@ class TrainLoop:
       asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
       epochs: the ends of epochs are due, as "epoch".
       stragglers: compares the workers in step, or None.
-      trace: which steps to trace, or None; profiler: what measures a step, or None.
+      trace: The steps to trace, or None; profiler: Receives the times of graph calls, or None.
       observes_weights: True if a callback may read the weights after any loop.
     """
 
@@ -195,15 +189,15 @@ class TrainLoop:
         """From `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
         mark = self._next_mark(step)
-        end, profiles = None, False
+        end = None
         while end is None and (steps is None or step < steps):
             marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
             limits = [e - step for e in marks if e is not None]
-            asked = 1 if profiles else max(1, self._next_length(step, limits))
+            asked = max(1, self._next_length(step, limits))
             self.interval.begin_steps()
             before = self.interval.sums()
             with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
-                ran = self._profile() if profiles else self._run(asked, timed=not traced)
+                ran = self._run(asked, timed=not traced)
             step += ran
             self._check_lease()
             self._writers.note(Progressed(step))
@@ -216,11 +210,15 @@ class TrainLoop:
             self._has_equal_weights = self._graph_loop.reducer.equalize_weights(step, is_required)
             stop = self._hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
-            profiles, due = "profile" in due, due - {"profile"}
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
                 end = End.SIGNAL if signalled else End.STOPPED
+            if "profile" in due and self.profiler is not None:
+                has_more_steps = end is None and step != steps
+                trace = self.profiler.report(step, self._batches, has_more_steps=has_more_steps)
+                self.trace = self.trace or trace
+            due -= {"profile"}
             yield Loop(step, ran, due, end, before)
             if due or self._after_loop is not None:
                 self._graph_loop.refresh()
@@ -255,8 +253,8 @@ class TrainLoop:
         with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
         secs = (end := time.perf_counter()) - start
-        if self.profiler is not None and compiled and timed:
-            self.profiler.took(ran, start, end)
+        if self.profiler is not None:
+            self.profiler.ran(ran, start, end, is_timed=compiled and timed)
         self.interval.ran(ran, secs if compiled and timed else None)
         if self.stragglers is not None:
             self.stragglers.ran(ran, secs if compiled and timed else None)
@@ -264,17 +262,6 @@ class TrainLoop:
             self._length.took(steps=ran, secs=secs)
         if not compiled:
             self._writers.note(Traced(self._graph_loop.graph_def()))
-        return ran
-
-    def _profile(self) -> int:
-        """A step that is measured before it is made; returns 1, or 0 where the data have ended."""
-        assert self.profiler is not None
-        run = self.profiler.run
-        self.interval.packed, ran = run(self._graph_loop, self._batches, self.interval.packed)
-        self.trace = self.trace or self.profiler.trace
-        self.interval.ran(ran, None)
-        if self.stragglers is not None:
-            self.stragglers.ran(ran, None)
         return ran
 
     def _ready(self) -> frozenset[str]:

@@ -1,6 +1,5 @@
 """How many steps one graph call takes, and what the steps of an interval add up to."""
 
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +9,6 @@ from ctl.step.averaging import Totals
 
 _TARGET_SECS = 0.5  # of one loop: long enough to hide Python, short enough to stop soon
 _MAX_GROWTH = 8
-_LEAST_LOOPS = 5  # of about equal length, before one is typical
-_LEAST_SECS = 1.0  # that they take together
-_MOST_LOOPS = 50  # that are remembered
 
 
 class LoopLength:
@@ -35,44 +31,6 @@ class LoopLength:
         if self.auto and steps >= 1:
             fitting = int(_TARGET_SECS * steps / max(secs, 1e-9))
             self.proposed = max(1, min(fitting, self.length * _MAX_GROWTH))
-
-
-class LoopTimes:
-    """Seconds of the newest loops, and of what Python did between them.
-
-    Attributes:
-      ENOUGH: what has to run before there is something typical, in words.
-    """
-
-    ENOUGH = f"{_LEAST_LOOPS} loops and {_LEAST_SECS:g} s of training"
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, float, float | None]] = []  # steps, seconds, seconds before
-        self._ended: float | None = None
-
-    def took(self, steps: int, start: float, end: float) -> None:
-        """A loop ran, by the clock; not the first one, which compiles."""
-        between = None if self._ended is None else start - self._ended
-        self._rows = [*self._rows, (steps, end - start, between)][-_MOST_LOOPS:]
-        self._ended = end
-
-    def pause(self) -> None:
-        """What comes before the next loop is not counted: a save, an evaluation."""
-        self._ended = None
-
-    @property
-    def longest(self) -> int:
-        """Steps of the longest loop."""
-        return max((steps for steps, *_ in self._rows), default=1)
-
-    def typical(self) -> tuple[float, float] | None:
-        """Seconds of a step, (in the graph call, between two); None before there was enough."""
-        rows = [row for row in self._rows if 2 * row[0] >= self.longest]
-        if len(rows) < _LEAST_LOOPS or sum(secs for _, secs, _ in rows) < _LEAST_SECS:
-            return None
-        between = [(steps, secs) for steps, _, secs in rows if secs is not None]
-        host = sum(s for _, s in between) / max(1, sum(n for n, _ in between))
-        return statistics.median(secs / steps for steps, secs, _ in rows), host
 
 
 class Interval:

@@ -114,13 +114,20 @@ def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
         _choose_communication(trainer, session)
         counter, trained = session.state.step, lambda: _trainable(trainer)
         if parameter_servers.is_used(trainer.strategy):
-            step = _train_step(trainer, session, None)
+            step = _train_step(trainer, session)
             session.train_loop = ScheduledLoop(trainer.strategy, step, counter=counter, trained=trained)
         elif in_program:
-            step = _train_step(trainer, session, False)
+            step = _train_step(trainer, session)
             session.train_loop = CompiledLoop(trainer.strategy, step, counter=counter, trained=trained)
         else:
-            session.train_loop = new_train_loop(trainer, session)
+            session.train_loop = StepLoop(
+                trainer.strategy,
+                _train_step(trainer, session),
+                trainer.topology,
+                counter=counter,
+                single=trainer.intervals.steps_per_loop == 1,
+                trained=trained,
+            )
     return session.train_loop
 
 
@@ -151,25 +158,11 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
     )
 
 
-def new_train_loop(
-    trainer: TrainerProtocol, session: Session, *, jit_compile: bool | None = None
-) -> StepLoop:
-    """What runs `train_step` on workers in step, with traces of its own."""
-    return StepLoop(
-        trainer.strategy,
-        _train_step(trainer, session, jit_compile),
-        trainer.topology,
-        counter=session.state.step,
-        single=trainer.intervals.steps_per_loop == 1,
-        trained=lambda: _trainable(trainer),
-    )
-
-
-def _train_step(trainer: TrainerProtocol, session: Session, jit_compile: bool | None) -> ReplicaStep:
-    """`jit_compile` in place of the trainer's, if it is given."""
+def _train_step(trainer: TrainerProtocol, session: Session) -> ReplicaStep:
+    """Returns the execution of `train_step` on one replica."""
 
     def compiles() -> bool:
-        return config.jit_compile(trainer.jit_compile) == "step" if jit_compile is None else jit_compile
+        return config.jit_compile(trainer.jit_compile) == "step"
 
     policy = lambda: trainer.gradients.on_nonfinite  # noqa: E731
     skipping = Skipping(policy, lambda: statistics_of(trainer), session.state.step)

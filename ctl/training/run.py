@@ -98,7 +98,7 @@ class Run:
       means: of the newest log; metrics: of the newest evaluation.
       rates: (steps, seconds) of each log, training alone.
       best: origin of the weights that were restored at the end, or None; sentences: for the user.
-      loop: of its steps; profiler: what `ctl profile` asks for.
+      loop: of its steps; profiler: measures the steps for `ctl profile`.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Run:
     def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
         owed = due & _EVALUATION
         if "save" in due or owed:
-            self.profiler.times.pause()
+            self.profiler.pause()
         if "save" in due:
             self._save(step, owed)
         if owed:

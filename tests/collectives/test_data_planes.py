@@ -16,12 +16,9 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import Settings
 
 
-def meshes(count, sockets=1, **settings):
+def meshes(count, **settings):
     """One mesh per rank, all connected."""
-    pairs = {
-        pair: list(zip(*(socket.socketpair() for _ in range(sockets)), strict=True))
-        for pair in itertools.combinations(range(count), 2)
-    }
+    pairs = {pair: socket.socketpair() for pair in itertools.combinations(range(count), 2)}
     peers = [
         {b if rank == a else a: ends[rank == b] for (a, b), ends in pairs.items() if rank in (a, b)}
         for rank in range(count)
@@ -55,10 +52,9 @@ def at_once(count, call):
     return found
 
 
-@pytest.fixture(params=["memory", "tcp", "tcp, 3 sockets", "memory, 3 sockets"])
+@pytest.fixture(params=["memory", "tcp"])
 def plane(request):
-    kind, _, several = request.param.partition(", ")
-    return {"shares_memory": kind == "memory", "sockets": 3 if several else 1}
+    return {"shares_memory": request.param == "memory"}
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -106,10 +106,10 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
             second = pool.submit(bootstrap.connect_ranks, places[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
     assert call(port) is None
-    second.peers[0][0].sendall(b"peer")
+    second.peers[0].sendall(b"peer")
     second.control.sendall(b"control")
-    assert first.peers[1][0].recv(8) == b"peer" and first.accepted[1].recv(8) == b"control"
-    open_still = [first.control, second.control, first.peers[1][0], second.peers[0][0]]
+    assert first.peers[1].recv(8) == b"peer" and first.accepted[1].recv(8) == b"control"
+    open_still = [first.control, second.control, first.peers[1], second.peers[0]]
     for one in [*open_still, *first.accepted.values()]:
         one.close()
 

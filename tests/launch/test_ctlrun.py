@@ -191,17 +191,17 @@ def test_a_far_rank_gets_the_environment_over_the_connection_and_nothing_shows_i
     fake_ssh(ctlrun)
     program = """
         print(os.environ["FAR_HOST"], os.environ["DATA"], len(os.environ["CTL_HVD_SECRET"]))
-        print(os.environ["CTL_SOCKETS_PER_PEER"], os.environ.get("CTL_PROFILE"))
+        print(os.environ["CTL_COLLECTIVES"], os.environ.get("CTL_PROFILE"))
         print(os.environ.get("SSH_AUTH_SOCK"), json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     """
     log = ctlrun.dir / "ssh.log"
     code, out, err = ctlrun.run(
         program, "-np", "3", "-H", "far1:2,me@far2:1", "-p", "2222", "-i", "/key file",
         PATH=f"{ctlrun.dir}:{os.environ['PATH']}", FAKE_SSH_LOG=str(log),
-        DATA="a 'b'\n$HOME ü", SSH_AUTH_SOCK="/s", CTL_SOCKETS_PER_PEER="2", CTL_PROFILE="/p",
+        DATA="a 'b'\n$HOME ü", SSH_AUTH_SOCK="/s", CTL_COLLECTIVES="tcp", CTL_PROFILE="/p",
     )  # fmt: skip
     assert code == 0, err
-    assert by_rank(out)[0] == ["far1 a 'b'", "$HOME ü 64", "2 None", "None 0"]
+    assert by_rank(out)[0] == ["far1 a 'b'", "$HOME ü 64", "tcp None", "None 0"]
     assert by_rank(out)[2][0] == "me@far2 a 'b'"
     calls = [json.loads(line)["words"] for line in log.read_text().splitlines()]
     assert all(call[call.index("-p") : call.index("-p") + 4] == ["-p", "2222", "-i", "/key file"]

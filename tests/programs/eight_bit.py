@@ -1,6 +1,5 @@
 """Gradients that travel with 8 bits: weights, what is left over and bytes, as one line of JSON."""
 
-import itertools
 import json
 import sys
 
@@ -8,7 +7,6 @@ import ctl
 import keras
 import tensorflow as tf
 from ctl.distribute.engine_all_reduce import engine_of, install_engine
-from ctl.step import sum_free
 
 SIZE, LARGE, SMALL, BATCH, STEPS = 5000, 200_000, 3, 6, 8
 
@@ -75,26 +73,6 @@ def bytes_sent(strategy, wire_dtype):
     return engine_of(strategy).bytes_sent - before
 
 
-def without_sums(strategy):
-    """Bytes that a sum sends where sums are left out, and those of the sums alone."""
-    trainer = Line(strategy=strategy)
-    trainer.train(1)
-    sums, engine = trainer._session.eight_bit, engine_of(strategy)
-
-    def summed():
-        return sums.summed([tf.ones(SIZE)], [trainer.model.large])[0]
-
-    sent = [engine.bytes_sent]
-    with sum_free.without_sums(trainer.topology.worker_index) as left_out:
-        tf.function(lambda: strategy.run(summed), autograph=False)()
-    sent.append(engine.bytes_sent)
-    sum_free.sums_alone(strategy, sum_free.of_last_trace(left_out))(3)
-    sent.append(engine.bytes_sent)
-    tf.function(lambda: strategy.run(summed), autograph=False)()
-    sent.append(engine.bytes_sent)
-    return [b - a for a, b in itertools.pairwise(sent)]
-
-
 def in_float(strategy):
     """The sums of two workers are the same on either path."""
     return {
@@ -112,7 +90,6 @@ def results(strategy, directory, exact):
         "skip": trained(strategy, broken=[10], policy="skip"),
     }
     if engine_of(strategy) is not None:
-        found["sent"] = without_sums(strategy)
         engine_of(strategy).all_share_memory = False  # as between machines: 16 bits are for a network
         found["bytes"] = [bytes_sent(strategy, word) for word in ("int8", "bfloat16", None)]
     return found

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import ctl
-from ctl.training import loop_length, step_profiler
+from ctl.training import step_profiler
 from small_models import Small, digest, every_step, examples, traced_steps
 
 
@@ -50,8 +50,8 @@ def hooked(where: Path, strategy) -> dict:
 
 
 def profiled(where: Path, strategy) -> dict:
-    """The same training with and without `ctl profile`, which asks the chief alone."""
-    loop_length._LEAST_LOOPS, loop_length._LEAST_SECS, step_profiler._CALL_SECS = 2, 0.0, 0.01
+    """The same training with and without `ctl profile`, which is requested from the chief only."""
+    step_profiler._MIN_LOOPS, step_profiler._MIN_SECS = 2, 0.0
     digests, profile = [], where / f"profile-{strategy.cluster_resolver.task_id}.json"
     for name in ("plain", "profiled"):
         intervals = every_step(save=ctl.Every())

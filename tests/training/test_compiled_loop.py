@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.training import profile_report
+from ctl.training import profile_report, step_profiler
 
 EXAMPLES, BATCH = 22, 4
 
@@ -279,10 +279,13 @@ def test_what_a_program_leaves_out_or_does_slowly_is_said(caplog):
 
 
 @pytest.mark.slow
-def test_steps_that_are_one_program_are_not_measured(caplog, monkeypatch):
+def test_ctl_profile_shows_the_time_of_a_program_as_one_part(capsys, monkeypatch):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
-    follower("loop", Unmapped).train(3)
-    assert "ctl profile measures single steps, of which --jit_compile=loop has none" in caplog.text
+    monkeypatch.setattr(step_profiler, "_MIN_SECS", 0.0)
+    follower("loop", Unmapped, steps_per_loop=1).train(10)
+    table = capsys.readouterr().out
+    assert "graph calls" in table and "cannot be measured separately" in table
+    assert "waiting for input" not in table
 
 
 def test_several_replicas_are_refused(two_replicas):

@@ -1,4 +1,4 @@
-"""`ctl profile` in a training: the numbers add up, and the training is that of a run without it."""
+"""`ctl profile` during training: a table from the step timers, in a training that does not change."""
 
 import json
 import time
@@ -9,22 +9,20 @@ import pytest
 import tensorflow as tf
 from conftest import some_of
 from ctl.metrics.protocol import SharesLogged, TextLogged
-from ctl.step import sum_free
-from ctl.training import loop_length, profile_report, step_profiler
+from ctl.training import profile_report, step_profiler
+from ctl.training.step_profiler import TimerWindow
 from small_models import BATCH, Small, every_step, examples, losses, traced_steps
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Few loops and short calls are enough."""
-    monkeypatch.setattr(loop_length, "_LEAST_LOOPS", 2)
-    monkeypatch.setattr(loop_length, "_LEAST_SECS", 0.0)
-    monkeypatch.setattr(step_profiler, "_CALL_SECS", 0.02)
-    monkeypatch.setattr(step_profiler, "_ROUNDS", 1)
+    """Two graph calls of any length are measured."""
+    monkeypatch.setattr(step_profiler, "_MIN_LOOPS", 2)
+    monkeypatch.setattr(step_profiler, "_MIN_SECS", 0.0)
 
 
 class Noisy(Small):
-    """Random numbers of every kind, a variable that no attribute owns, and metrics."""
+    """A model with random numbers in the step and a variable that no attribute owns."""
 
     def build(self):
         super().build()
@@ -96,7 +94,7 @@ def measured(monkeypatch, tmp_path, kind, strategy, **options):
     return found
 
 
-def test_slow_input_is_found_and_a_save_is_not_the_host_s(quick, monkeypatch, tmp_path):
+def test_slow_input_is_measured_and_a_save_does_not_count_as_host(quick, monkeypatch, tmp_path):
     class Slow(Small):
         def train_data(self, batch_size):
             def slowly(x, y):
@@ -107,16 +105,24 @@ def test_slow_input_is_found_and_a_save_is_not_the_host_s(quick, monkeypatch, tm
             return data.prefetch(1)
 
     class SlowSaves(ctl.MemoryCheckpoints):
-        def save(self, *what):
+        def save(self, *arguments):
             time.sleep(0.6)
-            return super().save(*what)
+            return super().save(*arguments)
 
-    monkeypatch.setattr(loop_length, "_LEAST_LOOPS", 6)
+    monkeypatch.setattr(step_profiler, "_MIN_LOOPS", 6)
     options = {"checkpoints": SlowSaves(), "intervals": every_step(save=ctl.Every(steps=4))}
-    found = measured(monkeypatch, tmp_path, Slow, "default", **options)
-    parts = found["parts"]
+    profile = measured(monkeypatch, tmp_path, Slow, "default", **options)
+    parts = profile["parts"]
     assert parts["waiting for input"] > parts["computing"]
-    assert parts["host"] < 0.5 * parts["saving"] and parts["saving"] == found["one_save"] / 4
+    assert parts["host"] < 0.5 * parts["saving"] and parts["saving"] == profile["one_save"] / 4
+
+
+def test_two_replicas_have_a_time_for_communication(quick, monkeypatch, tmp_path, two_replicas):
+    profile = measured(monkeypatch, tmp_path, Small, two_replicas, intervals=every_step(steps_per_loop=1))
+    (times,) = profile["times"]
+    assert profile["parts"]["communicating"] == times["communication"] > 0
+    assert (profile["replicas"], profile["workers"], profile["steps_per_loop"]) == (2, 1, 1)
+    assert not profile["can_send_16_bits"], "there is no network between replicas of one process"
 
 
 @pytest.mark.parametrize("steps", [100, 6])
@@ -126,58 +132,87 @@ def test_the_steps_after_the_measurement_are_traced_for_tensorboard(
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     trainer = Small(strategy="default", model_dir=str(tmp_path / "run"), intervals=every_step())
     trainer.train(steps)
-    (found,) = (tmp_path / "run").rglob("*.xplane.pb")
-    measured = max(s for s in range(steps) if f"{s + 1}-{s + 6}" in str(found))
-    assert found.parent == tmp_path / f"run/logs/train/plugins/profile/steps_{measured + 1}-{measured + 6}"
-    assert traced_steps(found) == set(range(measured + 2, min(steps, measured + 6) + 1))
-    assert f"trace of the next 5 steps: {found.parent}\n" in capsys.readouterr().out
+    (trace,) = (tmp_path / "run").rglob("*.xplane.pb")
+    assert trace.parent == tmp_path / "run/logs/train/plugins/profile/steps_4-9"
+    assert traced_steps(trace) == set(range(5, min(steps, 9) + 1))
+    assert f"trace of the next 5 steps: {trace.parent}\n" in capsys.readouterr().out
 
 
-def test_a_trace_that_was_asked_for_is_the_only_one(quick, monkeypatch, capsys, tmp_path):
+def test_a_report_at_the_last_step_has_no_trace(quick, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
+    options = {"model_dir": str(tmp_path / "run"), "intervals": every_step()}
+    Small(strategy="default", **options).train(4)
+    output = capsys.readouterr().out
+    assert "Small at step 4;" in output and "trace of" not in output
+    assert not list((tmp_path / "run").rglob("*.xplane.pb"))
+
+
+def test_a_trace_that_was_requested_is_the_only_one(quick, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     options = {"model_dir": str(tmp_path / "run"), "intervals": every_step(), "profile": "8:9"}
     Small(strategy="default", **options).train(12)
-    (found,) = (tmp_path / "run").rglob("*.xplane.pb")
-    assert found.parent.name == "steps_8-9" and "trace of" not in capsys.readouterr().out
+    (trace,) = (tmp_path / "run").rglob("*.xplane.pb")
+    assert trace.parent.name == "steps_8-9" and "trace of" not in capsys.readouterr().out
 
 
-def test_what_python_does_between_calls_is_host_but_for_saves(monkeypatch):
-    monkeypatch.setattr(loop_length, "_LEAST_SECS", 5.0)
-    times, now = loop_length.LoopTimes(), 0.0
-    for steps, secs, between in [(1, 5.0, 9.0), *[(10, 1.0, 0.5)] * 4, (6, 0.6, 99.0), (10, 1.0, 0.5)]:
-        assert times.typical() is None
-        if between == 99.0:
-            times.pause()  # it was a save
-        times.took(steps, now + between, now := now + between + secs)
-    assert times.typical() == pytest.approx((0.1, 2.5 / 50)) and times.longest == 10
+def test_a_trainer_reports_once(quick, monkeypatch, capsys):
+    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
+    trainer = Small(strategy="default", writers=[], intervals=every_step())
+    trainer.train(8)
+    trainer.train(16)
+    assert capsys.readouterr().out.count("ctl profile:") == 1
 
 
-def test_sums_are_found_by_leaving_them_out(two_replicas):
-    def step():
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce("sum", tf.constant(2.0))
+class Clock:
+    """Graph calls and waits of a simulated training."""
 
-    def traced():
-        return [float(v) for v in tf.function(lambda: two_replicas.run(step))().values]
+    def __init__(self):
+        self.now, self.waits = 0.0, np.array([100.0, 200.0])  # the totals before the window
+        self.window = TimerWindow(self.waits.copy)
 
-    with sum_free.without_sums(first=0) as sums:
-        assert traced() == [2.0, 2.0]
-    assert [(s.shape, s.dtype) for s in sum_free.of_last_trace(sums)] == [([], tf.float32)]
-    assert traced() == [4.0, 4.0]
+    def run(self, steps, secs, host_secs=0.0):
+        """A graph call of `secs` seconds per step, of which 20 % are sums and 10 % input."""
+        start = self.now + host_secs
+        self.now = start + steps * secs
+        self.waits += [0.2 * steps * secs, 0.1 * steps * secs]
+        self.window.add(steps, start, self.now)
 
 
-def test_a_run_that_is_too_short_says_so(monkeypatch, caplog):
+def test_averages_are_those_of_the_graph_calls_in_the_window(monkeypatch):
+    monkeypatch.setattr(step_profiler, "_MIN_SECS", 4.0)
+    clock = Clock()
+    clock.run(1, 5.0)  # a longer call follows
+    clock.run(10, 9.0)  # the window starts at its end
+    for _ in range(4):
+        assert not clock.window.is_long_enough
+        clock.run(10, 0.1, host_secs=0.5)
+    clock.window.pause()  # for a save
+    clock.run(6, 0.1, host_secs=99.0)
+    assert clock.window.is_long_enough and clock.window.longest == 10
+    np.testing.assert_allclose(clock.window.averages(), [0.1, 2.0 / 40, 0.02, 0.01])
+
+
+def test_a_call_that_is_not_timed_restarts_the_window(monkeypatch):
+    monkeypatch.setattr(step_profiler, "_MIN_LOOPS", 1)
+    monkeypatch.setattr(step_profiler, "_MIN_SECS", 0.0)
+    clock = Clock()
+    clock.run(10, 7.0)
+    clock.run(10, 7.0)
+    assert clock.window.is_long_enough
+    clock.window.restart()  # the step was traced again
+    clock.waits += 50.0
+    assert not clock.window.is_long_enough
+    clock.run(10, 7.0)
+    clock.run(10, 0.1, host_secs=0.1)
+    np.testing.assert_allclose(clock.window.averages(), [0.1, 0.01, 0.02, 0.01])
+
+
+def test_a_run_that_is_too_short_is_reported(monkeypatch, caplog):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     trained(Small, "default", steps=3)
     assert "ended before there was enough to measure" in caplog.text
 
 
-def test_a_step_that_cannot_be_measured_costs_nothing(quick, monkeypatch, caplog):
-    monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
-
-    def fails(*_):
-        raise tf.errors.InternalError(None, None, "no")
-
-    monkeypatch.setattr(step_profiler.Variants, "seconds", fails)
-    assert trained(Small, "default")[0].step == 12
-    assert "cannot measure this step" in caplog.text
+def test_without_ctl_profile_no_table_is_printed(quick, capsys):
+    trained(Small, "default")
+    assert "ctl profile" not in capsys.readouterr().out

@@ -32,11 +32,17 @@ def test_workers_save_restore_and_predict_by_hand(seen):
     assert chief["digest"] == other["digest"] and (chief["rows"], other["rows"]) == (5, 6)
 
 
-def test_a_step_of_two_workers_is_measured_where_the_chief_is_asked_and_changes_nothing(seen):
+def test_the_chief_reports_the_times_of_both_workers_and_the_training_does_not_change(seen):
     plain, *others = [d for worker in seen for d in worker["profiled"]["digests"]]
     assert others == [plain] * 3 and all(worker["profiled"]["measured"] for worker in seen)
     found, nothing = (worker["profiled"]["profile"] for worker in seen)
     assert not nothing and (found["workers"], found["replicas"]) == (2, 2)
-    assert found["sums"] > 0 and found["sums_16_bit"] > 0 and found["alone"] >= found["fastest"] > 0
-    assert sum(found["parts"].values()) == pytest.approx(found["whole"])
-    assert [w["profiled"]["traced"] for w in seen] == 2 * [[list(range(found["step"] + 2, 9))]]
+    for times in found["times"]:
+        assert times["graph_call"] > times["communication"] > 0 < times["host"]
+        assert times["input_wait"] > 0
+    slowest = found["times"][found["slowest"]]
+    assert slowest["communication"] == min(times["communication"] for times in found["times"])
+    assert found["parts"]["communicating"] == slowest["communication"]
+    assert sum(found["parts"].values()) == pytest.approx(found["step_secs"])
+    assert found["step"] == 4, "the first step compiles, the second one starts the measurement"
+    assert [w["profiled"]["traced"] for w in seen] == 2 * [[[5, 6, 7, 8]]]

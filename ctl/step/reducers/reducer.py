@@ -21,7 +21,7 @@ from ctl.step.reducers.worker_state import WorkerState
 from ctl.step.step_times import StepTimes
 from ctl.step.update_request import UpdateRequest
 
-_ONE_PROCESS_UPDATES = ("parameter_server", "central_storage", "tpu")  # without one replica per worker
+_SHARED_VARIABLES = ("parameter_server", "central_storage", "tpu")  # strategies
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,13 @@ class ReducerInputs:
     @property
     def has_one_replica_per_worker(self) -> bool:
         """True if each worker updates its own variables with one replica."""
-        topology = self.topology
-        updates = strategies.word_of(self.strategy) not in _ONE_PROCESS_UPDATES
-        return updates and topology.num_replicas == topology.num_workers
+        return has_one_replica_per_worker(self.strategy, self.topology)
+
+
+def has_one_replica_per_worker(strategy: tf.distribute.Strategy, topology: Topology) -> bool:
+    """Returns True if each worker updates its own variables with one replica."""
+    has_own_variables = strategies.word_of(strategy) not in _SHARED_VARIABLES
+    return has_own_variables and topology.num_replicas == topology.num_workers
 
 
 def timed_exchange(timer: StepTimes | None, inputs: Sequence[Any], exchange: Callable[[], Any]) -> Any:
