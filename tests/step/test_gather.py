@@ -50,5 +50,5 @@ def test_larger_batches_than_there_is_room_for_are_an_error(two_replicas):
         def eval_step(self, batch):
             return {"loss": self.compared(batch, self.gather)}
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="room for 4 rows"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got more than 4 rows"):
         Large(strategy=two_replicas, **NO_FILES).evaluate()
