@@ -31,12 +31,10 @@ from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.replaced_methods import replaced
 from ctl.keras.trainer import KerasTrainer
-from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.console_text import short_number
-from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Event, MetricWriter
-from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.step.randomness import GeneratorStates, tensorflow_seed_kept
+from ctl.training.default_writers import default_writers
 from tensorflow.python.eager import context
 
 _log = logging.getLogger("ctl")
@@ -352,10 +350,9 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 def _writers(
     given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriter]:
+    """Returns the writers of the call, or the default ones for a value of `verbose` as in Keras."""
     check_verbose(verbose)
     if given is not None:
         return list(given)
-    writers: list[MetricWriter] = [ConsoleWriter(live=False if verbose == 2 else None)] if verbose else []
-    if model_dir:
-        writers += [JsonlWriter(f"{model_dir}/metrics.jsonl"), TensorBoardWriter(f"{model_dir}/logs")]
-    return writers
+    live = False if verbose == 2 else None
+    return default_writers(model_dir, f"{model_dir}/logs", console=bool(verbose), live=live)

@@ -21,7 +21,8 @@ from ctl.metrics.protocol import Ended
 from ctl.step import keras_metrics, moving_averages
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training import error_translation, input_pipeline, run_metadata, validation
+from ctl.training import error_translation, input_pipeline, validation
+from ctl.training.default_writers import writers_of_run
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import LoopLength
@@ -84,8 +85,8 @@ def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
 
 
 def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
-    """Tells the writers about an evaluation outside a run."""
-    writers = run_metadata.writers_of(trainer, session.check_lease)
+    """Writes the results of an evaluation outside a run to the metric writers."""
+    writers = writers_of_run(trainer, session.check_lease)
     writers.write(session.step, means, "eval")
     writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
 

@@ -8,7 +8,6 @@ It is the same program as the workers'. It reads `model_dir/checkpoints` and wri
 
 import logging
 import signal
-from pathlib import Path
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
@@ -21,6 +20,7 @@ from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.supervision.process_identity import process_started
 from ctl.training import evaluation
 from ctl.training.checkpoint_follower import Evaluated, Following
+from ctl.training.default_writers import default_writers
 from ctl.training.loop import Interrupted
 from ctl.training.run_metadata import log_dir
 from ctl.training.session import Session
@@ -85,18 +85,7 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
 
 
 def _writers(trainer: TrainerProtocol) -> WriterGroup:
-    """The given writers, or the default ones, with a file of numbers that no other process has open."""
+    """Returns the user's writers, or the default ones with the evaluator's own metrics file."""
     if trainer._writers is not None:
         return WriterGroup(trainer._writers)
-    from ctl.metrics.console import ConsoleWriter
-    from ctl.metrics.jsonl import JsonlWriter
-    from ctl.metrics.tensorboard import TensorBoardWriter
-
-    if paths.is_url(trainer.model_dir):
-        _log.warning(
-            "model_dir is a URL: the numbers of evaluations are told on the console and not kept. Mount "
-            "it (/gcs/...), or give writers=[...] other paths."
-        )
-        return WriterGroup([ConsoleWriter()])
-    place = Path(str(trainer.model_dir))
-    return WriterGroup([ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))])
+    return WriterGroup(default_writers(trainer.model_dir, log_dir(trainer), metrics_file=NUMBERS))

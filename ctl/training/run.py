@@ -17,6 +17,7 @@ from ctl.metrics.protocol import Ended, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
 from ctl.training import (
+    default_writers,
     evaluation,
     input_pipeline,
     local_training,
@@ -50,7 +51,7 @@ def train(
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    writers = session.running = run_metadata.writers_of(trainer, session.check_lease)
+    writers = session.running = default_writers.writers_of_run(trainer, session.check_lease)
     run = Run(trainer, session, batches, writers, total)
     start, start_secs = session.step, time.monotonic()
     run_metadata.write_config(trainer)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -21,7 +21,6 @@ from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
-from ctl.metrics.group import WriterGroup
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import RunInfo
 from ctl.training.loop import End
@@ -35,34 +34,8 @@ _GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
 
 
-def writers_of(trainer: TrainerProtocol, check: Callable[[], None]) -> WriterGroup:
-    """The given writers, or the default ones; on the chief, or where one says `everywhere = True`.
-
-    `check` raises LeaseLostError if another job has taken model_dir over.
-    """
-    if not trainer.topology.is_chief:
-        given = [*(trainer._writers or ()), *trainer.extra_writers]
-        return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
-    if trainer._writers is not None:
-        return WriterGroup([*trainer._writers, *trainer.extra_writers], check)
-    from ctl.metrics.console import ConsoleWriter
-    from ctl.metrics.jsonl import JsonlWriter
-    from ctl.metrics.tensorboard import TensorBoardWriter
-
-    writers: list = [ConsoleWriter(), *trainer.extra_writers]
-    if paths.is_url(trainer.model_dir):
-        _log.warning(
-            "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
-            "TensorBoard's files are not. Mount it (/gcs/...), or give writers=[...] other paths."
-        )
-    elif trainer.model_dir:
-        writers.append(JsonlWriter(f"{trainer.model_dir}/metrics.jsonl"))
-        writers.append(TensorBoardWriter(log_dir(trainer)))
-    return WriterGroup(writers, check)
-
-
 def log_dir(trainer: TrainerProtocol) -> str:
-    """Where TensorBoard's files go."""
+    """Returns the directory of TensorBoard's event files."""
     return trainer.log_dir or f"{trainer.model_dir}/logs"
 
 
