@@ -10,6 +10,7 @@ The trainer calls writers on the chief only, always from the thread that trains.
 raises is named in one warning and left out from then on: telling never stops training.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -131,14 +132,52 @@ class Saved:
     path: str
 
 
+class RunEnd(enum.Enum):
+    """Causes for the end of a run."""
+
+    DONE = "done"
+    DATA_ENDED = "data ended"
+    FEWER_DATA_THAN_STEPS = "fewer data than steps"  # the length of the data was known before
+    NO_STEPS_LEFT = "no steps left"  # all steps were complete before the run
+    STOPPED = "stopped"  # by a callback or a hook
+    SIGNAL = "stopped by a signal"
+    TRAINING_ENDED = "the training has ended"  # end of an evaluator
+    FAILED = "failed"
+
+
 @dataclass(frozen=True)
 class Ended:
-    """The run is over; comes exactly once, on every way out. Writers write and close everything."""
+    """End of a run, sent exactly once, also after an error. Writers flush and close their files.
+
+    Attributes:
+      step: Completed steps.
+      end: Cause of the end.
+      summary: Label -> value, shown to people in this order.
+      sentences: Sentences shown before the summary, such as the reason of a callback that stopped the run.
+      requested_steps: The steps that the user requested, or None.
+      detail: Name of the error's class; of an evaluator, the reason for which the training ended.
+    """
 
     step: int
-    reason: str  # "done", "data ended", "stopped by signal", "failed: ..."
-    summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
-    sentences: tuple[str, ...] = ()  # shown before the summary, e.g. why a callback stopped the run
+    end: RunEnd
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    sentences: tuple[str, ...] = ()
+    requested_steps: int | None = None
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The cause as a phrase for people, such as "done" or "failed: ValueError"."""
+        requested = self.requested_steps
+        if self.end is RunEnd.FEWER_DATA_THAN_STEPS:
+            return f"the data ended, {requested} steps were asked for,"
+        if self.end is RunEnd.NO_STEPS_LEFT:
+            if requested is None or requested >= self.step:
+                return "nothing left to do: complete"
+            return f"nothing left to do, {requested} steps were requested: complete"
+        if self.end is RunEnd.TRAINING_ENDED:
+            return f"{self.end.value} ({self.detail})"
+        return f"{self.end.value}: {self.detail}" if self.detail else self.end.value
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged

@@ -17,7 +17,7 @@ from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
-from ctl.metrics.protocol import Ended
+from ctl.metrics.protocol import Ended, RunEnd
 from ctl.step import keras_metrics, moving_averages
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
@@ -88,7 +88,7 @@ def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping
     """Writes the results of an evaluation outside a run to the metric writers."""
     writers = writers_of_run(trainer, session.check_lease)
     writers.write(session.step, means, "eval")
-    writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
+    writers.note(Ended(session.step, RunEnd.DONE, {**means, "model_dir": trainer.model_dir}))
 
 
 def leave_together(session: Session) -> None:

@@ -14,7 +14,7 @@ from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import CtlError, Stopped
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended
+from ctl.metrics.protocol import Ended, RunEnd
 from ctl.supervision import signals
 from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.supervision.process_identity import process_started
@@ -55,22 +55,22 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
             raise _stopped(received, following) from None
 
     writers = prepared.running = _writers(trainer)
-    reason = "failed"
+    end, detail = RunEnd.FAILED, ""
     _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
     try:
         with received:
-            reason = following.run(evaluate, lambda: received.received is not None)
+            detail = following.run(evaluate, lambda: received.received is not None)
         if received.received is not None:
             raise _stopped(received, following)
-        reason = f"the training has ended ({reason})"
+        end = RunEnd.TRAINING_ENDED
     except CtlError as e:
-        stopped = isinstance(e, Stopped)
-        reason = "stopped by a signal" if stopped else f"failed: {type(e).__name__}"
+        is_stopped = isinstance(e, Stopped)
+        end, detail = (RunEnd.SIGNAL, "") if is_stopped else (RunEnd.FAILED, type(e).__name__)
         raise
     finally:
         prepared.signals = None
         summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
-        writers.note(Ended(following.step or 0, reason, summary))
+        writers.note(Ended(following.step or 0, end, summary, detail=detail))
         prepared.running = None
     return {f"eval_{k}": v for k, v in means.items()}
 

@@ -9,7 +9,6 @@ What is done about it is `ctl.training.run`'s.
 """
 
 import contextlib
-import enum
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Progressed, Traced
+from ctl.metrics.protocol import Progressed, RunEnd, Traced
 from ctl.step.averaging import Totals
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
@@ -38,15 +37,6 @@ _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
 _DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
-
-
-class End(enum.Enum):
-    """Why a run ended."""
-
-    DONE = "done"
-    DATA_ENDED = "data ended"
-    STOPPED = "stopped"
-    SIGNAL = "signal"
 
 
 class Interrupted(Exception):
@@ -84,7 +74,7 @@ class Loop:
     step: int
     steps: int
     due: frozenset[str]
-    end: End | None
+    end: RunEnd | None
     before: np.ndarray | None
 
 
@@ -218,7 +208,7 @@ class TrainLoop:
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
-                end = End.SIGNAL if signalled else End.STOPPED
+                end = RunEnd.SIGNAL if signalled else RunEnd.STOPPED
             yield Loop(step, ran, due, end, before)
             if due or self._after_loop is not None:
                 self._graph_loop.refresh()
@@ -243,9 +233,9 @@ class TrainLoop:
         length = self._length.length if self.local is None else self.local.length(step, self._length.length)
         return min([length, *limits])
 
-    def _short(self, signalled: bool) -> End:
-        """Why a loop ran fewer steps than it should."""
-        return End.DATA_ENDED
+    def _short(self, signalled: bool) -> RunEnd:
+        """Returns the cause for which a loop ran fewer steps than requested."""
+        return RunEnd.DATA_ENDED
 
     def _run(self, asked: int, *, timed: bool = True) -> int:
         """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""

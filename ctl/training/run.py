@@ -13,7 +13,7 @@ from ctl.distribute import exit_barrier, parameter_servers
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended, Started
+from ctl.metrics.protocol import Ended, RunEnd, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
 from ctl.training import (
@@ -27,7 +27,7 @@ from ctl.training import (
     validation,
 )
 from ctl.training.callback_runner import BestWeights
-from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.loop import Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
@@ -58,7 +58,7 @@ def train(
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
     resumed_from = run_metadata.resumed_line(session.resumed, total)
     writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
-    session.resumed, reason, paths = None, "failed", []
+    session.resumed, outcome, error_name, paths = None, RunEnd.FAILED, "", []
     try:
         session.callbacks.tell("before_training", start, start)
         session.callbacks.raise_failure()
@@ -72,29 +72,29 @@ def train(
         ):
             session.signals = received
             end = run.train(received)
-            if end is not End.SIGNAL:
+            if end is not RunEnd.SIGNAL:
                 run.restore_best_weights()
-        if end is End.DATA_ENDED and session.step == start and not session.examples:
+        if end is RunEnd.DATA_ENDED and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        reason = run_metadata.end_of(end, start, session.step, steps)
-        paths = run_support.exported(trainer, session, formats if end is not End.SIGNAL else ())
+        outcome = run_metadata.precise_end(end, start, session.step, steps)
+        paths = run_support.exported(trainer, session, formats if end is not RunEnd.SIGNAL else ())
     except BaseException as e:
-        error = run_support.error_to_raise(e, trainer, session)
-        reason = f"failed: {type(error).__name__}"
+        outcome, error = RunEnd.FAILED, run_support.error_to_raise(e, trainer, session)
+        error_name = type(error).__name__
         if error is not e:
             raise error from e
         raise
     finally:
         session.signals = None
         secs = time.monotonic() - start_secs
-        seen = run_metadata.summary_of(trainer, run, session.step - start, secs, paths)
-        writers.note(Ended(session.step, reason, seen, run.sentences))
+        summary = run_metadata.summary_of(trainer, run, session.step - start, secs, paths)
+        writers.note(Ended(session.step, outcome, summary, run.sentences, steps, error_name))
         session.running = None
         run.graph_loop.release()
-    if end is not End.SIGNAL:
+    if end is not RunEnd.SIGNAL:
         session.manager.succeeded(session.state)
     evaluation.leave_together(session)  # when the chief has closed its writers too
-    if end is End.SIGNAL and received.received is not None:
+    if end is RunEnd.SIGNAL and received.received is not None:
         raise run_support.stopped(trainer, session.step, received.received)
     return run.results()
 
@@ -183,7 +183,7 @@ class Run:
         self.metrics = dict(metrics)
         self._evaluated_at = step if metrics else -1
 
-    def train(self, received: signals.Signals) -> End:
+    def train(self, received: signals.Signals) -> RunEnd:
         """Trains until all steps are complete, the data end, or somebody asks to stop; then saves."""
         first = step = self._saved_at = self._session.step
         if self._session.callbacks.stopped:
@@ -195,7 +195,7 @@ class Run:
         while end is None:
             try:
                 step, end = self._train_from(step, received)
-                if end is End.DATA_ENDED and self._batches.passes is not None:
+                if end is RunEnd.DATA_ENDED and self._batches.passes is not None:
                     end = self._end_pass(step)
             except RollBack as back:
                 step = back.manifest.step
@@ -209,9 +209,9 @@ class Run:
             self.loop.failure, failure = None, self._failure
             self._session.callbacks.failure = None
             raise failure
-        return End.SIGNAL if self._interrupted else end
+        return RunEnd.SIGNAL if self._interrupted else end
 
-    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
+    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
             _notify_begin(self._session, step, self._total)
@@ -227,7 +227,7 @@ class Run:
                 self._end_epoch(step)
             self._roll_back_if_asked(loop, nonfinite)
             if loop.end is not None:
-                self._pending = loop.due & _EVALUATION if loop.end is End.SIGNAL else frozenset()
+                self._pending = loop.due & _EVALUATION if loop.end is RunEnd.SIGNAL else frozenset()
                 return step, loop.end
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
@@ -235,27 +235,27 @@ class Run:
                 _notify_begin(self._session, step, self._total)
             if self._over() is not None:
                 break
-        return step, self._over() or End.DONE
+        return step, self._over() or RunEnd.DONE
 
-    def _over(self) -> End | None:
+    def _over(self) -> RunEnd | None:
         """Why the run ends now, before its last step; None if it does not."""
         if self._interrupted:
-            return End.SIGNAL
-        return End.STOPPED if self._wants_stop or self._failure is not None else None
+            return RunEnd.SIGNAL
+        return RunEnd.STOPPED if self._wants_stop or self._failure is not None else None
 
-    def _end_pass(self, step: int) -> End | None:
+    def _end_pass(self, step: int) -> RunEnd | None:
         """The first pass over data of unknown length has ended; None if the run goes on with the others."""
         passes = self._batches.passes
         assert passes is not None
         if not self._session.examples + self._in_pass:
-            return End.DATA_ENDED
+            return RunEnd.DATA_ENDED
         self._batches = passes.ended(self._in_pass)
         self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
         self.loop.go_on_with(self._batches)
         if passes.last or self._failure is not None:
             if "epoch" in self.loop.due(step):
                 self._end_epoch(step)
-            return End.DATA_ENDED
+            return RunEnd.DATA_ENDED
         if self._batches.steps is not None:
             end = step + self._batches.steps
             self._total = end if self._total is None else min(self._total, end)
@@ -277,9 +277,9 @@ class Run:
         if owed:
             self._evaluate(step, owed)
 
-    def _finish(self, step: int, end: End, *, anything_new: bool) -> None:
+    def _finish(self, step: int, end: RunEnd, *, anything_new: bool) -> None:
         """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
-        if end is not End.SIGNAL and self._failure is None:
+        if end is not RunEnd.SIGNAL and self._failure is None:
             intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
             if self._interval.steps and anything_new:
@@ -303,7 +303,7 @@ class Run:
     def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
         """Raises RollBack; a run that stops does not go back."""
         asked = self._session.callbacks.take_roll_back
-        if loop.end in (End.STOPPED, End.SIGNAL) or not (nonfinite or asked()):
+        if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or asked()):
             return
         self._interval.clear()
         manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)

@@ -22,8 +22,7 @@ from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
-from ctl.metrics.protocol import RunInfo
-from ctl.training.loop import End
+from ctl.metrics.protocol import RunEnd, RunInfo
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
 
@@ -272,13 +271,17 @@ def _tensorboard() -> str:
     return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
 
 
-def end_of(end: End, start: int, step: int, steps: int | None) -> str:
-    """ "done", or what a user who asked for `steps` should know."""
-    if end is End.SIGNAL:
-        return "stopped by a signal"
-    if end is End.DONE and steps is not None and step < steps:
-        return f"the data ended, {steps} steps were asked for,"
-    if end is End.DONE and step == start:
-        asked = f", {steps} steps were requested" if steps is not None and steps < step else ""
-        return f"nothing left to do{asked}: complete"
-    return end.value
+def precise_end(end: RunEnd, start: int, step: int, requested_steps: int | None) -> RunEnd:
+    """Returns the more precise cause of a loop that ended as DONE with fewer steps than requested, or none.
+
+    Args:
+      end: Cause for which the loop ended.
+      start: Completed steps before the run.
+      step: Completed steps after the run.
+      requested_steps: Steps that the user requested, or None.
+    """
+    if end is not RunEnd.DONE:
+        return end
+    if requested_steps is not None and step < requested_steps:
+        return RunEnd.FEWER_DATA_THAN_STEPS
+    return RunEnd.NO_STEPS_LEFT if step == start else end

@@ -7,9 +7,10 @@ import pytest
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import RunEnd
 from ctl.step.averaging import Totals
 from ctl.supervision.signals import Signals
-from ctl.training.loop import End, TrainLoop, Vote
+from ctl.training.loop import TrainLoop, Vote
 
 
 class Steps:
@@ -54,7 +55,7 @@ def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing()
     """The other one knows nothing of it, and goes on to the last evaluation."""
     signals = Signals()
     came = ended(signals, [1, 0, 0], then=lambda: signals._handle(SIGTERM, None))
-    assert came == (End.STOPPED, 1) and signals.received == SIGTERM
+    assert came == (RunEnd.STOPPED, 1) and signals.received == SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(here, ther
     signals = Signals()
     if here:
         signals._handle(here, None)
-    assert ended(signals, there) == (End.SIGNAL, 1)
+    assert ended(signals, there) == (RunEnd.SIGNAL, 1)
     assert signals.received == agreed
 
 
