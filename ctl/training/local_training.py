@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctl.callbacks.protocol import EVENTS
+from ctl.callbacks.schedule import Action
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.tracked_state import collect, is_model, variables_of
 from ctl.config import Config
@@ -19,7 +20,7 @@ from ctl.training import validation
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
-_PLANNED = frozenset({"save", "evaluate"})
+_PLANNED = Action.SAVE | Action.EVALUATE
 
 
 def check_settings(config: Config) -> None:
@@ -203,8 +204,8 @@ class EqualPoints:
             max(1, (step + length) // self._every - step // self._every) * self._every - step % self._every
         )
 
-    def reached(self, step: int, due: frozenset[str], *, ends: bool) -> bool:
-        """After a loop: whether this is such a step, at which weights are equal from here on."""
+    def reached(self, step: int, due: Action, *, ends: bool) -> bool:
+        """Makes the weights equal if `step`, at the end of a loop, is such a step. Returns True if so."""
         equal = self._everywhere or ends or bool(due & _PLANNED) or step % self._every == 0
         if equal:
             self._steps.make_equal(step)

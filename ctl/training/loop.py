@@ -2,7 +2,7 @@
 
 for loop in TrainLoop(...).loops(step, steps, signals):
     loop.step      # completed; workers have agreed on all that follows
-    loop.due       # of "log", "evaluate", "save"
+    loop.due       # actions
     loop.end       # why this is the last one, or None
 
 What is done about it is `ctl.training.run`'s.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import Every, Intervals, Timers
+from ctl.callbacks.schedule import NO_ACTION, Action, Every, Intervals, Timers, combined
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
@@ -35,7 +35,6 @@ from ctl.training.stragglers import Stragglers
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
-_DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
@@ -66,14 +65,14 @@ class Loop:
 
     Attributes:
       step: completed steps; steps: those of this loop.
-      due: of "log", "evaluate", "save" and "epoch".
+      due: Actions that are due.
       end: why no other loop follows, or None.
       before: what had been summed up before this loop, for `Interval.means_since`.
     """
 
     step: int
     steps: int
-    due: frozenset[str]
+    due: Action
     end: RunEnd | None
     before: np.ndarray | None
 
@@ -98,8 +97,10 @@ class Vote(NamedTuple):
     interrupt: float = 0.0
 
     @property
-    def due(self) -> frozenset[str]:
-        return frozenset(name for name in _DUE if getattr(self, name))
+    def due(self) -> Action:
+        """Returns the actions that are due by the chief's clock."""
+        votes = {Action.LOG: self.log, Action.EVALUATE: self.evaluate, Action.SAVE: self.save}
+        return combined(action for action, vote in {**votes, Action.PROFILE: self.profile}.items() if vote)
 
 
 class GraphLoop(Protocol):
@@ -141,8 +142,8 @@ class TrainLoop:
     Attributes:
       interval: totals and times since the newest log.
       failure: what the hook raised; the run ends after this loop.
-      asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
-      epochs: the ends of epochs are due, as "epoch".
+      requested_actions: Returns the actions requested by the hook or `ctl profile`; the chief's count.
+      epochs: Action.END_EPOCH becomes due.
       stragglers: compares the workers in step, or None.
       trace: which steps to trace, or None; profiler: what measures a step, or None.
       local: where the weights of workers with steps of their own are made equal, or None.
@@ -169,7 +170,7 @@ class TrainLoop:
         self.failure: Exception | None = None
         self._length = LoopLength(intervals.steps_per_loop)
         self._timers = Timers(intervals, time.perf_counter())
-        self.asked: Callable[[], frozenset[str]] = frozenset
+        self.requested_actions: Callable[[], Action] = lambda: NO_ACTION
         self.epochs = False
         self.stragglers: Stragglers | None = None
         self.trace: StepTrace | None = None
@@ -196,7 +197,7 @@ class TrainLoop:
             self._check_lease()
             self._writers.note(Progressed(step))
             heartbeat.here.reached(step)
-            due: frozenset[str] = frozenset()
+            due = NO_ACTION
             if step == mark:
                 due = self.due(step)
                 mark = self._next_mark(step)
@@ -204,7 +205,7 @@ class TrainLoop:
                 self._equal = self.local.reached(step, due, ends=ran < asked or step == steps)
             stop = self._hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
-            profiles, due = "profile" in due, due - {"profile"}
+            profiles, due = Action.PROFILE in due, due & ~Action.PROFILE
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
@@ -217,11 +218,11 @@ class TrainLoop:
         """A pass over the data has ended, and the next ones are open; or the length is known now."""
         self._batches = batches
 
-    def due(self, step: int) -> frozenset[str]:
-        """Of "log", "evaluate", "save" and "epoch", what steps or epochs make due at `step`."""
+    def due(self, step: int) -> Action:
+        """Returns the actions that are due at `step` by steps or epochs."""
         per_epoch = self._batches.steps_per_epoch
         due = self._intervals.due(step, per_epoch)
-        return due | {"epoch"} if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
+        return due | Action.END_EPOCH if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
 
     def _next_mark(self, step: int) -> int | None:
         per_epoch = self._batches.steps_per_epoch
@@ -265,8 +266,9 @@ class TrainLoop:
             self.stragglers.ran(ran, None)
         return ran
 
-    def _ready(self) -> frozenset[str]:
-        return self._timers.due(time.perf_counter()) | self.asked()
+    def _due_by_clock(self) -> Action:
+        """Returns the actions that are due by time or by request."""
+        return self._timers.due(time.perf_counter()) | self.requested_actions()
 
     def _hook(self, step: int, ran: int) -> bool:
         if self._after_loop is None or not ran:
@@ -286,24 +288,30 @@ class TrainLoop:
             self.failure = e  # all workers stop at this step, and what was done is saved
             return True
 
-    def _agree(
-        self, step: int, stop: bool, due: frozenset[str], signals: Signals
-    ) -> tuple[bool, frozenset[str], bool]:
-        """(stop, due, signalled), the same everywhere: anybody's wish to stop counts, the chief's clock."""
+    def _agree(self, step: int, stop: bool, due: Action, signals: Signals) -> tuple[bool, Action, bool]:
+        """Returns (stop, due, signalled), equal on all workers.
+
+        A run stops if one worker requests it. Actions are due by the clock of the chief.
+        """
         if not self._equal:  # what no step makes due waits until there is something to save
             return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.length = self._length.proposed
-            return stop, due | self._ready(), signals.received is not None
+            return stop, due | self._due_by_clock(), signals.received is not None
         if step < self._agree_at and not due and self._after_loop is None:
             return stop, due, False
         sigterm, interrupt = signals.wishes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
-            ready = self._ready()
+            by_clock = self._due_by_clock()
             vote = vote._replace(
-                length=self._length.proposed, wait=self._rate * _AGREE_SECS, **dict.fromkeys(ready, 1.0)
+                length=self._length.proposed,
+                wait=self._rate * _AGREE_SECS,
+                log=float(Action.LOG in by_clock),
+                evaluate=float(Action.EVALUATE in by_clock),
+                save=float(Action.SAVE in by_clock),
+                profile=float(Action.PROFILE in by_clock),
             )
         total = self._sum_of_votes(vote)
         self._length.length = int(total.length)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ctl.callbacks.schedule import Every
+from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier, parameter_servers
 from ctl.errors import UsageError
@@ -35,7 +35,8 @@ from ctl.training.step_profiler import StepProfiler, new_trace
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
-_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no callback is called
+_EVALUATION = Action.EVALUATE | Action.WITHOUT_CALLBACKS
+_NAME_IN_MANIFEST = {Action.EVALUATE: "evaluate", Action.WITHOUT_CALLBACKS: "unwatched"}
 
 
 def train(
@@ -139,13 +140,13 @@ class Run:
         self.loop.stragglers = run_support.stragglers_of(trainer, session)
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
-        self.loop.asked = functools.partial(_requested_actions, session, self.profiler)
+        self.loop.requested_actions = functools.partial(_requested_actions, session, self.profiler)
         self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
         self.rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
-        self._pending: frozenset[str] = frozenset()  # due, put off by a signal
+        self._pending = NO_ACTION  # evaluation that a signal has prevented
         self.sentences: tuple[str, ...] = ()
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._update_check = run_support.UpdateCheck(trainer, graph_loop)
@@ -179,7 +180,8 @@ class Run:
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
         self._interval.restore(state.get("interval", {}))
-        self._pending = frozenset(state.get("pending", ()))
+        names = state.get("pending", ())
+        self._pending = combined(action for action, name in _NAME_IN_MANIFEST.items() if name in names)
         self.metrics = dict(metrics)
         self._evaluated_at = step if metrics else -1
 
@@ -189,7 +191,7 @@ class Run:
         if self._session.callbacks.stopped:
             self._total = first  # the run that is resumed was stopped early, and stays so
         data_end = None if self._batches.steps is None else first + self._batches.steps
-        pending, self._pending = self._pending, frozenset()
+        pending, self._pending = self._pending, NO_ACTION
         self._save_and_evaluate(step, pending)
         end = None
         while end is None:
@@ -221,13 +223,13 @@ class Run:
             self._update_check.after_steps()
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
-            if "log" in loop.due and not nonfinite:
+            if Action.LOG in loop.due and not nonfinite:
                 self._log(step)
-            if "epoch" in loop.due and not nonfinite:
+            if Action.END_EPOCH in loop.due and not nonfinite:
                 self._end_epoch(step)
             self._roll_back_if_asked(loop, nonfinite)
             if loop.end is not None:
-                self._pending = loop.due & _EVALUATION if loop.end is RunEnd.SIGNAL else frozenset()
+                self._pending = loop.due & _EVALUATION if loop.end is RunEnd.SIGNAL else NO_ACTION
                 return step, loop.end
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
@@ -253,44 +255,42 @@ class Run:
         self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
         self.loop.go_on_with(self._batches)
         if passes.last or self._failure is not None:
-            if "epoch" in self.loop.due(step):
+            if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)
             return RunEnd.DATA_ENDED
         if self._batches.steps is not None:
             end = step + self._batches.steps
             self._total = end if self._total is None else min(self._total, end)
-        epochs = {n for n in ("log", "evaluate", "save") if getattr(self._trainer.intervals, n).epochs}
-        due = self.loop.due(step) & {*epochs, "epoch"}
-        if "log" in due:
+        by_epochs = (a for a, every in self._trainer.intervals.by_action.items() if every.epochs)
+        due = self.loop.due(step) & combined([Action.END_EPOCH, *by_epochs])
+        if Action.LOG in due:
             self._log(step)
-        if "epoch" in due:
+        if Action.END_EPOCH in due:
             self._end_epoch(step)
         self._save_and_evaluate(step, due)
         return self._over()
 
-    def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
-        owed = due & _EVALUATION
-        if "save" in due or owed:
+    def _save_and_evaluate(self, step: int, due: Action) -> None:
+        evaluation_due = due & _EVALUATION
+        if Action.SAVE in due or evaluation_due:
             self.profiler.times.pause()
-        if "save" in due:
-            self._save(step, owed)
-        if owed:
-            self._evaluate(step, owed)
+        if Action.SAVE in due:
+            self._save(step, evaluation_due)
+        if evaluation_due:
+            self._evaluate(step, evaluation_due)
 
     def _finish(self, step: int, end: RunEnd, *, anything_new: bool) -> None:
-        """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
+        """Logs, evaluates, except after a signal, and saves the last checkpoint of the run."""
         if end is not RunEnd.SIGNAL and self._failure is None:
             intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
-            if self._interval.steps and anything_new:
-                # a longer run goes on with the same interval
-                self._log(step, clear=False, watched="log" in marks)
+            if self._interval.steps and anything_new:  # a longer run continues this interval
+                self._log(step, clear=False, watched=Action.LOG in marks)
             if intervals.evaluate != Every():
                 first = intervals.evaluate.next_mark(0, steps_per_epoch)
-                only = first is not None and first > step  # evaluated at the end only
-                self._evaluate(
-                    step, frozenset({"evaluate"}) if only or "evaluate" in marks else _EVALUATION
-                )
+                only_at_end = first is not None and first > step
+                is_due = only_at_end or Action.EVALUATE in marks
+                self._evaluate(step, Action.EVALUATE if is_due else _EVALUATION)
         self._save(step, self._pending)
 
     def _found_nonfinite(self, loop: Loop) -> bool:
@@ -308,7 +308,7 @@ class Run:
         self._interval.clear()
         manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)
         self._restore(manifest.step, manifest.state, manifest.metrics)
-        self._pending, self._saved_at = frozenset(), manifest.step
+        self._pending, self._saved_at = NO_ACTION, manifest.step
         raise RollBack(loop.step, manifest)
 
     def _end_epoch(self, step: int) -> None:
@@ -335,20 +335,20 @@ class Run:
         if clear:
             interval.clear()
 
-    def _evaluate(self, step: int, owed: frozenset[str]) -> None:
-        """Evaluates once per step; steps are never lost by it, whatever happens meanwhile."""
+    def _evaluate(self, step: int, requested: Action) -> None:
+        """Saves a checkpoint and evaluates, once per step. `requested` may contain WITHOUT_CALLBACKS."""
         if not self._evaluates or self._evaluated_at == step:
             return
-        self._save(step, owed)
+        self._save(step, requested)
         before = self._session.state.small_values()
-        heeded, tell = "unwatched" not in owed, self._session.callbacks.tell
+        heeded, tell = Action.WITHOUT_CALLBACKS not in requested, self._session.callbacks.tell
         if heeded and tell("on_begin", step, step, "eval") and self._failure is not None:
-            return  # it is still owed
+            return  # the checkpoint lists the evaluation as pending
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
                 self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
         except Interrupted:
-            self._pending, self._interrupted = owed, True
+            self._pending, self._interrupted = requested, True
             return
         if heeded:
             self._wants_stop |= tell("on_metrics", step, step, self.metrics, "eval")
@@ -361,37 +361,37 @@ class Run:
         after = self._session.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
         if same and self._trainer.topology.is_chief:  # where the checkpoint can take the numbers in
-            same = self._session.manager.amend(step, self.metrics, self._state(frozenset()))
+            same = self._session.manager.amend(step, self.metrics, self._state(NO_ACTION))
         if self._session.agreement.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
 
-    def _save(self, step: int, owed: frozenset[str] = frozenset()) -> None:
-        """Saves once per step; `owed`: what a run that goes on from there does first."""
+    def _save(self, step: int, pending: Action = NO_ACTION) -> None:
+        """Saves once per step. A run that resumes there first executes the `pending` actions."""
         if self._saved_at == step:
             return
         self._saved_at = step
         if self._interval.steps:
             self._interval.fetch(self._session.agreement.sum)
-        self._session.loop_state = self._state(owed)
+        self._session.loop_state = self._state(pending)
         self._session.metrics = self.metrics if self._evaluated_at == step else {}
         with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
-    def _state(self, owed: frozenset[str]) -> dict[str, Any]:
-        """For the manifest; see docs/decisions/0021 for what it is needed for."""
+    def _state(self, pending: Action) -> dict[str, Any]:
+        """Returns the state for the manifest; docs/decisions/0021 describes its use."""
         return {
             "interval": self._interval.state(),
-            "pending": sorted(owed),
+            "pending": sorted(name for action, name in _NAME_IN_MANIFEST.items() if action in pending),
             "watchers": self._session.callbacks.state(),
         }
 
 
-def _requested_actions(session: Session, profiler: StepProfiler) -> frozenset[str]:
+def _requested_actions(session: Session, profiler: StepProfiler) -> Action:
     """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
     requested, session.save_asked = session.save_asked, False
-    due = {"save": requested, "profile": profiler.is_due()}
-    return frozenset(name for name, is_due in due.items() if is_due)
+    due = {Action.SAVE: requested, Action.PROFILE: profiler.is_due()}
+    return combined(action for action, is_due in due.items() if is_due)
 
 
 def _notify_begin(session: Session, step: int, total: int | None) -> None:
