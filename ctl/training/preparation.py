@@ -41,12 +41,12 @@ from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
 from ctl.training.parameter_server_loop import ScheduledLoop
-from ctl.training.session import Session
+from ctl.training.session import Session, SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepared(trainer: TrainerProtocol, checkpoints: CheckpointManager | None = None) -> Session:
-    """Returns the trainer's session. The first call makes it, with the trainer's or other checkpoints."""
+def prepared(trainer: SessionOwner, checkpoints: CheckpointManager | None = None) -> Session:
+    """Returns the trainer's session. The first call creates it; `checkpoints` replaces the trainer's."""
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None

@@ -88,7 +88,7 @@ def train(
     finally:
         session.signals = None
         secs = time.monotonic() - start_secs
-        summary = run_metadata.summary_of(trainer, run, session.step - start, secs, paths)
+        summary = run_metadata.summary_of(trainer, _measurements(run), session.step - start, secs, paths)
         writers.note(Ended(session.step, outcome, summary, run.sentences, steps, error_name))
         session.running = None
         run.graph_loop.release()
@@ -140,7 +140,9 @@ class Run:
         self.loop.stragglers = run_support.stragglers_of(trainer, session)
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
-        self.loop.requested_actions = functools.partial(_requested_actions, session, self.profiler)
+        self.loop.requested_actions = functools.partial(
+            run_support.requested_actions, session, self.profiler
+        )
         self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
         self.rates: list[tuple[int, float]] = []
@@ -216,7 +218,7 @@ class Run:
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
-            _notify_begin(self._session, step, self._total)
+            run_support.notify_begin(self._session, step, self._total)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
@@ -234,7 +236,7 @@ class Run:
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                _notify_begin(self._session, step, self._total)
+                run_support.notify_begin(self._session, step, self._total)
             if self._over() is not None:
                 break
         return step, self._over() or RunEnd.DONE
@@ -387,14 +389,7 @@ class Run:
         }
 
 
-def _requested_actions(session: Session, profiler: StepProfiler) -> Action:
-    """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
-    requested, session.save_asked = session.save_asked, False
-    due = {Action.SAVE: requested, Action.PROFILE: profiler.is_due()}
-    return combined(action for action, is_due in due.items() if is_due)
-
-
-def _notify_begin(session: Session, step: int, total: int | None) -> None:
-    """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
-    if step != total:
-        session.callbacks.tell("on_begin", step, step, "train")
+def _measurements(run: Run) -> run_metadata.Measurements:
+    """Returns the values of a run for its summary."""
+    best_step = None if run.best is None else run.best.step
+    return run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)

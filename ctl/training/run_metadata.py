@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 from ctl import config
@@ -23,11 +24,9 @@ from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import RunEnd, RunInfo
+from ctl.training.session import SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
-
-if TYPE_CHECKING:
-    from ctl.training.run import Run
 
 _GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
@@ -70,8 +69,8 @@ def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Paramete
     )
 
 
-def one_line(trainer: TrainerProtocol) -> str:
-    """`repr` of a trainer: what is known of it now; nothing is built, and nothing is raised."""
+def one_line(trainer: SessionOwner) -> str:
+    """Returns the `repr` of a trainer. It builds no model and raises no error."""
     kind, facts = type(trainer).__name__, []
     with contextlib.suppress(Exception):
         session, replicas = trainer._session, trainer.topology.num_replicas
@@ -239,19 +238,37 @@ def _learning_rate(optimizer: Any) -> float | None:
         return None
 
 
-def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, exported: list[str]) -> dict:
-    """Label -> value for the last lines a user sees."""
+@dataclass(frozen=True)
+class Measurements:
+    """Speed and metrics of a run.
+
+    Attributes:
+      rates: (steps, seconds) of each log interval, training alone.
+      means: Means of the newest log interval.
+      metrics: Metrics of the newest evaluation; empty if there was none.
+      best_step: Step of the weights that were restored at the end, or None.
+    """
+
+    rates: Sequence[tuple[int, float]]
+    means: Mapping[str, float]
+    metrics: Mapping[str, float]
+    best_step: int | None
+
+
+def summary_of(
+    trainer: TrainerProtocol, measured: Measurements, steps: int, secs: float, exported: list[str]
+) -> dict[str, Any]:
+    """Returns label -> value, shown at the end of a run of `steps` steps in `secs` seconds."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    timed = sum(s for _, s in run.rates)
-    if timed:
-        summary["speed"] = f"{sum(n for n, _ in run.rates) / timed:,.1f} steps/s"
-    shown = run.metrics or run.means
-    if run.best is not None:
-        summary["best step"] = str(run.best.step)
+    timed_secs = sum(interval_secs for _, interval_secs in measured.rates)
+    if timed_secs:
+        summary["speed"] = f"{sum(count for count, _ in measured.rates) / timed_secs:,.1f} steps/s"
+    if measured.best_step is not None:
+        summary["best step"] = str(measured.best_step)
     summary |= {
-        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
-        for k, v in shown.items()
-        if not k.startswith("gradient_norm")
+        f"{'eval' if measured.metrics else 'train'} {name}": f"{value:.4f}"
+        for name, value in (measured.metrics or measured.means).items()
+        if not name.startswith("gradient_norm")
     }
     directory = trainer.model_dir
     if directory:

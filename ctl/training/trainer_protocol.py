@@ -1,7 +1,7 @@
-"""What the parts of a run use of a trainer: `ctl.Trainer` has it all, and a subclass writes the methods."""
+"""Protocol of the trainer that the parts of a run use. `ctl.Trainer` implements it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 from ctl.callbacks.protocol import Callback
@@ -13,12 +13,9 @@ from ctl.metrics.protocol import MetricWriter
 from ctl.step.gradients import Gradients
 from ctl.step.replica_step import Recorder
 
-if TYPE_CHECKING:
-    from ctl.training.session import Session
-
 
 class TrainerProtocol(Protocol):
-    """Settings, what `build` has made, and the methods of the user; see `ctl.Trainer` for each."""
+    """Settings, the objects that `build` created, and the methods of the user; see `ctl.Trainer`."""
 
     config: Config
     model: Any
@@ -45,7 +42,6 @@ class TrainerProtocol(Protocol):
     _checkpoints: CheckpointManager | None
     _writers: Sequence[MetricWriter] | None
     _recorder: Recorder
-    _session: "Session | None"
     _warned: bool
     _eval_is_known: bool
     _rows_may_vary: bool
