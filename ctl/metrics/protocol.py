@@ -1,19 +1,19 @@
-"""What a training run tells, and to whom.
+"""Base class of metric writers, and the events of a run.
 
-A writer is anything with these two methods:
-
-    class MetricWriter(Protocol):
-        def write(self, step, values, run="train"): ...   # numbers, at a step
+    class Printed(ctl.MetricWriter):
+        def write(self, step, values, run="train"): ...   # metrics at a step
         def note(self, event): ...                        # a run started, a checkpoint was saved, ...
 
-The trainer calls writers on the chief only, always from the thread that trains. A writer that
-raises is named in one warning and left out from then on: telling never stops training.
+The trainer calls writers on the chief only, always from the thread that trains. A writer that raises an
+error is removed with a warning, and training continues.
+
+An object with these two methods is a writer, too; see `ctl.metrics.adapter`.
 """
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -184,24 +184,35 @@ Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged |
 Event = Started | Traced | Progressed | Shown | Saved | Ended
 
 
-@runtime_checkable
-class MetricWriter(Protocol):
-    """Receives numbers and events of one run."""
+class MetricWriter:
+    """Base class of receivers of the metrics and events of a run. Its methods are no-ops.
+
+    Attributes:
+      everywhere: True calls the writer on all workers, not only on the chief.
+      metric: Name of a metric that the evaluation must return, or None.
+    """
+
+    everywhere: bool = False
+    metric: str | None = None
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Numbers that hold at `step` completed steps; `run` is "train" or "eval"."""
-        ...
+        """Receives metrics at `step` completed steps; `run` is "train" or "eval"."""
 
     def note(self, event: Event) -> None:
-        """Something happened; unknown events are to be ignored."""
-        ...
+        """Receives an event. Unknown events are to be ignored."""
+
+    def abandon(self) -> bool:
+        """Discards pending data because another job has taken over model_dir.
+
+        Returns True if the writer must receive no further calls.
+        """
+        return False
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class for messages."""
+        return type(self).__name__
 
 
-class NullWriter:
-    """Tells nobody."""
-
-    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        pass
-
-    def note(self, event: Event) -> None:
-        pass
+class NullWriter(MetricWriter):
+    """A writer without output."""

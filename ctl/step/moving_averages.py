@@ -5,7 +5,7 @@ so they are in its checkpoints.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -40,9 +40,11 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 class HasWeights(Protocol):
-    """A trainer; those that keep averages themselves also have moving_averages()."""
+    """A trainer."""
 
     evaluate_ema: bool
+
+    def moving_averages(self) -> Iterable[tuple[Any, Any]] | None: ...
 
 
 def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
@@ -53,8 +55,8 @@ def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
     """
     if not trainer.evaluate_ema:
         return []
-    own = getattr(trainer, "moving_averages", None)
-    return [_checked(pair) for pair in (averages_among(vars(trainer)) if own is None else own())]
+    pairs = trainer.moving_averages()
+    return [_checked(pair) for pair in (averages_among(vars(trainer)) if pairs is None else pairs)]
 
 
 @contextlib.contextmanager

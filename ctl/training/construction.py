@@ -77,7 +77,7 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
 
 
 _MADE_BY_INIT = (
-    *("config", "topology", "strategy", "gradients", "global_batch_size", "seed"),
+    *("config", "topology", "strategy", "gradients", "global_batch_size", "seed", "hparams"),
     *("_session", "_recorder"),
 )
 

@@ -1,9 +1,10 @@
 """Metric writers of a process: those of the user, or the default ones."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ctl.io import paths
+from ctl.metrics.adapter import MetricWriterLike, as_writers
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import MetricWriter
 from ctl.training.run_metadata import log_dir
@@ -60,8 +61,8 @@ def writers_of_run(trainer: TrainerProtocol, check_lease: Callable[[], None]) ->
     """
     if not trainer.topology.is_chief:
         user_writers = [*(trainer._writers or ()), *trainer.extra_writers]
-        return WriterGroup([writer for writer in user_writers if getattr(writer, "everywhere", False)])
-    writers = trainer._writers
+        return WriterGroup(writer for writer in as_writers(user_writers) if writer.everywhere)
+    writers: Sequence[MetricWriterLike] | None = trainer._writers
     if writers is None:
         writers = default_writers(trainer.model_dir, log_dir(trainer))
     return WriterGroup([*writers, *trainer.extra_writers], check_lease)

@@ -74,14 +74,15 @@ def is_due(trainer: TrainerProtocol) -> bool:
 
 
 def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
-    """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
+    """Opens the data and traces the step, so that errors in them are raised before training."""
     if not is_due(trainer):
         return
     batches, several = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
-    if not several and not validation.names_matter(trainer, session.manager):
+    monitored = session.callbacks.monitored
+    if not several and not validation.names_matter(trainer, session.manager, monitored):
         return
-    loop = eval_loop(trainer, session)
-    validation.check_metric_names(trainer, session.manager, loop.names(batches))
+    names = eval_loop(trainer, session).names(batches)
+    validation.check_metric_names(trainer, session.manager, names, monitored)
 
 
 def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctl.callbacks.protocol import EVENTS
+from ctl.callbacks.protocol import EVENTS, Callback
 from ctl.callbacks.schedule import Action
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.tracked_state import collect, is_model, variables_of
@@ -16,7 +16,7 @@ from ctl.errors import UsageError
 from ctl.step import optimizers
 from ctl.step.local_steps import LocalSteps, OuterOptimizer
 from ctl.step.worker_state import WorkerState
-from ctl.training import validation
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -44,8 +44,8 @@ def is_possible(trainer: TrainerProtocol) -> bool:
     return not unfit and trainer.topology.num_replicas == trainer.topology.num_workers
 
 
-def check_trainer(trainer: TrainerProtocol) -> None:
-    """Raises UsageError for what does not go with steps of a worker's own; after `build`."""
+def check_trainer(trainer: TrainerProtocol, callbacks: Iterable[Callback]) -> None:
+    """Raises UsageError for settings, layers and callbacks that `sync_every` excludes; after `build`."""
     every, word, place = trainer.config.sync_every, strategies.word_of(trainer.strategy), trainer.topology
     if every == 1:
         return
@@ -58,8 +58,8 @@ def check_trainer(trainer: TrainerProtocol) -> None:
         )
     if trainer.jit_compile == "loop":
         raise UsageError(f"{said} with jit_compile='loop', which has no collectives. Write 'step'.")
-    goes_back = any(getattr(c, "rollback", False) for c in trainer.callbacks)
-    if trainer.gradients.on_nonfinite == "rollback" or goes_back:
+    can_roll_back = any(callback.rollback for callback in callbacks)
+    if trainer.gradients.on_nonfinite == "rollback" or can_roll_back:
         raise UsageError(
             f"{said} with rollback: workers find what is not finite each by itself, and cannot go back "
             "together at that step. Write on_nonfinite='skip' or 'stop'."
@@ -85,7 +85,7 @@ def _check_averages(trainer: TrainerProtocol, said: str) -> None:
                 f"{said} with use_ema=True of self.{name}: its averages would be of one worker's weights. "
                 "Leave use_ema out."
             )
-    if hasattr(trainer, "moving_averages"):
+    if is_defined_by_user(trainer, "moving_averages"):
         raise UsageError(
             f"{said} with moving_averages(), which would be of one worker's weights. Leave it out."
         )
@@ -218,5 +218,5 @@ def equal_points(
     """Those of a run; `wants`: whether a callback is told of an event."""
     if local is None or local.steps is None:
         return None
-    everywhere = validation.is_written(trainer, "after_loop") or any(map(wants, EVENTS))
+    everywhere = is_defined_by_user(trainer, "after_loop") or any(map(wants, EVENTS))
     return EqualPoints(local.steps, trainer.config.sync_every, everywhere=everywhere)

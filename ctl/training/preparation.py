@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl import config
+from ctl.callbacks.adapter import as_callbacks
 from ctl.checkpoints import tracked_state, warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import TrackedState, collect, is_model, statistics_of
@@ -40,6 +41,7 @@ from ctl.training.callback_runner import CallbackRunner
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import ScheduledLoop
 from ctl.training.session import Session, SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
@@ -57,7 +59,7 @@ def prepared(trainer: SessionOwner, checkpoints: CheckpointManager | None = None
 
 def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
-    if not validation.is_written(trainer, "build"):
+    if not is_defined_by_user(trainer, "build"):
         validation.check_methods(trainer, "train")
     step_trace.check_trace(trainer)
     model_directory.check_model_directory(trainer.model_dir)
@@ -77,7 +79,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         validation.check_trainable(trainer)
         model_checks.check_built(trainer)
         validation.check_optimizers(trainer)
-        local_training.check_trainer(trainer)
+        callbacks = as_callbacks(trainer.callbacks)
+        local_training.check_trainer(trainer, callbacks)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.found_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
@@ -95,8 +98,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
-    callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, position, local=local, eight_bit=eight_bit)
+    runner = CallbackRunner(trainer, callbacks, agreement)
+    session = Session(state, manager, agreement, runner, position, local=local, eight_bit=eight_bit)
     session.begin_from(0 if resumed is None else resumed.step)
     timed = place.num_workers > 1 or profile_report.requested() is not None
     if timed and trainer.jit_compile != "loop" and not parameter_servers.is_used(trainer.strategy):

@@ -28,6 +28,7 @@ from ctl.training import (
 )
 from ctl.training.callback_runner import BestWeights
 from ctl.training.loop import Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
@@ -122,7 +123,7 @@ class Run:
         self._total = total  # steps to complete; None: until the data end
         self._evaluates = evaluation.is_due(trainer)
         self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
-        resume.check_rollback(trainer)
+        resume.check_rollback(trainer, by_callback=session.callbacks.rolls_back)
         self.graph_loop = graph_loop = train_loop(trainer, session)
         self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
             graph_loop,
@@ -132,7 +133,7 @@ class Run:
             is_chief=trainer.topology.is_chief,
             writers=writers,
             check_lease=session.check_lease,
-            after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
+            after_loop=self._after_loop if is_defined_by_user(trainer, "after_loop") else None,
         )
         self.loop.local = local_training.equal_points(trainer, session.local, session.callbacks.wants)
         self.loop.epochs = session.callbacks.wants("after_epoch")

@@ -161,7 +161,7 @@ def write_config(trainer: TrainerProtocol) -> None:
     if not trainer.topology.is_chief or not trainer.model_dir:
         return
     final = paths.path(trainer.model_dir) / "config.json"
-    settings = {n: getattr(trainer.config, n) for n in config.NAMES}
+    settings = {name: vars(trainer.config)[name] for name in config.NAMES}
     settings["strategy"] = strategies.word_of(trainer.strategy)
     text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
     try:
