@@ -168,11 +168,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     steps, epochs = _length(config, given)
     settings = config_lib.as_keywords(given, make_trainer)
     trainer = make_trainer(**{**keywords, **settings, **parts, "config": given})
-    if not hasattr(trainer, "hparams"):
-        raise UsageError(
-            f"{type(trainer).__name__}.__init__ does not call super().__init__(**options); write it as "
-            "its first line, and take **options."
-        )
+    if trainer is None:
+        raise UsageError("ctl.run got a function that returned None; expected a ctl.Trainer.")
     plain = {
         k: job_fingerprint.shown(k, v)
         for k, v in keywords.items()
@@ -252,11 +249,11 @@ def _has_checkpoints(model_dir: str) -> bool:
 
 
 def _prepare(trainer: "Trainer", mode: str) -> None:
-    """Has the trainer build and restore, or refuses before that."""
+    """Builds the model and restores the newest checkpoint; first checks that `mode` is possible."""
     from ctl.training import resume
+    from ctl.training.optional_methods import is_defined_by_user
 
-    own = getattr(type(trainer), "predict", None)
-    if mode == "predict" and (own is None or own.__module__ == "ctl.trainer"):
+    if mode == "predict" and not is_defined_by_user(trainer, "predict"):
         raise UsageError(
             f"--mode=predict: {type(trainer).__name__} has no method predict(self); expected one that "
             "yields a dictionary per example."
@@ -332,7 +329,7 @@ def _parts(
 def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
     """What workers must have alike: all flags, but those of absl itself."""
     found = {
-        flag.name: getattr(config, flag.name, flag.value)
+        flag.name: vars(config).get(flag.name, flag.value)
         for module, of_module in values.flags_by_module_dict().items()
         if not module.startswith("absl")
         for flag in of_module

@@ -19,15 +19,16 @@ from ctl import config as config_lib
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints import export as export_lib
+from ctl.checkpoints.export import checked_signatures
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
+from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import grid
-from ctl.metrics.protocol import MetricWriter
 from ctl.metrics.results import Results
 from ctl.step import averaging, gather, moving_averages
 from ctl.step.gradient_settings import Gradients
@@ -46,16 +47,17 @@ from ctl.training import (
     run_metadata,
     validation,
 )
+from ctl.training.optional_methods import OptionalMethods
 from ctl.training.session import Session
 
 
-class Trainer:
+class Trainer(OptionalMethods):
     """Trains, evaluates and exports one model, the same way on every strategy.
 
-    A subclass defines `build`, `train_data` and `train_step`, and optionally `eval_data`, `eval_step`,
-    `after_loop`, `predict` (yields a dictionary per example, for --mode=predict), `signatures` (name ->
-    `tf.function` that an exported SavedModel serves) and `moving_averages` (pairs of a variable and its
-    average). Public attributes that own variables (models, optimizers, metrics) are saved in checkpoints.
+    A subclass defines `build`, `train_data` and `train_step`; if needed `eval_data`, `eval_step`,
+    `after_loop`, the methods of `OptionalMethods`, and `predict(self)`, which yields a dictionary per
+    example for --mode=predict. Attributes that own variables (models, optimizers, metrics) and do not start
+    with an underscore are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
@@ -65,17 +67,16 @@ class Trainer:
         attributes, which `build` may change.
       strategy, topology: the `tf.distribute.Strategy`; which of its processes this is, and of how many.
       step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
-      callbacks: those of the constructor; `build` may add others, with the methods `before_training`,
-        `after_epoch` and `after_evaluation`, which a subclass may also write itself; see ctl.Callback.
+      callbacks: Callbacks of the constructor, to which `build` may add others; see `ctl.Callback`.
       log_dir: where TensorBoard's files go; None: `model_dir/logs`.
-      extra_writers: writers that are told beside those of the constructor, or the default ones.
+      extra_writers: Metric writers besides those of the constructor, or the default ones.
     """
 
     model: Any = None
     optimizer: Any = None
     step_variable: Any = None
     log_dir: str | None = None
-    extra_writers: Sequence[MetricWriter] = ()
+    extra_writers: Sequence[MetricWriterLike] = ()
 
     def __init__(
         self,
@@ -83,8 +84,8 @@ class Trainer:
         *,
         intervals: Intervals | None = None,
         checkpoints: CheckpointManager | None = None,
-        writers: Sequence[MetricWriter] | None = None,
-        callbacks: Sequence[Callback] = (),
+        writers: Sequence[MetricWriterLike] | None = None,
+        callbacks: Sequence[Callback | Any] = (),
         **settings: Any,
     ):
         """Validates and stores the settings. Creating a strategy by name blocks until all workers connect.
@@ -92,8 +93,8 @@ class Trainer:
         Args:
           config: Settings. Defaults are those of the class, then those of `ctl.Config`.
           settings: Settings by name, such as `model_dir="/tmp/run"`. They override `config`.
-          intervals: Intervals of logging, evaluation and saving.
-          checkpoints: Checkpoint manager. Defaults to one that writes to `model_dir/checkpoints`.
+          intervals: Intervals of logs, evaluations and saves, also in seconds or epochs.
+          checkpoints: Checkpoint manager. Defaults to `model_dir/checkpoints` with the setting `keep`.
           writers: Metric writers. Defaults to the console, TensorBoard and `metrics.jsonl` in `model_dir`.
           callbacks: Callbacks, for example `ctl.EarlyStopping("loss")`.
 
@@ -134,9 +135,8 @@ class Trainer:
     def train_data(self, batch_size: int) -> Any:
         """Yours: a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays.
 
-        `ctl.example_numbers(batch_size)` is for a step that makes its own data. Instead of this
-        method, `train_data_fn(self, input_context)` may give each worker's own part of the data, in
-        batches of one replica.
+        `ctl.example_numbers(batch_size)` is for a step that makes its own data. `train_data_fn` replaces
+        this method.
         """
         raise NotImplementedError
 
@@ -159,8 +159,7 @@ class Trainer:
     def after_loop(self, step: int, means: dict[str, float]) -> Any:
         """Yours, optional, eager: called on every worker after each loop; return True to stop.
 
-        `means` are those of the loop's steps over the global batches. Overriding this fetches them
-        after each loop.
+        `means` are those of the loop's steps, which are fetched after each loop.
         """
 
     @property
@@ -169,10 +168,9 @@ class Trainer:
         return self._session.step if self._session else 0
 
     def prepare(self) -> None:
-        """Builds the model and restores the newest checkpoint; `train` and `evaluate` do it first.
+        """Builds the model and restores the newest checkpoint; `train` and `evaluate` call it.
 
-        Raises UsageError for what is missing or was made outside `build`, CheckpointError for a
-        checkpoint of another model.
+        Raises UsageError for an invalid trainer, CheckpointError for a checkpoint of another model.
         """
         preparation.prepared(self)
 
@@ -300,8 +298,8 @@ class Trainer:
             validation.check_export(self, formats)
         directory = directory or f"{self.model_dir}/export"
         with moving_averages.in_place(self):
-            targets, served = export_lib.targets(self, formats), export_lib.signatures_of(self)
-            paths = export_lib.export(targets, directory, self.topology, served)
+            targets, served = export_lib.targets(self, formats), self.signatures()
+            paths = export_lib.export(targets, directory, self.topology, checked_signatures(served))
         HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
         return paths
 

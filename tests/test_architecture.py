@@ -54,18 +54,9 @@ def tree_of(path: Path) -> ast.Module:
 
 @functools.cache
 def imported(path: Path) -> list[str]:
-    """Modules of ctl that a file imports, as "writers.protocol"; type-checking blocks are left out."""
+    """Returns the modules of ctl that a file imports, also for types alone, as "metrics.protocol"."""
     names = []
-    tree = tree_of(path)
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names += [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:

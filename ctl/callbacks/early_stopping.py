@@ -6,12 +6,12 @@ from typing import Any
 
 from ctl.callbacks.best_value import BestValue, check_count
 from ctl.callbacks.keras_names import refuse_keras_names
-from ctl.callbacks.protocol import Decision
+from ctl.callbacks.protocol import Callback, Decision
 
 
 @refuse_keras_names
 @dataclass(eq=False)
-class EarlyStopping:
+class EarlyStopping(Callback):
     """Stops when a metric has not improved for `patience` values in a row.
 
     Attributes:
@@ -42,9 +42,9 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         check_count("patience", self.patience, 0)
-        self.best = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
         self._seen = self._waited = 0
-        self.stopped_at: int | None = None
+        self.stopped_at = None
         self.best_step: int | None = None
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctl.callbacks.best_value import check_count
 from ctl.callbacks.keras_names import refuse_keras_names
-from ctl.callbacks.protocol import Decision
+from ctl.callbacks.protocol import Callback, Decision
 from ctl.errors import UsageError
 
 _ENOUGH = 3  # values, before anything is called a spike
@@ -17,7 +17,7 @@ _ENOUGH = 3  # values, before anything is called a spike
 
 @refuse_keras_names
 @dataclass(eq=False)
-class LossSpike:
+class LossSpike(Callback):
     """Compares each logged value of a metric with the median of those before it.
 
     Attributes:

@@ -1,31 +1,24 @@
-"""Callbacks: they see the numbers of a run and decide, the same on every worker.
+"""Base class of callbacks, and the decisions that they return.
 
-    class StopAtAccuracy:
+    class StopAtAccuracy(ctl.Callback):
         def on_metrics(self, step, values, run):            # run: "train" or "eval"
             if run == "eval" and values["accuracy"] > 0.99:
                 return ctl.Decision(stop=True, message="accurate enough")
 
     Mnist(callbacks=[ctl.EarlyStopping("loss"), StopAtAccuracy()]).train(1000)
 
-Besides, or instead, a callback may have these methods; a subclass of `ctl.Trainer` may have them too,
-without the argument `trainer`:
+Every worker calls every method with the same values, and executes the decisions of the chief. An error in
+a method ends the run on all workers after a last save.
 
-    def before_training(self, trainer, step): ...                       # before the first step of a run
-    def after_epoch(self, trainer, epoch, step, means): ...             # an epoch is complete
-    def after_evaluation(self, trainer, step, means, metrics): ...      # metrics: the Keras metrics by name
-
-Every worker calls every method with the same values; the chief's decisions are carried out on all of
-them. What a method raises ends the run on all workers after a last save. A callback with a JSON-able
-attribute `state` that can be assigned has it saved in checkpoints.
-
-A callback may also have `on_begin(step, run)`, which is called with "train" before the first step and
-where steps go on after a log, an evaluation or a save, and with "eval" before an evaluation.
+An object that has some of the methods of `Callback` is a callback, too; see `ctl.callbacks.adapter`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import MethodType
+from typing import Any
 
+from ctl.callbacks.best_value import BestValue
 from ctl.errors import UsageError
 
 EVENTS = ("on_metrics", "on_begin", "before_training", "after_epoch", "after_evaluation")
@@ -75,24 +68,86 @@ class Decision:
             object.__setattr__(self, name, value)
 
 
-@runtime_checkable
-class Callback(Protocol):
-    """Sees the numbers of a run at each log and each evaluation."""
+class Callback:
+    """Base class of callbacks. Its methods are no-ops; a subclass overrides those that it needs.
+
+    Attributes:
+      name: Key of the state in checkpoints; by default the name of the class.
+      state: JSON-able state that checkpoints store, or None. It is assigned when a checkpoint is restored.
+      monitored: The metric that the callback compares, or None.
+      stopped_at: Step at which the callback has stopped the run, or None. The state should contain it.
+      restore_best: True if the model gets the weights of the last `Decision(keep_weights=True)` at the end.
+      rollback: True if the callback may return `Decision(roll_back=True)`; checked before a run.
+    """
+
+    name: str = ""
+    state: Any = None
+    monitored: BestValue | None = None
+    stopped_at: int | None = None
+    restore_best: bool = False
+    rollback: bool = False
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
-        """Takes note of the means of `run`, "train" or "eval", at `step` completed steps."""
-        ...
+        """Called with the means of `run`, "train" at logs or "eval" at evaluations."""
+        return None
+
+    def on_begin(self, step: int, run: str) -> Decision | None:
+        """Called with "eval" before an evaluation, and with "train" before the steps that follow `step`.
+
+        The latter is at the start of a run and after each log, evaluation or save.
+        """
+        return None
+
+    def before_training(self, trainer: Any, step: int) -> Decision | bool | None:
+        """Called before the first step of a run."""
+        return None
+
+    def after_epoch(
+        self, trainer: Any, epoch: int, step: int, means: Mapping[str, float]
+    ) -> Decision | bool | None:
+        """Called when an epoch is complete, with the newest logged means."""
+        return None
+
+    def after_evaluation(
+        self, trainer: Any, step: int, means: Mapping[str, float], metrics: Mapping[str, Any]
+    ) -> Decision | bool | None:
+        """Called after an evaluation, with its Keras metrics by name."""
+        return None
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class for messages."""
+        return type(self).__name__
+
+    def has_stopped(self) -> bool:
+        """Returns True if the callback has stopped the run, or did so before its state was restored."""
+        return self.stopped_at is not None
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        """Returns the overridden event methods by the names of the events."""
+        methods: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "on_metrics": (self.on_metrics, Callback.on_metrics),
+            "on_begin": (self.on_begin, Callback.on_begin),
+            "before_training": (self.before_training, Callback.before_training),
+            "after_epoch": (self.after_epoch, Callback.after_epoch),
+            "after_evaluation": (self.after_evaluation, Callback.after_evaluation),
+        }
+        return {
+            event: method
+            for event, (method, default) in methods.items()
+            if method != MethodType(default, self)
+        }
 
 
-class NullCallback:
-    """Decides nothing."""
+class NullCallback(Callback):
+    """A callback that returns no decision."""
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         return None
 
 
-class MemoryCallback:
-    """Keeps what it saw as (run, step, values), for tests and notebooks; decides nothing."""
+class MemoryCallback(Callback):
+    """A callback for tests and notebooks that stores the metrics as (run, step, values) in `seen`."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, dict[str, float]]] = []
@@ -100,13 +155,3 @@ class MemoryCallback:
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         self.seen.append((run, step, dict(values)))
         return None
-
-
-def is_callback(thing: Any) -> bool:
-    """Whether an object has a method for one of EVENTS, and is none of Keras, whose methods are others."""
-    return any(callable(getattr(thing, n, None)) for n in EVENTS) and not hasattr(thing, "set_model")
-
-
-def name_in_checkpoints(callback: Any) -> str:
-    """What its state is called in a checkpoint: `name`, or the name of its class."""
-    return str(getattr(callback, "name", type(callback).__name__))

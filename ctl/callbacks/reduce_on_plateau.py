@@ -6,13 +6,13 @@ from typing import Any
 
 from ctl.callbacks.best_value import BestValue, check_count
 from ctl.callbacks.keras_names import refuse_keras_names
-from ctl.callbacks.protocol import Decision
+from ctl.callbacks.protocol import Callback, Decision
 from ctl.errors import UsageError
 
 
 @refuse_keras_names
 @dataclass(eq=False)
-class ReduceOnPlateau:
+class ReduceOnPlateau(Callback):
     """Multiplies the learning rate by `factor` when a metric has not improved for `patience` values.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReduceOnPlateau:
         check_count("cooldown", self.cooldown, 0)
         if not 0 < self.factor < 1:
             raise UsageError(f"factor is {self.factor!r}; expected a number between 0 and 1.")
-        self.best = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
         self._cooling = self._waited = 0
 
     @property

@@ -6,12 +6,12 @@ from typing import Any
 
 from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.keras_names import refuse_keras_names
-from ctl.callbacks.protocol import Decision
+from ctl.callbacks.protocol import Callback, Decision
 
 
 @refuse_keras_names
 @dataclass(eq=False)
-class SaveBest:
+class SaveBest(Callback):
     """Writes the model whenever a metric is better than ever before.
 
     Attributes:
@@ -34,7 +34,7 @@ class SaveBest:
     name = "save_best"
 
     def __post_init__(self) -> None:
-        self.best = BestValue(self.metric, self.run, self.mode, 0.0)
+        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, 0.0)
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
 
     @property

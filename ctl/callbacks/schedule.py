@@ -1,18 +1,42 @@
-"""Is it time? By steps, by seconds or by epochs; the clock is passed in, so no test sleeps.
+"""Intervals in steps, seconds or epochs, and the actions that they make due.
 
     Every(steps=100)          at steps 100, 200, ...
     Every(epochs=1)           at the first step that completes an epoch
     Every(secs=600)           when ten minutes have passed; the chief's clock decides for everyone
     Every()                   never (also steps=0, secs=0, epochs=0)
 
-Marks by steps and epochs depend on the step alone: a resumed run has the marks of an unbroken one.
+Marks by steps and epochs depend on the step alone: a resumed run has the marks of an unbroken one. The
+clock is an argument.
 """
 
+import enum
+import functools
 import math
 import numbers
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ctl.errors import UsageError
+
+
+class Action(enum.Flag):
+    """Actions of the training loop after a graph call; a set of them is `Action.LOG | Action.SAVE`."""
+
+    LOG = enum.auto()
+    EVALUATE = enum.auto()
+    SAVE = enum.auto()
+    END_EPOCH = enum.auto()  # notifies the callbacks
+    PROFILE = enum.auto()
+    WITHOUT_CALLBACKS = enum.auto()  # added to EVALUATE: does not notify the callbacks
+
+
+NO_ACTION = Action(0)
+
+
+def combined(actions: Iterable[Action]) -> Action:
+    """Returns the set of all `actions`."""
+    return functools.reduce(operator.or_, actions, NO_ACTION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,45 +119,47 @@ class Intervals:
         whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
         if k != "auto" and not (whole and int(k) >= 1):
             raise UsageError(f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'.")
-        for name in ("log", "evaluate", "save"):
-            if not isinstance(getattr(self, name), Every):
+        for name, every in {"log": self.log, "evaluate": self.evaluate, "save": self.save}.items():
+            if not isinstance(every, Every):
                 raise UsageError(
-                    f"Intervals({name}={getattr(self, name)!r}): expected an Every, "
+                    f"Intervals({name}={every!r}): expected an Every, "
                     f"e.g. Intervals({name}=ctl.Every(steps=100))."
                 )
 
-    def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
-        """The first step after `step` at which anything is due by steps or epochs."""
-        marks = [e.next_mark(step, steps_per_epoch) for e in (self.log, self.evaluate, self.save)]
-        return min((m for m in marks if m is not None), default=None)
+    @property
+    def by_action(self) -> Mapping[Action, Every]:
+        """The interval of each action."""
+        return {Action.LOG: self.log, Action.EVALUATE: self.evaluate, Action.SAVE: self.save}
 
-    def due(self, step: int, steps_per_epoch: float | None = None) -> frozenset[str]:
-        """The names, of log, evaluate and save, that are due at `step` by steps or epochs."""
-        names = ("log", "evaluate", "save")
-        return frozenset(n for n in names if getattr(self, n).is_mark(step, steps_per_epoch))
+    def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
+        """Returns the first step after `step` at which an action is due by steps or epochs."""
+        marks = [every.next_mark(step, steps_per_epoch) for every in self.by_action.values()]
+        return min((mark for mark in marks if mark is not None), default=None)
+
+    def due(self, step: int, steps_per_epoch: float | None = None) -> Action:
+        """Returns the actions that are due at `step` by steps or epochs."""
+        return combined(a for a, every in self.by_action.items() if every.is_mark(step, steps_per_epoch))
 
 
 class Timers:
-    """The intervals in seconds: which of them are due, by the clock of one process.
+    """Timers of the intervals in seconds, by the clock of one process.
 
     >>> timers = Timers(Intervals(save=Every(secs=600)), now=0.0)
-    >>> timers.due(now=601.0)
-    frozenset({'save'})
-    >>> timers.due(now=602.0)
-    frozenset()
+    >>> timers.due(now=601.0) == Action.SAVE
+    True
+    >>> timers.due(now=602.0) == NO_ACTION
+    True
     """
 
     def __init__(self, intervals: Intervals, now: float):
-        every = {n: getattr(intervals, n).secs for n in ("log", "evaluate", "save")}
-        self._secs = {n: s for n, s in every.items() if s}
+        self._secs = {action: every.secs for action, every in intervals.by_action.items() if every.secs}
         self._last = dict.fromkeys(self._secs, now)
 
     def __bool__(self) -> bool:
         return bool(self._secs)
 
-    def due(self, now: float) -> frozenset[str]:
-        """The names whose time has come; each starts to wait anew."""
-        ready = frozenset(n for n, s in self._secs.items() if now - self._last[n] >= s)
-        for name in ready:
-            self._last[name] = now
-        return ready
+    def due(self, now: float) -> Action:
+        """Returns the actions whose interval has passed, and restarts their timers."""
+        expired = [action for action, secs in self._secs.items() if now - self._last[action] >= secs]
+        self._last |= dict.fromkeys(expired, now)
+        return combined(expired)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import attribute, is_keras3
@@ -23,6 +23,12 @@ _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "mode
 FORMATS = tuple(_FILES)
 SAVED_MODEL_MARK = "saved_model.pb"  # what makes a directory a SavedModel; written last
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
+
+
+class HasModel(Protocol):
+    """A trainer."""
+
+    model: Any
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,9 @@ def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
     return found
 
 
-def default_formats(trainer: object) -> tuple[str, ...]:
+def default_formats(trainer: HasModel) -> tuple[str, ...]:
     """Returns the formats of `self.model` that are exported by default; raises UsageError without one."""
-    formats = possible(getattr(trainer, "model", None))[:2]
+    formats = possible(trainer.model)[:2]
     if not formats:
         targets(trainer, ("keras",))
     return formats
@@ -103,21 +109,18 @@ def _refusal(name: str, model: Any, named: Mapping[str, Any]) -> str:
     )
 
 
-def signatures_of(trainer: object) -> dict[str, Any]:
-    """What the trainer's optional `signatures()` says; raises UsageError for what cannot be served."""
-    method = getattr(trainer, "signatures", None)
-    if method is None:
-        return {}
-    found = method()
-    good = isinstance(found, Mapping) and all(
-        isinstance(n, str) and getattr(f, "input_signature", None) is not None for n, f in found.items()
+def checked_signatures(signatures: Any) -> dict[str, Any]:
+    """Returns the result of `Trainer.signatures`; raises UsageError if it cannot be served."""
+    is_valid = isinstance(signatures, Mapping) and all(
+        isinstance(name, str) and getattr(function, "input_signature", None) is not None
+        for name, function in signatures.items()
     )
-    if not good:
+    if not is_valid:
         raise UsageError(
-            f"signatures() returned {found!r}; expected names and functions that know their arguments: "
-            '{"serving_default": tf.function(self.serve, input_signature=[tf.TensorSpec(...)])}.'
+            f"signatures() returned {signatures!r}; expected names and functions that know their "
+            'arguments: {"serving_default": tf.function(self.serve, input_signature=[tf.TensorSpec(...)])}.'
         )
-    return dict(found)
+    return dict(signatures)
 
 
 def export(

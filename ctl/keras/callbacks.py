@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctl.callbacks.protocol import Callback, Decision, is_callback
+from ctl.callbacks.adapter import is_callback
+from ctl.callbacks.protocol import Callback, Decision
 from ctl.distribute.keras_objects import plain
 from ctl.errors import UsageError
 from ctl.keras.data import Epochs
@@ -36,7 +37,7 @@ _OF_PREDICT_BATCHES = ("on_predict_batch_begin", "on_predict_batch_end")
 _OF_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 
 
-class KerasCallbacks:
+class KerasCallbacks(Callback):
     """Calls Keras callbacks as `Model.fit` does; a callback of ctl, for one call of `ctl.fit`.
 
     Args:
@@ -71,7 +72,7 @@ class KerasCallbacks:
         self._newest: dict[str, float] | None = None  # of the last epoch
         self.epochs: list[int] = []
         self.logs: dict[str, list[float]] = {}
-        self.stopped_at: int | None = None
+        self.stopped_at = None
 
     @property
     def state(self) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class KerasCallbacks:
         self._logs, self.stopped_at = dict(saved["logs"]), saved["stopped_at"]
 
     def on_begin(self, step: int, run: str) -> Decision | None:
-        """Steps or an evaluation begin."""
+        """Calls the methods for the begin of an evaluation, or of an epoch and its first batch."""
         self._begin_train()
         if run == "eval":
             if self._is_planned(step):

@@ -31,12 +31,11 @@ from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.replaced_methods import replaced
 from ctl.keras.trainer import KerasTrainer
-from ctl.metrics.console import ConsoleWriter
+from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.console_text import short_number
-from ctl.metrics.jsonl import JsonlWriter
-from ctl.metrics.protocol import Event, MetricWriter
-from ctl.metrics.tensorboard import TensorBoardWriter
+from ctl.metrics.protocol import MetricWriter
 from ctl.step.randomness import GeneratorStates, tensorflow_seed_kept
+from ctl.training.default_writers import default_writers
 from tensorflow.python.eager import context
 
 _log = logging.getLogger("ctl")
@@ -47,7 +46,7 @@ _GENERATOR_RESUMES = (
 )
 
 
-class History:
+class History(MetricWriter):
     """What `Model.fit` returns: `history` is name -> one value per epoch, `epoch` the epochs' numbers.
 
     It is filled on every worker alike.
@@ -85,9 +84,6 @@ class History:
             if len(seen) > len(self.history.get(name, ())):
                 self.history[name] = list(seen)
 
-    def note(self, event: Event) -> None:
-        pass
-
     def __repr__(self) -> str:
         newest = ", ".join(f"{name} {short_number(v[-1])}" for name, v in self.history.items() if v)
         epochs = f"{len(self.epoch)} epoch{'' if len(self.epoch) == 1 else 's'}"
@@ -116,7 +112,7 @@ def fit(
     *,
     model_dir: str | None = None,
     checkpoints: CheckpointManager | None = None,
-    writers: Sequence[MetricWriter] | None = None,
+    writers: Sequence[MetricWriterLike] | None = None,
     seed: int | None = None,
     save_every_steps: int | None = None,
     own_step: str | None = None,
@@ -350,12 +346,11 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 
 
 def _writers(
-    given: Sequence[MetricWriter] | None, verbose: Any, model_dir: str | None
-) -> list[MetricWriter]:
+    given: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None
+) -> list[MetricWriterLike]:
+    """Returns the writers of the call, or the default ones for a value of `verbose` as in Keras."""
     check_verbose(verbose)
     if given is not None:
         return list(given)
-    writers: list[MetricWriter] = [ConsoleWriter(live=False if verbose == 2 else None)] if verbose else []
-    if model_dir:
-        writers += [JsonlWriter(f"{model_dir}/metrics.jsonl"), TensorBoardWriter(f"{model_dir}/logs")]
-    return writers
+    live = False if verbose == 2 else None
+    return [*default_writers(model_dir, f"{model_dir}/logs", console=bool(verbose), live=live)]

@@ -10,10 +10,10 @@ from ctl.io import notebook
 from ctl.metrics.console_live import LiveConsole
 from ctl.metrics.console_plain import PlainConsole
 from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
-from ctl.metrics.protocol import Event
+from ctl.metrics.protocol import Event, MetricWriter
 
 
-class ConsoleWriter:
+class ConsoleWriter(MetricWriter):
     """Shows a run on `file`, by default standard output as it is when the writer is made.
 
     `live=None` takes the bar if `file` is a terminal that can move its cursor and show UTF-8, or the

@@ -1,4 +1,4 @@
-"""Tells several writers; one that fails is named once and left out from then on."""
+"""Calls of several metric writers. A writer that raises an error is removed with a warning."""
 
 import logging
 import threading
@@ -6,25 +6,26 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ctl.errors import LeaseLostError
-from ctl.metrics.protocol import Ended, Event, MetricWriter
+from ctl.metrics.adapter import MetricWriterLike, as_writers
+from ctl.metrics.protocol import Ended, Event
 
 _log = logging.getLogger("ctl")
 
 
 class WriterGroup:
-    """Writers as one; on processes other than the chief, those that want to hear everywhere."""
+    """The metric writers of one process, called as one."""
 
-    def __init__(self, writers: Iterable[MetricWriter], check: Callable[[], None] | None = None):
+    def __init__(self, writers: Iterable[MetricWriterLike], check: Callable[[], None] | None = None):
         """Stores the writers.
 
         Args:
           writers: The metric writers.
-          check: Called before each write; raises LeaseLostError if another job has taken model_dir over.
-            Writers with a method `abandon` then write no more: what they hold is dropped.
+          check: Called before each write; raises LeaseLostError if another job has taken over model_dir.
+            `MetricWriter.abandon` is then called.
         """
-        self._writers = list(writers)
+        self._writers = as_writers(writers)
         self._check = check or (lambda: None)
-        self._lock = threading.RLock()  # a save in the background is told from its own thread
+        self._lock = threading.RLock()  # background saves send events from their own thread
 
     def __bool__(self) -> bool:
         return bool(self._writers)
@@ -48,9 +49,7 @@ class WriterGroup:
             self._check()
         except LeaseLostError:
             with self._lock:
-                for writer in [w for w in self._writers if hasattr(w, "abandon")]:
-                    self._writers.remove(writer)
-                    writer.abandon()
+                self._writers = [writer for writer in self._writers if not writer.abandon()]
             raise
 
     def _each(self, call: Any) -> None:
@@ -62,7 +61,7 @@ class WriterGroup:
                     self._writers.remove(writer)
                     _log.warning(
                         "%s failed and is left out from now on: %s: %s",
-                        type(writer).__name__,
+                        writer.class_name,
                         type(e).__name__,
                         e,
                     )

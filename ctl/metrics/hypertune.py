@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ctl.metrics.protocol import Event
+from ctl.metrics.protocol import MetricWriter
 
 FILE = "CLOUD_ML_HP_METRIC_FILE"
 TRIAL = "CLOUD_ML_TRIAL_ID"
@@ -19,7 +19,7 @@ _DEFAULT = "/tmp/hypertune/output.metrics"
 _MOST_LINES = 100
 
 
-class HypertuneWriter:
+class HypertuneWriter(MetricWriter):
     """Writes `metric` of each evaluation; the tag is the metric's name.
 
     Attributes:
@@ -29,7 +29,7 @@ class HypertuneWriter:
     def __init__(
         self, metric: str, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
     ):
-        self.metric = metric
+        self.metric = self._metric = metric
         self._path = Path(environ.get(FILE) or _DEFAULT)
         self._trial = environ.get(TRIAL) or "0"
         self._clock = clock
@@ -44,7 +44,7 @@ class HypertuneWriter:
                 {
                     "timestamp": self._clock(),
                     "trial": self._trial,
-                    self.metric: str(float(values[self.metric])),
+                    self._metric: str(float(values[self._metric])),
                     "global_step": str(int(step)),
                     "checkpoint_path": "",
                 }
@@ -52,6 +52,3 @@ class HypertuneWriter:
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
-
-    def note(self, event: Event) -> None:
-        """Nothing to do: the numbers say it all."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ctl.io import paths
-from ctl.metrics.protocol import Ended, Event, Started
+from ctl.metrics.protocol import Ended, Event, MetricWriter, Started
 from ctl.metrics.publishing import Publishing
 
 MOST_WAITING = 10_000  # lines
@@ -20,7 +20,7 @@ _OWN_KEYS = ("step", "run", "time")
 _log = logging.getLogger("ctl")
 
 
-class JsonlWriter:
+class JsonlWriter(MetricWriter):
     """Appends to the file at `path` and flushes every line; `time` is in Unix seconds.
 
     JSON has no NaN and no infinity, so these are the strings "NaN", "Infinity" and "-Infinity",
@@ -65,11 +65,12 @@ class JsonlWriter:
             self._write_waiting(last=True)
             self._close()
 
-    def abandon(self) -> None:
-        """Drops the lines that wait: the file belongs to another job now."""
+    def abandon(self) -> bool:
+        """Discards the pending lines, as the file now belongs to another job."""
         self._waiting.clear()
         self._drop_beyond = None
         self._close()
+        return True
 
     def _write_waiting(self, last: bool = False) -> None:
         """Writes what waits, and says when the disk begins to refuse, and when it no longer does."""

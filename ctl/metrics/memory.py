@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from ctl.metrics.protocol import Event
+from ctl.metrics.protocol import Event, MetricWriter
 
 
-class MemoryWriter:
+class MemoryWriter(MetricWriter):
     """Remembers every call: `rows` of `(run, step, values)` and `events`, in order of arrival."""
 
     def __init__(self) -> None:

@@ -1,18 +1,19 @@
-"""What a training run tells, and to whom.
+"""Base class of metric writers, and the events of a run.
 
-A writer is anything with these two methods:
-
-    class MetricWriter(Protocol):
-        def write(self, step, values, run="train"): ...   # numbers, at a step
+    class Printed(ctl.MetricWriter):
+        def write(self, step, values, run="train"): ...   # metrics at a step
         def note(self, event): ...                        # a run started, a checkpoint was saved, ...
 
-The trainer calls writers on the chief only, always from the thread that trains. A writer that
-raises is named in one warning and left out from then on: telling never stops training.
+The trainer calls writers on the chief only, always from the thread that trains. A writer that raises an
+error is removed with a warning, and training continues.
+
+An object with these two methods is a writer, too; see `ctl.metrics.adapter`.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -131,38 +132,87 @@ class Saved:
     path: str
 
 
+class RunEnd(enum.Enum):
+    """Causes for the end of a run."""
+
+    DONE = "done"
+    DATA_ENDED = "data ended"
+    FEWER_DATA_THAN_STEPS = "fewer data than steps"  # the length of the data was known before
+    NO_STEPS_LEFT = "no steps left"  # all steps were complete before the run
+    STOPPED = "stopped"  # by a callback or a hook
+    SIGNAL = "stopped by a signal"
+    TRAINING_ENDED = "the training has ended"  # end of an evaluator
+    FAILED = "failed"
+
+
 @dataclass(frozen=True)
 class Ended:
-    """The run is over; comes exactly once, on every way out. Writers write and close everything."""
+    """End of a run, sent exactly once, also after an error. Writers flush and close their files.
+
+    Attributes:
+      step: Completed steps.
+      end: Cause of the end.
+      summary: Label -> value, shown to people in this order.
+      sentences: Sentences shown before the summary, such as the reason of a callback that stopped the run.
+      requested_steps: The steps that the user requested, or None.
+      detail: Name of the error's class; of an evaluator, the reason for which the training ended.
+    """
 
     step: int
-    reason: str  # "done", "data ended", "stopped by signal", "failed: ..."
-    summary: Mapping[str, Any] = field(default_factory=dict)  # label -> value, in order, for people
-    sentences: tuple[str, ...] = ()  # shown before the summary, e.g. why a callback stopped the run
+    end: RunEnd
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    sentences: tuple[str, ...] = ()
+    requested_steps: int | None = None
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The cause as a phrase for people, such as "done" or "failed: ValueError"."""
+        requested = self.requested_steps
+        if self.end is RunEnd.FEWER_DATA_THAN_STEPS:
+            return f"the data ended, {requested} steps were asked for,"
+        if self.end is RunEnd.NO_STEPS_LEFT:
+            if requested is None or requested >= self.step:
+                return "nothing left to do: complete"
+            return f"nothing left to do, {requested} steps were requested: complete"
+        if self.end is RunEnd.TRAINING_ENDED:
+            return f"{self.end.value} ({self.detail})"
+        return f"{self.end.value}: {self.detail}" if self.detail else self.end.value
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged
 Event = Started | Traced | Progressed | Shown | Saved | Ended
 
 
-@runtime_checkable
-class MetricWriter(Protocol):
-    """Receives numbers and events of one run."""
+class MetricWriter:
+    """Base class of receivers of the metrics and events of a run. Its methods are no-ops.
+
+    Attributes:
+      everywhere: True calls the writer on all workers, not only on the chief.
+      metric: Name of a metric that the evaluation must return, or None.
+    """
+
+    everywhere: bool = False
+    metric: str | None = None
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Numbers that hold at `step` completed steps; `run` is "train" or "eval"."""
-        ...
+        """Receives metrics at `step` completed steps; `run` is "train" or "eval"."""
 
     def note(self, event: Event) -> None:
-        """Something happened; unknown events are to be ignored."""
-        ...
+        """Receives an event. Unknown events are to be ignored."""
+
+    def abandon(self) -> bool:
+        """Discards pending data because another job has taken over model_dir.
+
+        Returns True if the writer must receive no further calls.
+        """
+        return False
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class for messages."""
+        return type(self).__name__
 
 
-class NullWriter:
-    """Tells nobody."""
-
-    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        pass
-
-    def note(self, event: Event) -> None:
-        pass
+class NullWriter(MetricWriter):
+    """A writer without output."""

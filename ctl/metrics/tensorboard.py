@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ctl.io import paths
-from ctl.metrics.protocol import Ended, Event, Saved, Shown, Started, Traced
+from ctl.metrics.protocol import Ended, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
 _HEEDED = (Started, Traced, Saved, Ended, *get_args(Shown))
@@ -22,7 +22,7 @@ _RETRY_SECS = 0.2
 _log = logging.getLogger("ctl")
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(MetricWriter):
     """Writes `logs_dir/train` and `logs_dir/eval`; the caller only puts things on a queue.
 
     `Started(step=k)` takes back what an earlier attempt wrote beyond step k, so a program that
@@ -67,12 +67,13 @@ class TensorBoardWriter:
         else:
             self._post((self._clock(), event))
 
-    def abandon(self) -> None:
-        """Writes no more: the directory belongs to another job now."""
+    def abandon(self) -> bool:
+        """Discards the pending entries, as the directory now belongs to another job."""
         self._failed = self._abandoned = True
         thread, self._thread = self._thread, None
         if thread is not None:
             atexit.unregister(self._close)
+        return True
 
     def _post(self, item: tuple[Any, ...]) -> None:
         if self._failed:

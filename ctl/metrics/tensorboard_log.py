@@ -17,6 +17,7 @@ from ctl.metrics.protocol import (
     Ended,
     HistogramLogged,
     ImageLogged,
+    RunEnd,
     SharesLogged,
     Shown,
     Started,
@@ -111,13 +112,12 @@ class TensorBoardLog:
         train.add(wall_time, step, graph_def=event.graph_def.SerializeToString())
 
     def end(self, event: Ended, wall_time: float) -> None:
-        """Closes the session: a failure if the reason says so. Files are closed."""
+        """Writes the end of the session, as a success or a failure, and closes all files."""
         if self._session is None:
             evaluated = self._folder("eval").paths()  # maybe by another program
             self._begin_session("eval" if evaluated else "train", wall_time)
         if self._session is not None:
-            succeeded = not event.reason.startswith("failed")
-            end = session_end_summary(succeeded, wall_time)
+            end = session_end_summary(event.end is not RunEnd.FAILED, wall_time)
             self._session.add(wall_time, event.step, summary=end)
         self._started, self._session = None, None
         self.close()

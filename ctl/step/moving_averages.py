@@ -5,7 +5,7 @@ so checkpoints contain them.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -42,9 +42,11 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 class HasWeights(Protocol):
-    """A trainer, which may define `moving_averages()`."""
+    """A trainer."""
 
     evaluate_ema: bool
+
+    def moving_averages(self) -> Iterable[tuple[Any, Any]] | None: ...
 
 
 def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
@@ -57,8 +59,8 @@ def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
     """
     if not trainer.evaluate_ema:
         return []
-    method = getattr(trainer, "moving_averages", None)
-    pairs = averages_among(vars(trainer)) if method is None else method()
+    averages = trainer.moving_averages()
+    pairs = averages_among(vars(trainer)) if averages is None else averages
     return [_checked(pair) for pair in pairs]
 
 

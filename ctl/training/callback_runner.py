@@ -4,14 +4,14 @@ import functools
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.protocol import EVENTS, Callback, Decision, name_in_checkpoints
+from ctl.callbacks.protocol import EVENTS, Callback, Decision
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
 from ctl.distribute.communication import PEER_ERRORS
@@ -22,6 +22,7 @@ from ctl.io import paths
 from ctl.step import moving_averages
 from ctl.training import validation
 from ctl.training.loop import FailedElsewhere, Interrupted
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -44,22 +45,28 @@ class BestWeights:
 
 
 class CallbackRunner:
-    """The callbacks of one trainer; without any it costs nothing.
+    """Execution of the callbacks and hooks of one trainer.
 
     Attributes:
+      rolls_back: True if a callback may restore the newest checkpoint.
+      monitored: The metrics of the evaluation that callbacks compare.
       stopped: a callback asked the run to stop, now or in the run that was resumed.
       stop_reason: the message of the callback that stopped the run, "" if there is none.
       best: the step and metrics of the weights that `end` restores, or None.
-      failure: what a callback or a hook raised, here or on another worker; the run is to end.
+      failure: error of a callback or a hook, here or on another worker; the run is to end.
       failed: the event for which it was called.
     """
 
-    def __init__(self, trainer: TrainerProtocol, agreement: HostAllReduce):
+    def __init__(self, trainer: TrainerProtocol, callbacks: Sequence[Callback], agreement: HostAllReduce):
+        """Stores the arguments. Raises UsageError for callbacks that would have no effect."""
         self._trainer = trainer
         self._agreement = agreement
-        validation.check_callbacks(trainer, trainer.callbacks)
-        self._callbacks = _named(trainer.callbacks)
-        self._events = {name: _told(trainer, self._callbacks.values(), name) for name in EVENTS}
+        validation.check_callbacks(trainer, callbacks)
+        self._callbacks = _by_name_in_checkpoints(callbacks)
+        self._handlers = _handlers(trainer, callbacks)
+        self.rolls_back = any(callback.rollback for callback in callbacks)
+        monitored = [callback.monitored for callback in callbacks]
+        self.monitored = [value for value in monitored if value is not None and value.run == "eval"]
         self._best_weights: list[np.ndarray] | None = None
         self.best: BestWeights | None = None
         self.stopped = False
@@ -69,24 +76,24 @@ class CallbackRunner:
         self._wants_back = False
 
     def take_roll_back(self) -> bool:
-        """Whether a callback has wanted to go back since the last call."""
+        """Returns True if a callback has requested a rollback since the last call."""
         wants, self._wants_back = self._wants_back, False
         return wants
 
     def wants(self, event: str) -> bool:
-        """Whether anybody has a method of this name."""
-        return bool(self._events[event])
+        """Returns True if the trainer or a callback handles the event."""
+        return bool(self._handlers[event])
 
     def tell(self, event: str, step: int, *about: Any, heeded: bool = True) -> bool:
         """Calls each method for an event of EVENTS; True if the run is to stop. All workers must call it.
 
-        Decisions that are not `heeded` change nothing. What a method raises is kept in `failure`.
+        Decisions have no effect unless `heeded` is true. An error of a method is stored in `failure`.
         """
-        if not self._events[event] or self.failure is not None:
+        if not self._handlers[event] or self.failure is not None:
             return self.stopped or self.failure is not None
         made, error = [], None
         try:
-            made = [method(*about) for method in self._events[event]]
+            made = [method(*about) for method in self._handlers[event]]
         except Interrupted:  # by a signal, in an evaluation of the callback's own: the loop will see it
             pass
         except Exception as e:
@@ -100,13 +107,13 @@ class CallbackRunner:
         return self._settle(event, measured, made, error, heeded)
 
     def raise_failure(self) -> None:
-        """Raises what a callback or a hook has raised, once."""
+        """Raises the error of a callback or a hook, once."""
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
     def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
-        """Does what the chief decided in `after_loop`; True if the run is to stop. For all workers."""
+        """Executes the chief's decisions in `after_loop`; returns True to stop. All workers call it."""
         return self._settle("after_loop", BestWeights(step), made, None, True)
 
     def _settle(
@@ -140,7 +147,7 @@ class CallbackRunner:
                 self._export(decision)
 
     def _chiefs(self, event: str, made: Sequence[Any], error: Exception | None) -> list[Decision]:
-        """What the chief's callbacks decided, on every worker; nothing where one of them failed."""
+        """Returns the decisions of the chief's callbacks on every worker; none if a callback failed."""
         decisions = [Decision(stop=True) if d is True else d for d in made if d is not None]
         other = next((d for d in decisions if not isinstance(d, Decision)), None)
         if other is not None and error is None:
@@ -163,30 +170,30 @@ class CallbackRunner:
         return [Decision(**fields) for fields in json.loads(told)]
 
     def state(self) -> dict[str, Any]:
-        """JSON-able, for the manifest."""
-        states = {name: c.state for name, c in self._callbacks.items() if hasattr(c, "state")}
+        """Returns the JSON-able states of the callbacks, for the manifest."""
+        states = {name: state for name, c in self._callbacks.items() if (state := c.state) is not None}
         return states if self.best is None else states | {_BEST_WEIGHTS: asdict(self.best)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where `saved = state()` was taken."""
+        """Restores the states that `state()` has returned."""
         for name, callback in self._callbacks.items():
             if name in saved:
                 callback.state = saved[name]
-        given = self._callbacks.values()
-        self.stopped = any(getattr(c, "stopped_at", None) is not None for c in given)
+        callbacks = self._callbacks.values()
+        self.stopped = any(callback.has_stopped() for callback in callbacks)
         path = self._weights_path()
-        if any(getattr(c, "restore_best", False) for c in given) and path is not None:
+        if any(callback.restore_best for callback in callbacks) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_beside(path))
             if self._best_weights is not None and _BEST_WEIGHTS in saved:
                 self.best = BestWeights(**saved[_BEST_WEIGHTS])
 
     @property
     def has_best_weights(self) -> bool:
-        """Whether the model gets remembered weights when the run ends."""
+        """True if the model gets stored weights when the run ends."""
         return self._best_weights is not None
 
     def end(self) -> None:
-        """The run is over: gives the model its best weights, if that was asked for."""
+        """Ends the run: restores the best weights, if a callback has kept them."""
         if self._best_weights is None:
             return
         # those of a run without averages may be shorter
@@ -241,7 +248,7 @@ class CallbackRunner:
             raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
         targets = export_lib.targets(trainer, decision.export)
         directory = decision.directory or f"{trainer.model_dir}/best"
-        served = export_lib.signatures_of(trainer)
+        served = export_lib.checked_signatures(trainer.signatures())
         with moving_averages.in_place(trainer):
             export_lib.export(targets, directory, trainer.topology, served)
         self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
@@ -265,23 +272,30 @@ def _loaded(path: Path) -> list[np.ndarray] | None:
         return None
 
 
-def _told(trainer: TrainerProtocol, callbacks: Iterable[Any], event: str) -> list[Callable]:
-    """The methods of this name: the trainer's own, then those of callbacks, which are given the trainer."""
-    found = []
-    if not event.startswith("on_") and callable(getattr(trainer, event, None)):
-        found.append(getattr(trainer, event))
+def _handlers(trainer: TrainerProtocol, callbacks: Sequence[Callback]) -> dict[str, list[Callable]]:
+    """Returns the methods for each event: the trainer's first, then those of the callbacks."""
+    hooks: dict[str, Callable] = {
+        "before_training": trainer.before_training,
+        "after_epoch": trainer.after_epoch,
+        "after_evaluation": trainer.after_evaluation,
+    }
+    handlers: dict[str, list[Callable]] = {event: [] for event in EVENTS}
+    for event, hook in hooks.items():
+        if is_defined_by_user(trainer, event):
+            handlers[event].append(hook)
     for callback in callbacks:
-        method = getattr(callback, event, None)
-        if callable(method):
-            found.append(method if event.startswith("on_") else functools.partial(method, trainer))
-    return found
+        for event, method in callback.handlers().items():
+            handlers[event].append(functools.partial(method, trainer) if event in hooks else method)
+    return handlers
 
 
-def _named(callbacks: Sequence[Callback]) -> dict[str, Any]:
-    """By the names of their states in checkpoints: that of the class, with a number if it comes again."""
-    found: dict[str, Any] = {}
+def _by_name_in_checkpoints(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Returns the callbacks by the keys of their states; equal names get a number."""
+    by_name: dict[str, Callback] = {}
+    names: list[str] = []
     for callback in callbacks:
-        name = name_in_checkpoints(callback)
-        same = sum(name_in_checkpoints(other) == name for other in found.values())
-        found[f"{name}_{same}" if same else name] = callback
-    return found
+        name = callback.name or callback.class_name
+        count = names.count(name)
+        names.append(name)
+        by_name[f"{name}_{count}" if count else name] = callback
+    return by_name

@@ -16,7 +16,7 @@ from ctl.errors import UsageError
 from ctl.step.reducers.local_sgd import check_outer_optimizer
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
-_NAMES = {
+_SETTING_BY_FIELD = {  # of Intervals
     "steps_per_loop": "steps_per_loop",
     "log": "log_every_steps",
     "save": "save_every_steps",
@@ -53,17 +53,18 @@ def strategy_of(
 
 
 def intervals_of(config: Config, given: Intervals | None = None) -> Intervals:
-    """Those of the settings; with `given`, but for the settings that were given too."""
-    found = Intervals(
-        steps_per_loop=config.steps_per_loop,
-        log=Every(steps=config.log_every_steps),
-        save=Every(steps=config.save_every_steps),
-        evaluate=Every(steps=config.eval_every_steps),
-    )
+    """Returns the intervals of the settings. Explicitly given settings replace those of `given`."""
+    fields: dict[str, Any] = {
+        "steps_per_loop": config.steps_per_loop,
+        "log": Every(steps=config.log_every_steps),
+        "save": Every(steps=config.save_every_steps),
+        "evaluate": Every(steps=config.eval_every_steps),
+    }
+    intervals = Intervals(**fields)
     if given is None:
-        return found
-    asked = {part: getattr(found, part) for part, name in _NAMES.items() if name in config.given}
-    return dataclasses.replace(given, **asked)
+        return intervals
+    explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.given]
+    return dataclasses.replace(given, **{field: fields[field] for field in explicit})
 
 
 def checkpoints_of(config: Config) -> CheckpointManager | None:
@@ -75,7 +76,10 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
 
 
-_MADE_BY_INIT = (*("config", "topology", "strategy", "gradients", "global_batch_size", "seed"), "_session")
+_MADE_BY_INIT = (
+    *("config", "topology", "strategy", "gradients", "global_batch_size", "seed", "hparams"),
+    "_session",
+)
 
 
 def name_forgotten_init(trainer_class: type) -> None:

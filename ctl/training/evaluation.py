@@ -17,11 +17,12 @@ from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
-from ctl.metrics.protocol import Ended
+from ctl.metrics.protocol import Ended, RunEnd
 from ctl.step import keras_metrics, moving_averages
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training import error_translation, input_pipeline, run_metadata, validation
+from ctl.training import error_translation, input_pipeline, validation
+from ctl.training.default_writers import writers_of_run
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import LoopLength
@@ -73,21 +74,22 @@ def is_due(trainer: TrainerProtocol) -> bool:
 
 
 def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
-    """Opens the data and traces the step: a mistake in them is to be found now, not after hours."""
+    """Opens the data and traces the step, so that errors in them are raised before training."""
     if not is_due(trainer):
         return
     batches, several = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
-    if not several and not validation.names_matter(trainer, session.manager):
+    monitored = session.callbacks.monitored
+    if not several and not validation.names_matter(trainer, session.manager, monitored):
         return
-    loop = eval_loop(trainer, session)
-    validation.check_metric_names(trainer, session.manager, loop.names(batches))
+    names = eval_loop(trainer, session).names(batches)
+    validation.check_metric_names(trainer, session.manager, names, monitored)
 
 
 def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
-    """Tells the writers about an evaluation outside a run."""
-    writers = run_metadata.writers_of(trainer, session.check_lease)
+    """Writes the results of an evaluation outside a run to the metric writers."""
+    writers = writers_of_run(trainer, session.check_lease)
     writers.write(session.step, means, "eval")
-    writers.note(Ended(session.step, "done", {**means, "model_dir": trainer.model_dir}))
+    writers.note(Ended(session.step, RunEnd.DONE, {**means, "model_dir": trainer.model_dir}))
 
 
 def leave_together(session: Session) -> None:

@@ -8,19 +8,19 @@ It is the same program as the workers'. It reads `model_dir/checkpoints` and wri
 
 import logging
 import signal
-from pathlib import Path
 
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import CtlError, Stopped
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended
+from ctl.metrics.protocol import Ended, RunEnd
 from ctl.supervision import signals
 from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.supervision.process_identity import process_started
 from ctl.training import evaluation
 from ctl.training.checkpoint_follower import Evaluated, Following
+from ctl.training.default_writers import default_writers
 from ctl.training.loop import Interrupted
 from ctl.training.run_metadata import log_dir
 from ctl.training.session import Session
@@ -55,22 +55,22 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
             raise _stopped(received, following) from None
 
     writers = prepared.running = _writers(trainer)
-    reason = "failed"
+    end, detail = RunEnd.FAILED, ""
     _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
     try:
         with received:
-            reason = following.run(evaluate, lambda: received.received is not None)
+            detail = following.run(evaluate, lambda: received.received is not None)
         if received.received is not None:
             raise _stopped(received, following)
-        reason = f"the training has ended ({reason})"
+        end = RunEnd.TRAINING_ENDED
     except CtlError as e:
-        stopped = isinstance(e, Stopped)
-        reason = "stopped by a signal" if stopped else f"failed: {type(e).__name__}"
+        is_stopped = isinstance(e, Stopped)
+        end, detail = (RunEnd.SIGNAL, "") if is_stopped else (RunEnd.FAILED, type(e).__name__)
         raise
     finally:
         prepared.signals = None
         summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
-        writers.note(Ended(following.step or 0, reason, summary))
+        writers.note(Ended(following.step or 0, end, summary, detail=detail))
         prepared.running = None
     return {f"eval_{k}": v for k, v in means.items()}
 
@@ -85,18 +85,7 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
 
 
 def _writers(trainer: TrainerProtocol) -> WriterGroup:
-    """The given writers, or the default ones, with a file of numbers that no other process has open."""
+    """Returns the user's writers, or the default ones with the evaluator's own metrics file."""
     if trainer._writers is not None:
         return WriterGroup(trainer._writers)
-    from ctl.metrics.console import ConsoleWriter
-    from ctl.metrics.jsonl import JsonlWriter
-    from ctl.metrics.tensorboard import TensorBoardWriter
-
-    if paths.is_url(trainer.model_dir):
-        _log.warning(
-            "model_dir is a URL: the numbers of evaluations are told on the console and not kept. Mount "
-            "it (/gcs/...), or give writers=[...] other paths."
-        )
-        return WriterGroup([ConsoleWriter()])
-    place = Path(str(trainer.model_dir))
-    return WriterGroup([ConsoleWriter(), JsonlWriter(place / NUMBERS), TensorBoardWriter(log_dir(trainer))])
+    return WriterGroup(default_writers(trainer.model_dir, log_dir(trainer), metrics_file=NUMBERS))

@@ -11,6 +11,7 @@ from ctl.data.parts import open_parts
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
 from ctl.training.loop_length import Interval
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 
@@ -48,7 +49,7 @@ def _open_batches(
     trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
 ) -> Batches:
     where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
-    parts = getattr(trainer, "train_data_fn", None)
+    parts = trainer.train_data_fn if is_defined_by_user(trainer, "train_data_fn") else None
     served = parameter_servers.is_used(trainer.strategy)
     if session.position is not None and (served or parts is not None):
         raise UsageError(

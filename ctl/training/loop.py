@@ -2,14 +2,13 @@
 
 for loop in TrainLoop(...).loops(step, steps, signals):
     loop.step      # completed; workers have agreed on all that follows
-    loop.due       # of "log", "evaluate", "save"
+    loop.due       # actions
     loop.end       # why this is the last one, or None
 
 What is done about it is `ctl.training.run`'s.
 """
 
 import contextlib
-import enum
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +17,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import Every, Intervals, Timers
+from ctl.callbacks.schedule import NO_ACTION, Action, Every, Intervals, Timers, combined
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Progressed, Traced
+from ctl.metrics.protocol import Progressed, RunEnd, Traced
 from ctl.step.averaging import Totals
 from ctl.step.reducers.reducer import GradientReducer
 from ctl.supervision import heartbeat
@@ -36,18 +35,8 @@ from ctl.training.stragglers import Stragglers
 
 _log = logging.getLogger("ctl")
 _EPOCH = Every(epochs=1)
-_DUE = ("log", "evaluate", "save", "profile")  # by the chief's clock
-_PLANNED = frozenset({"save", "evaluate"})
+_PLANNED = Action.SAVE | Action.EVALUATE
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
-
-
-class End(enum.Enum):
-    """Why a run ended."""
-
-    DONE = "done"
-    DATA_ENDED = "data ended"
-    STOPPED = "stopped"
-    SIGNAL = "signal"
 
 
 class Interrupted(Exception):
@@ -77,15 +66,15 @@ class Loop:
 
     Attributes:
       step: completed steps; steps: those of this loop.
-      due: of "log", "evaluate", "save" and "epoch".
+      due: Actions that are due.
       end: why no other loop follows, or None.
       before: what had been summed up before this loop, for `Interval.means_since`.
     """
 
     step: int
     steps: int
-    due: frozenset[str]
-    end: End | None
+    due: Action
+    end: RunEnd | None
     before: np.ndarray | None
 
 
@@ -109,8 +98,10 @@ class Vote(NamedTuple):
     interrupt: float = 0.0
 
     @property
-    def due(self) -> frozenset[str]:
-        return frozenset(name for name in _DUE if getattr(self, name))
+    def due(self) -> Action:
+        """Returns the actions that are due by the chief's clock."""
+        votes = {Action.LOG: self.log, Action.EVALUATE: self.evaluate, Action.SAVE: self.save}
+        return combined(action for action, vote in {**votes, Action.PROFILE: self.profile}.items() if vote)
 
 
 class GraphLoop(Protocol):
@@ -147,8 +138,8 @@ class TrainLoop:
     Attributes:
       interval: totals and times since the newest log.
       failure: what the hook raised; the run ends after this loop.
-      asked: () -> what else is due now, such as a save that the hook asked for; the chief's counts.
-      epochs: the ends of epochs are due, as "epoch".
+      requested_actions: Returns the actions requested by the hook or `ctl profile`; the chief's count.
+      epochs: Action.END_EPOCH becomes due.
       stragglers: compares the workers in step, or None.
       trace: The steps to trace, or None; profiler: Receives the times of graph calls, or None.
       observes_weights: True if a callback may read the weights after any loop.
@@ -175,7 +166,7 @@ class TrainLoop:
         self.failure: Exception | None = None
         self._length = LoopLength(intervals.steps_per_loop)
         self._timers = Timers(intervals, time.perf_counter())
-        self.asked: Callable[[], frozenset[str]] = frozenset
+        self.requested_actions: Callable[[], Action] = lambda: NO_ACTION
         self.epochs = False
         self.stragglers: Stragglers | None = None
         self.trace: StepTrace | None = None
@@ -202,7 +193,7 @@ class TrainLoop:
             self._check_lease()
             self._writers.note(Progressed(step))
             heartbeat.here.reached(step)
-            due: frozenset[str] = frozenset()
+            due = NO_ACTION
             if step == mark:
                 due = self.due(step)
                 mark = self._next_mark(step)
@@ -213,12 +204,12 @@ class TrainLoop:
             if ran < asked:
                 end = self._short(signalled)
             elif stop or signalled:
-                end = End.SIGNAL if signalled else End.STOPPED
-            if "profile" in due and self.profiler is not None:
+                end = RunEnd.SIGNAL if signalled else RunEnd.STOPPED
+            if Action.PROFILE in due and self.profiler is not None:
                 has_more_steps = end is None and step != steps
                 trace = self.profiler.report(step, self._batches, has_more_steps=has_more_steps)
                 self.trace = self.trace or trace
-            due -= {"profile"}
+            due &= ~Action.PROFILE
             yield Loop(step, ran, due, end, before)
             if due or self._after_loop is not None:
                 self._graph_loop.refresh()
@@ -227,11 +218,11 @@ class TrainLoop:
         """A pass over the data has ended, and the next ones are open; or the length is known now."""
         self._batches = batches
 
-    def due(self, step: int) -> frozenset[str]:
-        """Of "log", "evaluate", "save" and "epoch", what steps or epochs make due at `step`."""
+    def due(self, step: int) -> Action:
+        """Returns the actions that are due at `step` by steps or epochs."""
         per_epoch = self._batches.steps_per_epoch
         due = self._intervals.due(step, per_epoch)
-        return due | {"epoch"} if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
+        return due | Action.END_EPOCH if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
 
     def _next_mark(self, step: int) -> int | None:
         per_epoch = self._batches.steps_per_epoch
@@ -243,9 +234,9 @@ class TrainLoop:
         length = self._graph_loop.reducer.loop_length(step, self._length.length)
         return min([length, *limits])
 
-    def _short(self, signalled: bool) -> End:
-        """Why a loop ran fewer steps than it should."""
-        return End.DATA_ENDED
+    def _short(self, signalled: bool) -> RunEnd:
+        """Returns the cause for which a loop ran fewer steps than requested."""
+        return RunEnd.DATA_ENDED
 
     def _run(self, asked: int, *, timed: bool = True) -> int:
         """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""
@@ -264,8 +255,9 @@ class TrainLoop:
             self._writers.note(Traced(self._graph_loop.graph_def()))
         return ran
 
-    def _ready(self) -> frozenset[str]:
-        return self._timers.due(time.perf_counter()) | self.asked()
+    def _due_by_clock(self) -> Action:
+        """Returns the actions that are due by time or by request."""
+        return self._timers.due(time.perf_counter()) | self.requested_actions()
 
     def _hook(self, step: int, ran: int) -> bool:
         if self._after_loop is None or not ran:
@@ -285,24 +277,30 @@ class TrainLoop:
             self.failure = e  # all workers stop at this step, and what was done is saved
             return True
 
-    def _agree(
-        self, step: int, stop: bool, due: frozenset[str], signals: Signals
-    ) -> tuple[bool, frozenset[str], bool]:
-        """(stop, due, signalled), the same everywhere: anybody's wish to stop counts, the chief's clock."""
+    def _agree(self, step: int, stop: bool, due: Action, signals: Signals) -> tuple[bool, Action, bool]:
+        """Returns (stop, due, signalled), equal on all workers.
+
+        A run stops if one worker requests it. Actions are due by the clock of the chief.
+        """
         if not self._has_equal_weights:  # what no step makes due waits until weights can be saved
             return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.length = self._length.proposed
-            return stop, due | self._ready(), signals.received is not None
+            return stop, due | self._due_by_clock(), signals.received is not None
         if step < self._agree_at and not due and self._after_loop is None:
             return stop, due, False
         sigterm, interrupt = signals.wishes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
-            ready = self._ready()
+            by_clock = self._due_by_clock()
             vote = vote._replace(
-                length=self._length.proposed, wait=self._rate * _AGREE_SECS, **dict.fromkeys(ready, 1.0)
+                length=self._length.proposed,
+                wait=self._rate * _AGREE_SECS,
+                log=float(Action.LOG in by_clock),
+                evaluate=float(Action.EVALUATE in by_clock),
+                save=float(Action.SAVE in by_clock),
+                profile=float(Action.PROFILE in by_clock),
             )
         total = self._sum_of_votes(vote)
         self._length.length = int(total.length)

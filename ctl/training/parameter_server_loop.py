@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.data.batches import Batches
 from ctl.distribute import parameter_servers
-from ctl.metrics.protocol import Progressed
+from ctl.metrics.protocol import Progressed, RunEnd
 from ctl.step import update_lock
 from ctl.step.replica_step import ReplicaStep
 from ctl.supervision import heartbeat
@@ -27,7 +27,7 @@ from ctl.supervision.signals import Signals
 from ctl.training import step_mistakes
 from ctl.training.error_translation import ours
 from ctl.training.graph_loop import TRACED_AGAIN
-from ctl.training.loop import End, Loop, TrainLoop
+from ctl.training.loop import Loop, TrainLoop
 
 _ROUND_SECS = 2.0  # between joins where no mark comes first
 _LOOPS_PER_ROUND = 4
@@ -60,8 +60,9 @@ class RoundLoop(TrainLoop):
             length = max(length * self._graph_loop.num_workers, int(self._rate * _ROUND_SECS))
         return min([length, *limits])
 
-    def _short(self, signalled: bool) -> End:
-        return End.SIGNAL if signalled else End.STOPPED  # the data is endless: only a signal cuts a round
+    def _short(self, signalled: bool) -> RunEnd:
+        """Returns the cause for which a round had fewer steps; never the end of the data, which repeats."""
+        return RunEnd.SIGNAL if signalled else RunEnd.STOPPED
 
 
 class Watch:

@@ -1,9 +1,12 @@
 """Prepares a trainer: builds, checks and restores the model, and makes the graph loops."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 from ctl import config
+from ctl.callbacks.adapter import as_callbacks
+from ctl.callbacks.protocol import Callback
 from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import (
@@ -48,13 +51,14 @@ from ctl.training.callback_runner import CallbackRunner
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import ScheduledLoop
-from ctl.training.session import Session
+from ctl.training.session import Session, SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepared(trainer: TrainerProtocol, checkpoints: CheckpointManager | None = None) -> Session:
-    """Returns the trainer's session. The first call makes it, with the trainer's or other checkpoints."""
+def prepared(trainer: SessionOwner, checkpoints: CheckpointManager | None = None) -> Session:
+    """Returns the trainer's session. The first call creates it; `checkpoints` replaces the trainer's."""
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
@@ -65,7 +69,7 @@ def prepared(trainer: TrainerProtocol, checkpoints: CheckpointManager | None = N
 
 def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | None) -> Session:
     """Builds, checks and restores."""
-    if not validation.is_written(trainer, "build"):
+    if not is_defined_by_user(trainer, "build"):
         validation.check_methods(trainer, "train")
     step_trace.check_trace(trainer)
     model_directory.check_model_directory(trainer.model_dir)
@@ -85,13 +89,14 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         validation.check_trainable(trainer)
         model_checks.check_built(trainer)
         validation.check_optimizers(trainer)
+        callbacks = as_callbacks(trainer.callbacks)
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.metrics_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
         randomness.differ_by_replica(collect(trainer))
     objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
     timer = _timer(trainer)
-    reducer = create_reducer(_reducer_inputs(trainer, timer))
+    reducer = create_reducer(_reducer_inputs(trainer, callbacks, timer))
     state = TrackedState(objects, trainer.step_variable, trainer.topology, reducer.tracked_variables())
     manager = NullCheckpoints() if checkpoints is None else checkpoints
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
@@ -99,8 +104,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     if resumed is None and trainer.init_from:
         models = [n for n, t in collect(trainer).items() if is_model(t)]
         warm_start.load(trainer.init_from, state, models, agreement)
-    callbacks = CallbackRunner(trainer, agreement)
-    session = Session(state, manager, agreement, callbacks, reducer, timer, position)
+    runner = CallbackRunner(trainer, callbacks, agreement)
+    session = Session(state, manager, agreement, runner, reducer, timer, position)
     reducer.begin(0 if resumed is None else resumed.step)
     if resumed is not None:
         session.take(resumed, trainer.global_batch_size)
@@ -222,7 +227,9 @@ def _timer(trainer: TrainerProtocol) -> StepTimes | None:
     return StepTimes(topology.worker_index * topology.num_local_replicas)
 
 
-def _reducer_inputs(trainer: TrainerProtocol, timer: StepTimes | None) -> ReducerInputs:
+def _reducer_inputs(
+    trainer: TrainerProtocol, callbacks: Sequence[Callback], timer: StepTimes | None
+) -> ReducerInputs:
     owned = collect(trainer)
     models = [thing for thing in owned.values() if is_model(thing)]
     optimizers = {name: thing for name, thing in vars(trainer).items() if is_optimizer(thing)}
@@ -245,7 +252,7 @@ def _reducer_inputs(trainer: TrainerProtocol, timer: StepTimes | None) -> Reduce
         weights=weights,
         optimizer_variables=list(slots.values()),
         jit_compile=trainer.jit_compile,
-        can_roll_back=any(getattr(c, "rollback", False) for c in trainer.callbacks),
-        has_moving_averages=hasattr(trainer, "moving_averages"),
+        can_roll_back=any(callback.rollback for callback in callbacks),
+        has_moving_averages=is_defined_by_user(trainer, "moving_averages"),
         timer=timer,
     )

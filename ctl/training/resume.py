@@ -19,6 +19,7 @@ from ctl.io import paths
 from ctl.metrics.protocol import Saved, Started
 from ctl.supervision import lease
 from ctl.training import error_translation, run_metadata
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
@@ -162,9 +163,9 @@ def rolls_back_on_nonfinite(trainer: TrainerProtocol) -> bool:
     return wanted
 
 
-def check_rollback(trainer: TrainerProtocol) -> None:
-    """Raises UsageError where going back is asked for and cannot be."""
-    if rolls_back_on_nonfinite(trainer) or any(getattr(c, "rollback", False) for c in trainer.callbacks):
+def check_rollback(trainer: TrainerProtocol, *, by_callback: bool) -> None:
+    """Raises UsageError if the settings or a callback request a rollback that is not possible."""
+    if rolls_back_on_nonfinite(trainer) or by_callback:
         _check_can_roll_back(trainer)
 
 
@@ -174,7 +175,7 @@ def _check_can_roll_back(trainer: TrainerProtocol) -> None:
             "rollback needs workers in step, and those of parameter servers go at their own speed. Write "
             "on_nonfinite='skip' or 'stop' (--on_nonfinite)."
         )
-    if hasattr(trainer, "train_data_fn"):
+    if is_defined_by_user(trainer, "train_data_fn"):
         raise UsageError(
             "rollback skips the data of the steps that it takes back, which train_data_fn cannot. Write "
             "train_data, with global batches, or on_nonfinite='skip'."

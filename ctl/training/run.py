@@ -8,18 +8,27 @@ from typing import Any
 
 import numpy as np
 from ctl.callbacks.protocol import EVENTS
-from ctl.callbacks.schedule import Every
+from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier, parameter_servers
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended, Started
+from ctl.metrics.protocol import Ended, RunEnd, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import evaluation, input_pipeline, resume, run_metadata, run_support, validation
+from ctl.training import (
+    default_writers,
+    evaluation,
+    input_pipeline,
+    resume,
+    run_metadata,
+    run_support,
+    validation,
+)
 from ctl.training.callback_runner import BestWeights
-from ctl.training.loop import End, Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.loop import Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
@@ -27,7 +36,8 @@ from ctl.training.step_profiler import StepProfiler, new_trace
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
-_EVALUATION = frozenset({"evaluate", "unwatched"})  # the second: no callback is called
+_EVALUATION = Action.EVALUATE | Action.WITHOUT_CALLBACKS
+_NAME_IN_MANIFEST = {Action.EVALUATE: "evaluate", Action.WITHOUT_CALLBACKS: "unwatched"}
 
 
 def train(
@@ -43,14 +53,14 @@ def train(
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    writers = session.running = run_metadata.writers_of(trainer, session.check_lease)
+    writers = session.running = default_writers.writers_of_run(trainer, session.check_lease)
     run = Run(trainer, session, batches, writers, total)
     start, start_secs = session.step, time.monotonic()
     run_metadata.write_config(trainer)
     session.info = info = run_metadata.run_info(trainer, session.state, batches)
     resumed_from = run_metadata.resumed_line(session.resumed, total)
     writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
-    session.resumed, reason, paths = None, "failed", []
+    session.resumed, outcome, error_name, paths = None, RunEnd.FAILED, "", []
     try:
         session.callbacks.tell("before_training", start, start)
         session.callbacks.raise_failure()
@@ -64,29 +74,29 @@ def train(
         ):
             session.signals = received
             end = run.train(received)
-            if end is not End.SIGNAL:
+            if end is not RunEnd.SIGNAL:
                 run.restore_best_weights()
-        if end is End.DATA_ENDED and session.step == start and not session.examples:
+        if end is RunEnd.DATA_ENDED and session.step == start and not session.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        reason = run_metadata.end_of(end, start, session.step, steps)
-        paths = run_support.exported(trainer, session, formats if end is not End.SIGNAL else ())
+        outcome = run_metadata.precise_end(end, start, session.step, steps)
+        paths = run_support.exported(trainer, session, formats if end is not RunEnd.SIGNAL else ())
     except BaseException as e:
-        error = run_support.error_to_raise(e, trainer, session)
-        reason = f"failed: {type(error).__name__}"
+        outcome, error = RunEnd.FAILED, run_support.error_to_raise(e, trainer, session)
+        error_name = type(error).__name__
         if error is not e:
             raise error from e
         raise
     finally:
         session.signals = None
         secs = time.monotonic() - start_secs
-        seen = run_metadata.summary_of(trainer, run, session.step - start, secs, paths)
-        writers.note(Ended(session.step, reason, seen, run.sentences))
+        summary = run_metadata.summary_of(trainer, _measurements(run), session.step - start, secs, paths)
+        writers.note(Ended(session.step, outcome, summary, run.sentences, steps, error_name))
         session.running = None
         run.graph_loop.release()
-    if end is not End.SIGNAL:
+    if end is not RunEnd.SIGNAL:
         session.manager.succeeded(session.state)
     evaluation.leave_together(session)  # when the chief has closed its writers too
-    if end is End.SIGNAL and received.received is not None:
+    if end is RunEnd.SIGNAL and received.received is not None:
         raise run_support.stopped(trainer, session.step, received.received)
     return run.results()
 
@@ -113,7 +123,7 @@ class Run:
         self._total = total  # steps to complete; None: until the data end
         self._evaluates = evaluation.is_due(trainer)
         self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
-        resume.check_rollback(trainer)
+        resume.check_rollback(trainer, by_callback=session.callbacks.rolls_back)
         self.graph_loop = graph_loop = train_loop(trainer, session)
         self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
             graph_loop,
@@ -123,7 +133,7 @@ class Run:
             is_chief=trainer.topology.is_chief,
             writers=writers,
             check_lease=session.check_lease,
-            after_loop=self._after_loop if validation.is_written(trainer, "after_loop") else None,
+            after_loop=self._after_loop if is_defined_by_user(trainer, "after_loop") else None,
         )
         self.loop.observes_weights |= any(map(session.callbacks.wants, EVENTS))
         self.loop.epochs = session.callbacks.wants("after_epoch")
@@ -131,13 +141,15 @@ class Run:
         self.loop.stragglers = run_support.stragglers_of(trainer, session)
         self.loop.trace = new_trace(trainer, trainer.config.profile)
         self.loop.profiler = self.profiler = StepProfiler(trainer, session)
-        self.loop.asked = functools.partial(_requested_actions, session, self.profiler)
+        self.loop.requested_actions = functools.partial(
+            run_support.requested_actions, session, self.profiler
+        )
         self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
         self.rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
-        self._pending: frozenset[str] = frozenset()  # due, put off by a signal
+        self._pending = NO_ACTION  # evaluation that a signal has prevented
         self.sentences: tuple[str, ...] = ()
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._update_check = run_support.UpdateCheck(trainer, graph_loop)
@@ -171,23 +183,24 @@ class Run:
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
         self._interval.restore(state.get("interval", {}))
-        self._pending = frozenset(state.get("pending", ()))
+        names = state.get("pending", ())
+        self._pending = combined(action for action, name in _NAME_IN_MANIFEST.items() if name in names)
         self.metrics = dict(metrics)
         self._evaluated_at = step if metrics else -1
 
-    def train(self, received: signals.Signals) -> End:
+    def train(self, received: signals.Signals) -> RunEnd:
         """Trains until all steps are complete, the data end, or somebody asks to stop; then saves."""
         first = step = self._saved_at = self._session.step
         if self._session.callbacks.stopped:
             self._total = first  # the run that is resumed was stopped early, and stays so
         data_end = None if self._batches.steps is None else first + self._batches.steps
-        pending, self._pending = self._pending, frozenset()
+        pending, self._pending = self._pending, NO_ACTION
         self._save_and_evaluate(step, pending)
         end = None
         while end is None:
             try:
                 step, end = self._train_from(step, received)
-                if end is End.DATA_ENDED and self._batches.passes is not None:
+                if end is RunEnd.DATA_ENDED and self._batches.passes is not None:
                     end = self._end_pass(step)
             except RollBack as back:
                 step = back.manifest.step
@@ -201,88 +214,86 @@ class Run:
             self.loop.failure, failure = None, self._failure
             self._session.callbacks.failure = None
             raise failure
-        return End.SIGNAL if self._interrupted else end
+        return RunEnd.SIGNAL if self._interrupted else end
 
-    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, End]:
+    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
-            _notify_begin(self._session, step, self._total)
+            run_support.notify_begin(self._session, step, self._total)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
             self._update_check.after_steps()
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
-            if "log" in loop.due and not nonfinite:
+            if Action.LOG in loop.due and not nonfinite:
                 self._log(step)
-            if "epoch" in loop.due and not nonfinite:
+            if Action.END_EPOCH in loop.due and not nonfinite:
                 self._end_epoch(step)
             self._roll_back_if_asked(loop, nonfinite)
             if loop.end is not None:
-                self._pending = loop.due & _EVALUATION if loop.end is End.SIGNAL else frozenset()
+                self._pending = loop.due & _EVALUATION if loop.end is RunEnd.SIGNAL else NO_ACTION
                 return step, loop.end
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                _notify_begin(self._session, step, self._total)
+                run_support.notify_begin(self._session, step, self._total)
             if self._over() is not None:
                 break
-        return step, self._over() or End.DONE
+        return step, self._over() or RunEnd.DONE
 
-    def _over(self) -> End | None:
+    def _over(self) -> RunEnd | None:
         """Why the run ends now, before its last step; None if it does not."""
         if self._interrupted:
-            return End.SIGNAL
-        return End.STOPPED if self._wants_stop or self._failure is not None else None
+            return RunEnd.SIGNAL
+        return RunEnd.STOPPED if self._wants_stop or self._failure is not None else None
 
-    def _end_pass(self, step: int) -> End | None:
+    def _end_pass(self, step: int) -> RunEnd | None:
         """The first pass over data of unknown length has ended; None if the run goes on with the others."""
         passes = self._batches.passes
         assert passes is not None
         if not self._session.examples + self._in_pass:
-            return End.DATA_ENDED
+            return RunEnd.DATA_ENDED
         self._batches = passes.ended(self._in_pass)
         self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
         self.loop.go_on_with(self._batches)
         if passes.last or self._failure is not None:
-            if "epoch" in self.loop.due(step):
+            if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)
-            return End.DATA_ENDED
+            return RunEnd.DATA_ENDED
         if self._batches.steps is not None:
             end = step + self._batches.steps
             self._total = end if self._total is None else min(self._total, end)
-        epochs = {n for n in ("log", "evaluate", "save") if getattr(self._trainer.intervals, n).epochs}
-        due = self.loop.due(step) & {*epochs, "epoch"}
-        if "log" in due:
+        by_epochs = (a for a, every in self._trainer.intervals.by_action.items() if every.epochs)
+        due = self.loop.due(step) & combined([Action.END_EPOCH, *by_epochs])
+        if Action.LOG in due:
             self._log(step)
-        if "epoch" in due:
+        if Action.END_EPOCH in due:
             self._end_epoch(step)
         self._save_and_evaluate(step, due)
         return self._over()
 
-    def _save_and_evaluate(self, step: int, due: frozenset[str]) -> None:
-        owed = due & _EVALUATION
-        if "save" in due or owed:
+    def _save_and_evaluate(self, step: int, due: Action) -> None:
+        evaluation_due = due & _EVALUATION
+        if Action.SAVE in due or evaluation_due:
             self.profiler.pause()
-        if "save" in due:
-            self._save(step, owed)
-        if owed:
-            self._evaluate(step, owed)
+        if Action.SAVE in due:
+            self._save(step, evaluation_due)
+        if evaluation_due:
+            self._evaluate(step, evaluation_due)
 
-    def _finish(self, step: int, end: End, *, anything_new: bool) -> None:
-        """Last numbers, evaluation (not when a signal presses) and checkpoint of the run."""
-        if end is not End.SIGNAL and self._failure is None:
+    def _finish(self, step: int, end: RunEnd, *, anything_new: bool) -> None:
+        """Logs, evaluates, except after a signal, and saves the last checkpoint of the run."""
+        if end is not RunEnd.SIGNAL and self._failure is None:
             intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
-            if self._interval.steps and anything_new:
-                # a longer run goes on with the same interval
-                self._log(step, clear=False, watched="log" in marks)
+            if self._interval.steps and anything_new:  # a longer run continues this interval
+                self._log(step, clear=False, watched=Action.LOG in marks)
             if intervals.evaluate != Every():
                 first = intervals.evaluate.next_mark(0, steps_per_epoch)
-                only = first is not None and first > step  # evaluated at the end only
-                self._evaluate(
-                    step, frozenset({"evaluate"}) if only or "evaluate" in marks else _EVALUATION
-                )
+                only_at_end = first is not None and first > step
+                is_due = only_at_end or Action.EVALUATE in marks
+                self._evaluate(step, Action.EVALUATE if is_due else _EVALUATION)
         self._save(step, self._pending)
 
     def _found_nonfinite(self, loop: Loop) -> bool:
@@ -295,12 +306,12 @@ class Run:
     def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
         """Raises RollBack; a run that stops does not go back."""
         asked = self._session.callbacks.take_roll_back
-        if loop.end in (End.STOPPED, End.SIGNAL) or not (nonfinite or asked()):
+        if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or asked()):
             return
         self._interval.clear()
         manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)
         self._restore(manifest.step, manifest.state, manifest.metrics)
-        self._pending, self._saved_at = frozenset(), manifest.step
+        self._pending, self._saved_at = NO_ACTION, manifest.step
         raise RollBack(loop.step, manifest)
 
     def _end_epoch(self, step: int) -> None:
@@ -327,20 +338,20 @@ class Run:
         if clear:
             interval.clear()
 
-    def _evaluate(self, step: int, owed: frozenset[str]) -> None:
-        """Evaluates once per step; steps are never lost by it, whatever happens meanwhile."""
+    def _evaluate(self, step: int, requested: Action) -> None:
+        """Saves a checkpoint and evaluates, once per step. `requested` may contain WITHOUT_CALLBACKS."""
         if not self._evaluates or self._evaluated_at == step:
             return
-        self._save(step, owed)
+        self._save(step, requested)
         before = self._session.state.small_values()
-        heeded, tell = "unwatched" not in owed, self._session.callbacks.tell
+        heeded, tell = Action.WITHOUT_CALLBACKS not in requested, self._session.callbacks.tell
         if heeded and tell("on_begin", step, step, "eval") and self._failure is not None:
-            return  # it is still owed
+            return  # the checkpoint lists the evaluation as pending
         try:
             with heartbeat.here.doing(heartbeat.EVALUATING):
                 self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
         except Interrupted:
-            self._pending, self._interrupted = owed, True
+            self._pending, self._interrupted = requested, True
             return
         if heeded:
             self._wants_stop |= tell("on_metrics", step, step, self.metrics, "eval")
@@ -353,40 +364,33 @@ class Run:
         after = self._session.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
         if same and self._trainer.topology.is_chief:  # where the checkpoint can take the numbers in
-            same = self._session.manager.amend(step, self.metrics, self._state(frozenset()))
+            same = self._session.manager.amend(step, self.metrics, self._state(NO_ACTION))
         if self._session.agreement.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
 
-    def _save(self, step: int, owed: frozenset[str] = frozenset()) -> None:
-        """Saves once per step; `owed`: what a run that goes on from there does first."""
+    def _save(self, step: int, pending: Action = NO_ACTION) -> None:
+        """Saves once per step. A run that resumes there first executes the `pending` actions."""
         if self._saved_at == step:
             return
         self._saved_at = step
         if self._interval.steps:
             self._interval.fetch(self._session.agreement.sum)
-        self._session.loop_state = self._state(owed)
+        self._session.loop_state = self._state(pending)
         self._session.metrics = self.metrics if self._evaluated_at == step else {}
         with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
-    def _state(self, owed: frozenset[str]) -> dict[str, Any]:
-        """For the manifest; see docs/decisions/0021 for what it is needed for."""
+    def _state(self, pending: Action) -> dict[str, Any]:
+        """Returns the state for the manifest; docs/decisions/0021 describes its use."""
         return {
             "interval": self._interval.state(),
-            "pending": sorted(owed),
+            "pending": sorted(name for action, name in _NAME_IN_MANIFEST.items() if action in pending),
             "watchers": self._session.callbacks.state(),
         }
 
 
-def _requested_actions(session: Session, profiler: StepProfiler) -> frozenset[str]:
-    """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
-    requested, session.save_asked = session.save_asked, False
-    due = {"save": requested, "profile": profiler.is_due()}
-    return frozenset(name for name, is_due in due.items() if is_due)
-
-
-def _notify_begin(session: Session, step: int, total: int | None) -> None:
-    """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
-    if step != total:
-        session.callbacks.tell("on_begin", step, step, "train")
+def _measurements(run: Run) -> run_metadata.Measurements:
+    """Returns the values of a run for its summary."""
+    best_step = None if run.best is None else run.best.step
+    return run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 from ctl import config
@@ -21,48 +22,18 @@ from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
-from ctl.metrics.group import WriterGroup
 from ctl.metrics.parameters import Parameter, parameter_total
-from ctl.metrics.protocol import RunInfo
-from ctl.training.loop import End
+from ctl.metrics.protocol import RunEnd, RunInfo
+from ctl.training.session import SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
-
-if TYPE_CHECKING:
-    from ctl.training.run import Run
 
 _GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
 
 
-def writers_of(trainer: TrainerProtocol, check: Callable[[], None]) -> WriterGroup:
-    """The given writers, or the default ones; on the chief, or where one says `everywhere = True`.
-
-    `check` raises LeaseLostError if another job has taken model_dir over.
-    """
-    if not trainer.topology.is_chief:
-        given = [*(trainer._writers or ()), *trainer.extra_writers]
-        return WriterGroup([r for r in given if getattr(r, "everywhere", False)])
-    if trainer._writers is not None:
-        return WriterGroup([*trainer._writers, *trainer.extra_writers], check)
-    from ctl.metrics.console import ConsoleWriter
-    from ctl.metrics.jsonl import JsonlWriter
-    from ctl.metrics.tensorboard import TensorBoardWriter
-
-    writers: list = [ConsoleWriter(), *trainer.extra_writers]
-    if paths.is_url(trainer.model_dir):
-        _log.warning(
-            "model_dir is a URL: checkpoints and config.json are written there, metrics.jsonl and "
-            "TensorBoard's files are not. Mount it (/gcs/...), or give writers=[...] other paths."
-        )
-    elif trainer.model_dir:
-        writers.append(JsonlWriter(f"{trainer.model_dir}/metrics.jsonl"))
-        writers.append(TensorBoardWriter(log_dir(trainer)))
-    return WriterGroup(writers, check)
-
-
 def log_dir(trainer: TrainerProtocol) -> str:
-    """Where TensorBoard's files go."""
+    """Returns the directory of TensorBoard's event files."""
     return trainer.log_dir or f"{trainer.model_dir}/logs"
 
 
@@ -98,8 +69,8 @@ def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Paramete
     )
 
 
-def one_line(trainer: TrainerProtocol) -> str:
-    """`repr` of a trainer: what is known of it now; nothing is built, and nothing is raised."""
+def one_line(trainer: SessionOwner) -> str:
+    """Returns the `repr` of a trainer. It builds no model and raises no error."""
     kind, facts = type(trainer).__name__, []
     with contextlib.suppress(Exception):
         session, replicas = trainer._session, trainer.topology.num_replicas
@@ -130,7 +101,9 @@ def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
         "global_batch_size": trainer.global_batch_size,
         "seed": trainer.seed,
         "steps_per_loop": intervals.steps_per_loop,
-        **{f"{n}_every": str(getattr(intervals, n)) for n in ("log", "evaluate", "save")},
+        "log_every": str(intervals.log),
+        "evaluate_every": str(intervals.evaluate),
+        "save_every": str(intervals.save),
         "gradients": str(trainer.gradients),
         **trainer.hparams,
         "tensorflow": tf.__version__,
@@ -188,7 +161,7 @@ def write_config(trainer: TrainerProtocol) -> None:
     if not trainer.topology.is_chief or not trainer.model_dir:
         return
     final = paths.path(trainer.model_dir) / "config.json"
-    settings = {n: getattr(trainer.config, n) for n in config.NAMES}
+    settings = {name: vars(trainer.config)[name] for name in config.NAMES}
     settings["strategy"] = strategies.word_of(trainer.strategy)
     text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
     try:
@@ -265,19 +238,37 @@ def _learning_rate(optimizer: Any) -> float | None:
         return None
 
 
-def summary_of(trainer: TrainerProtocol, run: "Run", steps: int, secs: float, exported: list[str]) -> dict:
-    """Label -> value for the last lines a user sees."""
+@dataclass(frozen=True)
+class Measurements:
+    """Speed and metrics of a run.
+
+    Attributes:
+      rates: (steps, seconds) of each log interval, training alone.
+      means: Means of the newest log interval.
+      metrics: Metrics of the newest evaluation; empty if there was none.
+      best_step: Step of the weights that were restored at the end, or None.
+    """
+
+    rates: Sequence[tuple[int, float]]
+    means: Mapping[str, float]
+    metrics: Mapping[str, float]
+    best_step: int | None
+
+
+def summary_of(
+    trainer: TrainerProtocol, measured: Measurements, steps: int, secs: float, exported: list[str]
+) -> dict[str, Any]:
+    """Returns label -> value, shown at the end of a run of `steps` steps in `secs` seconds."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    timed = sum(s for _, s in run.rates)
-    if timed:
-        summary["speed"] = f"{sum(n for n, _ in run.rates) / timed:,.1f} steps/s"
-    shown = run.metrics or run.means
-    if run.best is not None:
-        summary["best step"] = str(run.best.step)
+    timed_secs = sum(interval_secs for _, interval_secs in measured.rates)
+    if timed_secs:
+        summary["speed"] = f"{sum(count for count, _ in measured.rates) / timed_secs:,.1f} steps/s"
+    if measured.best_step is not None:
+        summary["best step"] = str(measured.best_step)
     summary |= {
-        f"{'eval' if run.metrics else 'train'} {k}": f"{v:.4f}"
-        for k, v in shown.items()
-        if not k.startswith("gradient_norm")
+        f"{'eval' if measured.metrics else 'train'} {name}": f"{value:.4f}"
+        for name, value in (measured.metrics or measured.means).items()
+        if not name.startswith("gradient_norm")
     }
     directory = trainer.model_dir
     if directory:
@@ -299,13 +290,17 @@ def _tensorboard() -> str:
     return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
 
 
-def end_of(end: End, start: int, step: int, steps: int | None) -> str:
-    """ "done", or what a user who asked for `steps` should know."""
-    if end is End.SIGNAL:
-        return "stopped by a signal"
-    if end is End.DONE and steps is not None and step < steps:
-        return f"the data ended, {steps} steps were asked for,"
-    if end is End.DONE and step == start:
-        asked = f", {steps} steps were requested" if steps is not None and steps < step else ""
-        return f"nothing left to do{asked}: complete"
-    return end.value
+def precise_end(end: RunEnd, start: int, step: int, requested_steps: int | None) -> RunEnd:
+    """Returns the more precise cause of a loop that ended as DONE with fewer steps than requested, or none.
+
+    Args:
+      end: Cause for which the loop ended.
+      start: Completed steps before the run.
+      step: Completed steps after the run.
+      requested_steps: Steps that the user requested, or None.
+    """
+    if end is not RunEnd.DONE:
+        return end
+    if requested_steps is not None and step < requested_steps:
+        return RunEnd.FEWER_DATA_THAN_STEPS
+    return RunEnd.NO_STEPS_LEFT if step == start else end

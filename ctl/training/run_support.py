@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from ctl.callbacks.schedule import Action, combined
 from ctl.checkpoints import saving as checkpoint_saving
 from ctl.distribute import parameter_servers
 from ctl.distribute.keras_objects import attribute, plain
@@ -39,6 +40,19 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         writers.note(Saved(step, path))
 
     return checkpoint_saving.around(session.manager, session.state, told)
+
+
+def requested_actions(session: Session, profiler: StepProfiler) -> Action:
+    """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
+    requested, session.save_asked = session.save_asked, False
+    due = {Action.SAVE: requested, Action.PROFILE: profiler.is_due()}
+    return combined(action for action, is_due in due.items() if is_due)
+
+
+def notify_begin(session: Session, step: int, total: int | None) -> None:
+    """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
+    if step != total:
+        session.callbacks.tell("on_begin", step, step, "train")
 
 
 def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | None:

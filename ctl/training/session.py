@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
@@ -19,10 +19,9 @@ from ctl.step.step_times import StepTimes
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.callback_runner import CallbackRunner
-
-if TYPE_CHECKING:
-    from ctl.training.graph_loop import StepLoop
-    from ctl.training.loop import GraphLoop
+from ctl.training.graph_loop import StepLoop
+from ctl.training.loop import GraphLoop
+from ctl.training.trainer_protocol import TrainerProtocol
 
 
 @dataclass
@@ -49,8 +48,8 @@ class Session:
     examples: int = 0
     at: int = 0  # the step that `examples` belongs to
     saved: int = 0  # the step of the newest checkpoint that was restored or saved
-    train_loop: "GraphLoop | None" = None
-    eval_loop: "StepLoop | None" = None
+    train_loop: GraphLoop | None = None
+    eval_loop: StepLoop | None = None
     predicts: Any = None  # the model that `predict_call` was traced for
     predict_call: Any = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the newest evaluation, see there
@@ -96,3 +95,9 @@ class Session:
         if limit is not None:
             self.examples = min(self.examples, limit)
         self.at = step
+
+
+class SessionOwner(TrainerProtocol, Protocol):
+    """A trainer with its session, which is None until the trainer is prepared."""
+
+    _session: Session | None

@@ -1,23 +1,19 @@
-"""What the parts of a run use of a trainer: `ctl.Trainer` has it all, and a subclass writes the methods."""
+"""Protocol of the trainer that the parts of a run use. `ctl.Trainer` implements it."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
-from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute.topology import Topology
-from ctl.metrics.protocol import MetricWriter
+from ctl.metrics.adapter import MetricWriterLike
 from ctl.step.gradient_settings import Gradients
-
-if TYPE_CHECKING:
-    from ctl.training.session import Session
 
 
 class TrainerProtocol(Protocol):
-    """Settings, what `build` has made, and the methods of the user; see `ctl.Trainer` for each."""
+    """Settings, the objects that `build` created, and the methods of the user; see `ctl.Trainer`."""
 
     config: Config
     model: Any
@@ -31,9 +27,9 @@ class TrainerProtocol(Protocol):
     log_dir: str | None
     intervals: Intervals
     gradients: Gradients
-    callbacks: list[Callback]
+    callbacks: list[Any]
     hparams: dict[str, Any]
-    extra_writers: Sequence[MetricWriter]
+    extra_writers: Sequence[MetricWriterLike]
     init_from: str | None
     evaluate_ema: bool
     jit_compile: str
@@ -42,8 +38,7 @@ class TrainerProtocol(Protocol):
     allow_config_change: bool
     data_position: str
     _checkpoints: CheckpointManager | None
-    _writers: Sequence[MetricWriter] | None
-    _session: "Session | None"
+    _writers: Sequence[MetricWriterLike] | None
     _warned: bool
     _eval_is_known: bool
     _rows_may_vary: bool
@@ -56,5 +51,11 @@ class TrainerProtocol(Protocol):
     def train_step(self, batch: Any) -> dict[str, Any]: ...
     def eval_step(self, batch: Any) -> dict[str, Any]: ...
     def after_loop(self, step: int, means: dict[str, float]) -> Any: ...
+    def before_training(self, step: int) -> Any: ...
+    def after_epoch(self, epoch: int, step: int, means: dict[str, float]) -> Any: ...
+    def after_evaluation(self, step: int, means: dict[str, float], metrics: dict[str, Any]) -> Any: ...
+    def train_data_fn(self, input_context: Any) -> Any: ...
+    def signatures(self) -> Mapping[str, Any]: ...
+    def moving_averages(self) -> Iterable[tuple[Any, Any]] | None: ...
     def export(self, *formats: str, directory: str | None = None) -> list[str]: ...
     def evaluate(self) -> Mapping[str, float]: ...

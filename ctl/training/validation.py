@@ -1,4 +1,4 @@
-"""What is wrong with a trainer, said before any work starts."""
+"""Validation of a trainer before training starts."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.callbacks.best_value import BestValue
-from ctl.callbacks.protocol import EVENTS, is_callback
+from ctl.callbacks.protocol import Callback
 from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
 from ctl.callbacks.save_best import SaveBest
 from ctl.callbacks.schedule import AT_THE_END, Every
@@ -16,9 +16,10 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
 from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain
 from ctl.errors import UsageError
-from ctl.metrics.protocol import MetricWriter
+from ctl.metrics.adapter import as_writers, is_writer
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
+from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _REQUIRED = {
@@ -27,15 +28,10 @@ _REQUIRED = {
 }
 
 
-def is_written(trainer: TrainerProtocol, method: str) -> bool:
-    """True if a subclass defines `method`."""
-    return getattr(type(trainer), method).__module__ != "ctl.trainer"
-
-
 def check_methods(trainer: TrainerProtocol, purpose: str) -> None:
-    """Raises UsageError for methods that `purpose` ("train", "evaluate") needs and nobody wrote."""
-    missing = [m for m in _REQUIRED[purpose] if not is_written(trainer, m)]
-    if "train_data" in missing and hasattr(trainer, "train_data_fn"):
+    """Raises UsageError for undefined methods that `purpose` ("train", "evaluate") needs."""
+    missing = [m for m in _REQUIRED[purpose] if not is_defined_by_user(trainer, m)]
+    if "train_data" in missing and is_defined_by_user(trainer, "train_data_fn"):
         missing.remove("train_data")
     if missing:
         example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
@@ -48,7 +44,7 @@ def check_methods(trainer: TrainerProtocol, purpose: str) -> None:
 
 def check_train_data(trainer: TrainerProtocol) -> None:
     """Raises UsageError for two sources of training data."""
-    if hasattr(trainer, "train_data_fn") and is_written(trainer, "train_data"):
+    if is_defined_by_user(trainer, "train_data_fn") and is_defined_by_user(trainer, "train_data"):
         raise UsageError(
             f"{type(trainer).__name__} has train_data and train_data_fn; expected one of them."
         )
@@ -59,7 +55,7 @@ def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManage
 
     Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
     """
-    written = [m for m in ("eval_data", "eval_step") if is_written(trainer, m)]
+    written = [m for m in ("eval_data", "eval_step") if is_defined_by_user(trainer, m)]
     asked = trainer.intervals.evaluate != Every()
     if asked and len(written) < 2 and trainer.intervals.evaluate != AT_THE_END:
         missing = " and ".join(m for m in ("eval_data", "eval_step") if m not in written)
@@ -94,36 +90,35 @@ def check_best_metric(manager: CheckpointManager, means: Mapping[str, float]) ->
         )
 
 
-def check_metric_names(trainer: TrainerProtocol, manager: CheckpointManager, names: Sequence[str]) -> None:
-    """Raises UsageError, before training, for metrics asked for that eval_step does not return."""
+def check_metric_names(
+    trainer: TrainerProtocol,
+    manager: CheckpointManager,
+    names: Sequence[str],
+    monitored: Sequence[BestValue],
+) -> None:
+    """Raises UsageError, before training, for requested metrics that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
     check_best_metric(manager, means)
     check_reported_metric(trainer.extra_writers, means)
-    for watched in watched_metrics(trainer):
-        watched.of(means, "eval")
+    for best_value in monitored:
+        best_value.of(means, "eval")
 
 
-def watched_metrics(trainer: TrainerProtocol) -> list[BestValue]:
-    """What the callbacks of a trainer want to know of the evaluation."""
-    found = [getattr(callback, "best", None) for callback in trainer.callbacks]
-    return [best for best in found if isinstance(best, BestValue) and best.run == "eval"]
-
-
-def names_matter(trainer: TrainerProtocol, manager: CheckpointManager) -> bool:
-    """Whether anything asks for a metric of the evaluation by its name."""
-    best = manager.best_metric
-    reported = any(getattr(r, "metric", None) is not None for r in trainer.extra_writers)
-    return best is not None or reported or bool(watched_metrics(trainer))
+def names_matter(
+    trainer: TrainerProtocol, manager: CheckpointManager, monitored: Sequence[BestValue]
+) -> bool:
+    """Returns True if a checkpoint manager, writer or callback requests a metric by its name."""
+    is_reported = any(writer.metric is not None for writer in as_writers(trainer.extra_writers))
+    return manager.best_metric is not None or is_reported or bool(monitored)
 
 
 def check_reported_metric(writers: Sequence[Any], means: Mapping[str, float]) -> None:
-    """Raises UsageError if a tuning job is to hear of a metric that the evaluation has not."""
-    for writer in writers:
-        metric = getattr(writer, "metric", None)
-        if metric is not None and metric not in means:
+    """Raises UsageError if a writer reports a metric that the evaluation does not return."""
+    for writer in as_writers(writers):
+        if writer.metric is not None and writer.metric not in means:
             raise UsageError(
-                f"--report_hypertune={metric}, but eval_step returns {', '.join(sorted(means))}. Write one "
-                "of these: the tuning job hears nothing else."
+                f"--report_hypertune={writer.metric}, but eval_step returns {', '.join(sorted(means))}. "
+                "Write one of these: the tuning job hears nothing else."
             )
 
 
@@ -156,46 +151,34 @@ def check_gather(context: StepContext, num_replicas: int) -> None:
 
 
 def evaluates_at_all(trainer: TrainerProtocol) -> bool:
-    """Whether a subclass says how to evaluate."""
-    return all(is_written(trainer, m) for m in ("eval_data", "eval_step"))
+    """Returns True if a subclass defines the methods of an evaluation."""
+    return all(is_defined_by_user(trainer, m) for m in ("eval_data", "eval_step"))
 
 
-def check_callbacks(trainer: TrainerProtocol, given: Any) -> None:
+def check_callbacks(trainer: TrainerProtocol, callbacks: Sequence[Callback]) -> None:
     """Raises UsageError for callbacks that would never be called, or could not act."""
-    if not isinstance(given, (list, tuple)):
-        raise UsageError(f"callbacks is {given!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
-    for i, callback in enumerate(given):
-        if hasattr(callback, "set_model"):
-            raise UsageError(
-                f"callbacks[{i}] is a {type(callback).__name__} of Keras, which is for ctl.fit. A "
-                "ctl.Trainer takes ctl.EarlyStopping(...) and others, see ctl.Callback."
-            )
-        if not is_callback(callback):
-            raise UsageError(
-                f"callbacks[{i}] is {callback!r}; expected an object with on_metrics(step, values, run), "
-                f"or one of {', '.join(EVENTS[1:])}, e.g. ctl.EarlyStopping('loss', patience=3)."
-            )
-    if not evaluates_at_all(trainer) and any(hasattr(c, "after_evaluation") for c in (trainer, *given)):
+    evaluates = evaluates_at_all(trainer)
+    has_hook = is_defined_by_user(trainer, "after_evaluation")
+    if not evaluates and (has_hook or any("after_evaluation" in c.handlers() for c in callbacks)):
         raise UsageError(
             "after_evaluation would never be called: nothing is evaluated. Write eval_data and eval_step."
         )
-    evaluates = evaluates_at_all(trainer)
-    for callback in given:
-        who, best = type(callback).__name__, getattr(callback, "best", None)
-        of_evaluation = isinstance(best, BestValue) and best.run == "eval"
+    for callback in callbacks:
+        name, monitored = callback.class_name, callback.monitored
+        of_evaluation = monitored is not None and monitored.run == "eval"
         if of_evaluation and not (evaluates and trainer.intervals.evaluate != Every()):
             raise UsageError(
-                f"{who} needs the evaluation, but nothing is evaluated. {_no_evaluation(trainer)} For "
+                f"{name} needs the evaluation, but nothing is evaluated. {_no_evaluation(trainer)} For "
                 "metrics of the training write run='train'."
             )
         if isinstance(callback, ReduceOnPlateau) and not has_a_number(trainer.optimizer):
             raise UsageError(
-                f"{who} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
+                f"{name} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
                 "Give the optimizer a number."
             )
         if isinstance(callback, SaveBest):
             if callback.directory is None and trainer.model_dir is None:
-                raise UsageError(f"{who} needs a place: SaveBest(directory=...), or a model_dir.")
+                raise UsageError(f"{name} needs a place: SaveBest(directory=...), or a model_dir.")
             export_lib.targets(trainer, callback.formats)
 
 
@@ -222,7 +205,7 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
             "ctl.ChiefOnlyCheckpoints(directory), or a subclass of yours."
         )
     several = isinstance(writers, Sequence) and not isinstance(writers, str)
-    if writers is not None and not (several and all(isinstance(r, MetricWriter) for r in writers)):
+    if writers is not None and not (several and all(map(is_writer, writers))):
         raise UsageError(
             f"writers is {writers!r}; expected a list of writers with write and note, e.g. "
             "[ctl.ConsoleWriter()]."
@@ -378,4 +361,4 @@ def check_export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
         )
     export_lib.targets(trainer, formats)
     if "saved_model" in formats:
-        export_lib.signatures_of(trainer)
+        export_lib.checked_signatures(trainer.signatures())

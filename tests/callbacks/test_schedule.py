@@ -5,7 +5,7 @@ import random
 
 import ctl
 import pytest
-from ctl.callbacks.schedule import Timers
+from ctl.callbacks.schedule import NO_ACTION, Action, Timers
 
 
 def marks(every, end, steps_per_epoch=None, start=0):
@@ -116,10 +116,19 @@ def test_timers_are_due_once_each_by_the_clock_they_are_given():
     intervals = ctl.Intervals(log=ctl.Every(secs=10), save=ctl.Every(secs=25))
     timers = Timers(intervals, now=100.0)
     assert timers
-    due = {t: set(timers.due(now=100.0 + t)) for t in (0, 9.9, 10, 19, 20.5, 25, 26, 60)}
+    due = {t: timers.due(now=100.0 + t) for t in (0, 9.9, 10, 19, 20.5, 25, 26, 60)}
     assert due == {
-        0: set(), 9.9: set(), 10: {"log"}, 19: set(), 20.5: {"log"}, 25: {"save"}, 26: set(),
-        60: {"log", "save"},
+        0: NO_ACTION, 9.9: NO_ACTION, 10: Action.LOG, 19: NO_ACTION, 20.5: Action.LOG, 25: Action.SAVE,
+        26: NO_ACTION, 60: Action.LOG | Action.SAVE,
     }  # fmt: skip
     assert not Timers(ctl.Intervals(), now=0.0)
-    assert Timers(ctl.Intervals(), now=0.0).due(now=1e9) == set()
+    assert Timers(ctl.Intervals(), now=0.0).due(now=1e9) == NO_ACTION
+
+
+def test_all_actions_of_a_step_are_due_together():
+    intervals = ctl.Intervals(
+        log=ctl.Every(steps=2), evaluate=ctl.Every(steps=6), save=ctl.Every(epochs=1)
+    )
+    due = [intervals.due(step, 3.0) for step in range(1, 7)]
+    log, save = Action.LOG, Action.SAVE
+    assert due == [NO_ACTION, log, save, log, NO_ACTION, log | save | Action.EVALUATE]

@@ -6,6 +6,7 @@ import ctl
 import pytest
 from conftest import ROOT
 from ctl.distribute import job_fingerprint
+from ctl.metrics.protocol import Ended, RunEnd
 from training import output_of, run
 
 # by a named argument; between a process and those it starts itself, through a closed directory
@@ -27,7 +28,7 @@ def test_an_example_that_is_shown_stays_within_the_logs(name, tmp_path):
     """Names of pictures and metrics are tags in a file, never paths."""
     writer = ctl.TensorBoardWriter(tmp_path / "logs")
     writer.write(1, {name: 1.0})
-    writer.note(__import__("ctl.metrics.protocol", fromlist=["Ended"]).Ended(1, "done", {}))
+    writer.note(Ended(1, RunEnd.DONE))
     outside = [p for p in tmp_path.rglob("*") if p.is_file() and "logs" not in p.parts]
     assert not outside and {p.name for p in tmp_path.iterdir()} <= {"logs"}
 

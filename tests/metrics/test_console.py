@@ -5,7 +5,7 @@ import re
 
 import pytest
 from ctl.metrics.console import ConsoleWriter
-from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started, Traced
+from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started, Traced
 from terminals import ESCAPES, Clock, Terminal
 
 ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")
@@ -188,7 +188,7 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
     clock.now += 1
     writer.write(2, {name: 0.25})
     writer.write(2, {name: 0.125}, run="eval")
-    writer.note(Ended(2, name, {name: 0.0625}))
+    writer.note(Ended(2, RunEnd.FAILED, {name: 0.0625}, detail=name))
     text = seen(file)
     for shown in (f"step 1  {name} 0.5", f"{name} 0.25", f"eval step 2  {name} 0.125", f"{name} at step 2"):
         assert shown in text
@@ -200,8 +200,8 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
 def test_a_second_end_says_nothing_more(live, clock):
     file = Terminal()
     writer = ConsoleWriter(file, live, clock=clock)
-    writer.note(Ended(1, "done"))
-    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, RunEnd.DONE))
+    writer.note(Ended(1, RunEnd.DONE))
     assert file.getvalue().count("done") == 1
 
 

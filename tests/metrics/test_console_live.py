@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from ctl.metrics.console import ConsoleWriter
-from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from terminals import ESCAPES, Clock, Terminal
 
 INFO = RunInfo("Mnist", "multi_worker", 2, 4, 128, "60,000 examples", "float32", 7, "runs/1")
@@ -66,7 +66,7 @@ def test_no_color_is_honoured(clock, wide, monkeypatch):
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
     writer.note(Saved(5, "x"))
-    writer.note(Ended(5, "done"))
+    writer.note(Ended(5, RunEnd.DONE))
     assert "saved step 5" in file.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", file.getvalue())
 
@@ -174,7 +174,7 @@ def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(why, clock, wide
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(400, 500, INFO, compiles=why == "failed"))
     if why == "failed":
-        writer.note(Ended(400, why))
+        writer.note(Ended(400, RunEnd.FAILED))
     assert "compiling" not in last_bar(file)
 
 
@@ -184,7 +184,7 @@ def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wi
     writer.note(Started(0, 500, INFO))
     writer.note(Progressed(499))
     writer.note(Progressed(500))  # within 0.1 s: not drawn
-    writer.note(Ended(500, "done", {"time": "0:12", "best accuracy": 0.98765}))
+    writer.note(Ended(500, RunEnd.DONE, {"time": "0:12", "best accuracy": 0.98765}))
     text = seen(file)
     assert "500/500" in text
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
@@ -206,5 +206,5 @@ def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(cloc
     writer.note(Started(0, 500, INFO))
     print("hello [bold]there[/bold]")
     assert "hello [bold]there[/bold]\ntrain " in seen(file)  # the bar is drawn again below
-    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, RunEnd.DONE))
     assert sys.stdout is file

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from ctl.io import notebook
 from ctl.metrics.console import ConsoleWriter
-from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from kernels import pretend_kernel
 from small_models import Small
 from terminals import Clock
@@ -39,7 +39,7 @@ def test_a_cell_has_one_bar_that_changes_and_text_around_it(cell, capsys):
     clock.now += 1
     writer.note(Progressed(499))
     writer.note(Progressed(500))  # within 0.1 s: not drawn
-    writer.note(Ended(500, "done", {"time": "0:23"}))
+    writer.note(Ended(500, RunEnd.DONE, {"time": "0:23"}))
     assert len(cell) == 1
     first, second = cell[0][-1].splitlines()
     assert re.fullmatch(r"train ━+ 500/500  [\d.]+ steps/s  0:23  eta 0:00", first)
@@ -55,7 +55,7 @@ def test_lines_of_the_bar_fit_into_a_cell(cell):
     writer = ConsoleWriter(clock=Clock())
     writer.note(Started(0, 500, INFO))
     writer.write(1, {"a_metric_with_a_name_that_is_long" * 5: 0.5})
-    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, RunEnd.DONE))
     assert max(len(line) for line in cell[0][-1].splitlines()) == 110
 
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 from ctl.metrics.jsonl import JsonlWriter
-from ctl.metrics.protocol import Ended, RunInfo, Started
+from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 
@@ -70,7 +70,7 @@ def test_a_metric_called_step_does_not_hide_the_step(path):
 
 def test_a_restart_drops_what_the_previous_attempt_did_beyond_the_checkpoint(path):
     attempt(path, 0, range(1, 8), evals=(4, 6))
-    attempt(path, 4, range(5, 9)).note(Ended(8, "done"))
+    attempt(path, 4, range(5, 9)).note(Ended(8, RunEnd.DONE))
     train = [row["step"] for row in rows(path) if row["run"] == "train"]
     assert train == [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -112,7 +112,7 @@ def test_a_start_from_nothing_begins_an_empty_file(path):
 
 
 def test_an_interrupted_rewrite_leaves_the_old_file_whole(path, monkeypatch):
-    attempt(path, 0, range(1, 8)).note(Ended(7, "done"))
+    attempt(path, 0, range(1, 8)).note(Ended(7, RunEnd.DONE))
     before = path.read_bytes()
 
     def killed(*paths):

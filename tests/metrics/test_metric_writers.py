@@ -14,6 +14,7 @@ from ctl.metrics.protocol import (
     MetricWriter,
     NullWriter,
     Progressed,
+    RunEnd,
     RunInfo,
     Saved,
     Started,
@@ -71,7 +72,7 @@ def test_a_whole_run_can_be_told(writer):
     writer.note(Progressed(10))
     writer.write(10, {"loss": 0.6}, run="eval")
     writer.note(Saved(10, "ckpt-10"))
-    writer.note(Ended(20, "done", {"loss": 0.5}))
+    writer.note(Ended(20, RunEnd.DONE, {"loss": 0.5}))
 
 
 def test_a_run_of_unknown_length_without_weights_can_be_told(writer):
@@ -79,7 +80,7 @@ def test_a_run_of_unknown_length_without_weights_can_be_told(writer):
     writer.note(Started(0, None, bare))
     writer.write(1, {"loss": 1.0})
     writer.note(Progressed(1))
-    writer.note(Ended(1, "data ended"))
+    writer.note(Ended(1, RunEnd.DATA_ENDED))
 
 
 def test_numbers_and_marks_may_come_before_the_start_and_after_the_end(writer):
@@ -88,34 +89,34 @@ def test_numbers_and_marks_may_come_before_the_start_and_after_the_end(writer):
     writer.note(Traced(Graph()))
     writer.write(1, {"loss": 1.0})
     writer.note(Started(1, 2, INFO))
-    writer.note(Ended(2, "done"))
+    writer.note(Ended(2, RunEnd.DONE))
     writer.write(2, {"loss": 1.0}, run="eval")
     writer.note(Progressed(3))
-    writer.note(Ended(2, "done"))
+    writer.note(Ended(2, RunEnd.DONE))
 
 
 def test_a_second_end_and_an_end_without_a_start_are_tolerated(writer):
-    writer.note(Ended(0, "failed: no data"))
-    writer.note(Ended(0, "failed: no data"))
+    writer.note(Ended(0, RunEnd.FAILED, detail="UsageError"))
+    writer.note(Ended(0, RunEnd.FAILED, detail="UsageError"))
 
 
 def test_one_writer_can_tell_two_runs(writer):
     for first in (0, 10):
         writer.note(Started(first, first + 10, INFO, resumed_from=None))
         writer.write(first + 10, {"loss": 1.0})
-        writer.note(Ended(first + 10, "done"))
+        writer.note(Ended(first + 10, RunEnd.DONE))
 
 
 def test_numbers_of_numpy_and_numbers_that_are_not_finite_are_taken(writer):
     writer.note(Started(0, 20, INFO))
     writer.write(1, {"a": np.float32(0.1), "b": np.int64(3), "c": float("nan"), "d": -np.inf})
     writer.write(2, {}, run="train")
-    writer.note(Ended(1, "failed: loss is nan"))
+    writer.note(Ended(1, RunEnd.FAILED, detail="NonFiniteError"))
 
 
 def test_an_unknown_event_is_ignored(writer):
     writer.note(object())
-    writer.note(Ended(0, "done"))
+    writer.note(Ended(0, RunEnd.DONE))
 
 
 def test_what_is_written_is_not_changed_by_the_caller_later():
@@ -138,7 +139,8 @@ def test_reports_can_be_imported_without_tensorflow(tmp_path):
     program = (
         "import sys, ctl.metrics.console, ctl.metrics.jsonl, ctl.metrics.memory, "
         "ctl.metrics.tensorboard as t; r = t.TensorBoardWriter(sys.argv[1]); "
-        "r.write(1, {'a': 1.0}); from ctl.metrics.protocol import Ended; r.note(Ended(1, 'done')); "
+        "r.write(1, {'a': 1.0}); from ctl.metrics.protocol import Ended, RunEnd; "
+        "r.note(Ended(1, RunEnd.DONE)); "
         "assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)

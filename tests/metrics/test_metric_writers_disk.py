@@ -6,7 +6,7 @@ import logging
 import pytest
 import small_disks
 from ctl.metrics.jsonl import JsonlWriter
-from ctl.metrics.protocol import Ended, RunInfo, Started
+from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
 from tensorboard_runs import scalar_steps
 
@@ -41,7 +41,7 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
     assert "cannot be written for now (No space left on device)" in said
     (small_disk / "filler").unlink()
     writer.write(200, {"loss": 1.0})
-    writer.note(Ended(200, "done"))
+    writer.note(Ended(200, RunEnd.DONE))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 201))
     assert "is written again; 0 lines were dropped" in caplog.messages[-1]
 
@@ -58,7 +58,7 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
     writer.write(400, {"loss": 1.0})
     (small_disk / "filler").unlink()
     until_said(caplog, "are written again; 0 entries were dropped")
-    writer.note(Ended(400, "done"))
+    writer.note(Ended(400, RunEnd.DONE))
     assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
 
 

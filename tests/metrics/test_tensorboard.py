@@ -2,7 +2,7 @@ import json
 
 import pytest
 import tensorboard_runs
-from ctl.metrics.protocol import Ended, RunInfo, SharesLogged, Started, Traced
+from ctl.metrics.protocol import Ended, RunEnd, RunInfo, SharesLogged, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.backend.event_processing import plugin_event_multiplexer
@@ -90,7 +90,7 @@ def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
         tf.summary.scalar("loss", 0.1, step=3)
     writer = TensorBoardWriter(logs)
     writer.write(3, {"loss": 0.1})
-    writer.note(Ended(3, "done"))
+    writer.note(Ended(3, RunEnd.DONE))
     theirs, ours = (
         next(value for event in raw_events(folder) for value in event.summary.value)
         for folder in (tmp_path / "tf", logs / "train")
@@ -105,7 +105,7 @@ def test_wall_time_is_the_time_of_writing(logs):
     writer = TensorBoardWriter(logs, clock=lambda: next(times, 300.0))
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
-    writer.note(Ended(2, "done"))
+    writer.note(Ended(2, RunEnd.DONE))
     assert [e.wall_time for e in raw_events(logs / "train") if e.summary.value] == [100.0, 200.0]
 
 
@@ -149,13 +149,13 @@ def test_an_evaluation_by_another_program_is_shown_in_the_session(logs):
     trainer.scalars(1000.0, 1, {"loss": 1.0}, "train")
     evaluator.scalars(1000.0, 1, {"loss": 7.0}, "eval")
     evaluator.close()
-    trainer.end(Ended(1, "done"), 1000.0)
+    trainer.end(Ended(1, RunEnd.DONE), 1000.0)
     (group,) = sessions(logs)
     assert metrics(group) == {("", "loss"): 7.0}
 
 
 def test_a_failed_run_is_a_failed_session_and_a_resumed_one_is_new(logs):
-    attempt(logs, 0, [1, 2], evals=(2,), reason="failed: loss is nan")
+    attempt(logs, 0, [1, 2], evals=(2,), end=RunEnd.FAILED)
     (group,) = sessions(logs)
     assert group.sessions[0].status == api_pb2.STATUS_FAILURE
     attempt(logs, 2, [3], facts=info(hparams={"learning_rate": 0.25}))
@@ -192,7 +192,7 @@ def test_only_the_first_graph_of_a_run_is_kept(logs):
     writer.note(Started(0, None, info()))
     writer.note(Traced(graph("first")))
     writer.note(Traced(graph("second")))
-    writer.note(Ended(0, "done"))
+    writer.note(Ended(0, RunEnd.DONE))
     assert accumulated(logs / "train").Graph().node[0].name == "first"
 
 
@@ -219,7 +219,7 @@ def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
         writer.write(1, {"loss": 2.0, "hits": 1.0}, "eval")
         writer.write(2, {"loss": 1.0, "later": 1.0}, "train")
         writer.note(SharesLogged(2, "time shares", {"host": 0.25}))
-        writer.note(Ended(2, "done"))
+        writer.note(Ended(2, RunEnd.DONE))
     assert layout(logs) == {
         "metrics": {
             "a.b": [r"^a\.b$"], "hits": ["^hits$"], "later": ["^later$"], "loss": ["^loss$"],

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from ctl.metrics.event_files import EventFolder, read_records
-from ctl.metrics.protocol import Ended, Started, Traced
+from ctl.metrics.protocol import Ended, RunEnd, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from tensorboard.compat.proto import event_pb2, graph_pb2
@@ -26,7 +26,7 @@ def warnings_logged(caplog):
 
 
 def test_a_resumed_run_has_one_event_per_step_in_order(logs):
-    attempt(logs, 0, range(1, 9), evals=(2, 4, 6, 8), reason="failed: a peer was lost")
+    attempt(logs, 0, range(1, 9), evals=(2, 4, 6, 8), end=RunEnd.FAILED)
     attempt(logs, 4, range(5, 13), evals=(6, 12))
     assert scalar_steps(logs / "train") == list(range(1, 13))
     assert scalar_steps(logs / "eval") == [2, 4, 6, 12]
@@ -61,7 +61,7 @@ def test_a_torn_tail_is_cut_and_the_whole_records_stay(logs, cut):
     writer = TensorBoardWriter(logs)
     for step in range(1, 6):
         writer.write(step, {"loss": 1.0})
-    writer.note(Ended(5, "done"))
+    writer.note(Ended(5, RunEnd.DONE))
     (path,) = files(logs / "train")
     path.write_bytes(path.read_bytes()[:-cut])
     attempt(logs, 5, range(6, 8))

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from ctl.metrics.protocol import Ended, Progressed, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, w
         writer.note(Started(start, None, INFO))
         for step in range(start, start + 50):
             writer.write(step, {"loss": 1.0})
-        writer.note(Ended(start + 50, "done"))
+        writer.note(Ended(start + 50, RunEnd.DONE))
     (message,) = warnings_logged()
     assert "file/logs" in message and "NotADirectoryError" in message
 
@@ -59,16 +59,16 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, w
 def test_a_disk_that_stays_full_is_no_error_and_what_is_lost_is_said(logs, warnings_logged, monkeypatch):
     writer = TensorBoardWriter(logs, close_timeout_secs=0.2)
     writer.write(1, {"loss": 1.0})
-    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, RunEnd.DONE))
 
     def refuse(self, data):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RecordWriter, "write", refuse)
     writer.write(2, {"loss": 1.0})
-    writer.note(Ended(2, "done"))
+    writer.note(Ended(2, RunEnd.DONE))
     writer.write(3, {"loss": 1.0})
-    writer.note(Ended(3, "done"))
+    writer.note(Ended(3, RunEnd.DONE))
     first, *others = warnings_logged()
     assert "No space left on device" in first and str(logs) in first
     assert others and all("entries are lost" in message for message in others)
@@ -89,7 +89,7 @@ def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logg
         writer.write(step, {"loss": 1.0})
     assert len(warnings_logged()) == 1 and "dropped" in warnings_logged()[0]
     gate.set()
-    writer.note(Ended(100, "done"))
+    writer.note(Ended(100, RunEnd.DONE))
     assert 5 <= len(scalar_steps(logs / "train")) <= 6
 
 
@@ -98,7 +98,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_lo
     monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(60))
     writer = TensorBoardWriter(logs, close_timeout_secs=0.05)
     writer.write(1, {"loss": 1.0})
-    writer.note(Ended(1, "done"))
+    writer.note(Ended(1, RunEnd.DONE))
     gate.set()
     assert ["still not written" in message for message in warnings_logged()] == [True]
 
@@ -107,7 +107,7 @@ def test_nothing_is_dropped_normally(logs, warnings_logged):
     writer = TensorBoardWriter(logs)
     for step in range(3000):
         writer.write(step, {"loss": 1.0})
-    writer.note(Ended(3000, "done"))
+    writer.note(Ended(3000, RunEnd.DONE))
     assert scalar_steps(logs / "train") == list(range(3000))
     assert not warnings_logged()
 
@@ -126,7 +126,7 @@ def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkey
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
     assert flushed.wait(60)
-    writer.note(Ended(2, "done"))
+    writer.note(Ended(2, RunEnd.DONE))
 
 
 def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
@@ -136,7 +136,7 @@ def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
         writer.write(step, {"loss": 1.0})
     writer.note(Saved(5, "ckpt-5"))
     wait_for(lambda: scalar_steps(logs / "train") == [1, 2, 3, 4, 5])
-    writer.note(Ended(5, "done"))
+    writer.note(Ended(5, RunEnd.DONE))
 
 
 def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
@@ -144,15 +144,15 @@ def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
     for step in range(10):
         writer.write(step, {"loss": 1.0})
     assert len(writing_threads()) == 1
-    writer.note(Ended(10, "done"))
+    writer.note(Ended(10, RunEnd.DONE))
     assert not writing_threads()
 
 
 def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
     program = (
         "import sys; from ctl.metrics.tensorboard import TensorBoardWriter as T; "
-        "from ctl.metrics.protocol import Ended; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
-        "r.note(Ended(1, 'done')); r.write(2, {'loss': 1.0})"
+        "from ctl.metrics.protocol import Ended, RunEnd; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
+        "r.note(Ended(1, RunEnd.DONE)); r.write(2, {'loss': 1.0})"
     )
     subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=60)
     assert scalar_steps(logs / "train") == [1, 2]

@@ -1,6 +1,6 @@
 """Writes what training processes write for TensorBoard, and reads it as TensorBoard does."""
 
-from ctl.metrics.protocol import Ended, RunInfo, Started, Traced
+from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
@@ -26,7 +26,7 @@ def graph(name):
     return graph_pb2.GraphDef(node=[{"name": name, "op": "NoOp"}])
 
 
-def attempt(logs, start, steps, *, evals=(), reason="done", facts=None, name="node"):
+def attempt(logs, start, steps, *, evals=(), end=RunEnd.DONE, facts=None, name="node"):
     """One life of a training process."""
     writer = TensorBoardWriter(logs)
     writer.note(Started(start, None, facts or INFO))
@@ -35,7 +35,7 @@ def attempt(logs, start, steps, *, evals=(), reason="done", facts=None, name="no
         writer.write(step, {"loss": float(step), "accuracy": 0.5})
         if step in evals:
             writer.write(step, {"loss": step + 0.5, "accuracy": 0.75}, run="eval")
-    writer.note(Ended(max([start, *steps]), reason))
+    writer.note(Ended(max([start, *steps]), end))
 
 
 def files(folder):

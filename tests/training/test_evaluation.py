@@ -166,3 +166,23 @@ def test_a_signal_is_heard_within_an_evaluation_which_is_made_up_for(tmp_path):
     done = []
     assert trainer_of(tmp_path / "run", done, Long, save=ctl.Every()).train(4) == whole
     assert done[1:] == ["evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
+
+
+def test_a_failed_evaluation_at_the_end_is_repeated_without_callbacks(tmp_path):
+    """A longer run would not have evaluated at step 3, so callbacks get no metrics of it."""
+
+    class Failing(Small):
+        def eval_data(self, batch_size):
+            if self.step == 3:
+                raise ZeroDivisionError
+            return super().eval_data(batch_size)
+
+    with pytest.raises(ZeroDivisionError):
+        trainer_of(tmp_path, [], Failing).train(3)
+    assert manifests(tmp_path)[3].state["pending"] == ["evaluate", "unwatched"]
+    callback, done = ctl.MemoryCallback(), []
+    trainer = trainer_of(tmp_path, done)
+    trainer.callbacks.append(callback)
+    trainer.train(4)
+    assert done[1:] == ["evaluate", "amend 3", "save 4", "evaluate", "amend 4"]
+    assert [step for run, step, _ in callback.seen if run == "eval"] == [4]

@@ -4,12 +4,13 @@ from signal import SIGINT, SIGTERM
 
 import numpy as np
 import pytest
-from ctl.callbacks.schedule import Every, Intervals
+from ctl.callbacks.schedule import Action, Every, Intervals
 from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import RunEnd
 from ctl.step.averaging import Totals
 from ctl.supervision.signals import Signals
-from ctl.training.loop import End, TrainLoop, Vote
+from ctl.training.loop import TrainLoop, Vote
 
 
 class Steps:
@@ -54,7 +55,7 @@ def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing()
     """The other one knows nothing of it, and goes on to the last evaluation."""
     signals = Signals()
     came = ended(signals, [1, 0, 0], then=lambda: signals._handle(SIGTERM, None))
-    assert came == (End.STOPPED, 1) and signals.received == SIGTERM
+    assert came == (RunEnd.STOPPED, 1) and signals.received == SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -68,21 +69,21 @@ def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(here, ther
     signals = Signals()
     if here:
         signals._handle(here, None)
-    assert ended(signals, there) == (End.SIGNAL, 1)
+    assert ended(signals, there) == (RunEnd.SIGNAL, 1)
     assert signals.received == agreed
 
 
 def test_the_chief_s_clock_and_length_hold_on_all_workers():
     """A worker that is not the chief leaves these fields at 0, and takes what was added up."""
     chiefs = Vote(length=7, wait=3, save=1)
-    assert chiefs.due == {"save"}
+    assert chiefs.due == Action.SAVE
     steps = TrainLoop(
         Steps(), Batches(object(), None, False, None, "skip", ""),
         Intervals(steps_per_loop="auto", log=Every(), save=Every()), Chief(chiefs),
         is_chief=False, writers=WriterGroup([]),
     )  # fmt: skip
     first, second = (loop for loop, _ in zip(steps.loops(0, 100, Signals()), range(2), strict=False))
-    assert (first.step, first.due) == (1, {"save"}) and second.step == 8
+    assert (first.step, first.due) == (1, Action.SAVE) and second.step == 8
 
 
 class Chief:

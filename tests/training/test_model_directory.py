@@ -7,12 +7,11 @@ import ctl
 import pytest
 from ctl.checkpoints import saving
 from ctl.io import paths
-from ctl.metrics.console_text import run_header
+from ctl.metrics.console_text import farewell, run_header
 from ctl.metrics.jsonl import JsonlWriter
-from ctl.metrics.protocol import Started
-from ctl.training import run_metadata
-from ctl.training.loop import End
+from ctl.metrics.protocol import Ended, RunEnd, Started
 from ctl.training.model_directory import check_model_directory
+from ctl.training.run_metadata import precise_end
 from small_models import Small
 from test_console_live import INFO
 
@@ -85,10 +84,30 @@ def test_fewer_steps_than_are_complete_are_no_share():
     started = Started(40, 20, INFO)
     (block,) = [block for block in run_header(started).renderables if hasattr(block, "columns")][:1]
     assert "none: 40 are complete, 20 were requested" in [str(cell) for cell in block.columns[1].cells]
-    assert (
-        run_metadata.end_of(End.DONE, 40, 40, 20) == "nothing left to do, 20 steps were requested: complete"
-    )
-    assert run_metadata.end_of(End.DONE, 40, 40, 40) == "nothing left to do: complete"
+
+
+@pytest.mark.parametrize(
+    ("end", "start", "requested", "phrase"),
+    [
+        (RunEnd.DONE, 0, None, "done"), (RunEnd.DONE, 0, 40, "done"),
+        (RunEnd.DONE, 0, 50, "the data ended, 50 steps were asked for,"),
+        (RunEnd.DONE, 40, 50, "the data ended, 50 steps were asked for,"),
+        (RunEnd.DONE, 40, 40, "nothing left to do: complete"),
+        (RunEnd.DONE, 40, None, "nothing left to do: complete"),
+        (RunEnd.DONE, 40, 20, "nothing left to do, 20 steps were requested: complete"),
+        (RunEnd.DATA_ENDED, 0, 50, "data ended"), (RunEnd.STOPPED, 40, 50, "stopped"),
+        (RunEnd.SIGNAL, 40, 50, "stopped by a signal"), (RunEnd.FAILED, 0, 50, "failed"),
+    ],
+)  # fmt: skip
+def test_the_phrase_for_the_end_of_a_run(end, start, requested, phrase):
+    ended = Ended(40, precise_end(end, start, 40, requested), requested_steps=requested)
+    assert ended.reason == phrase
+    assert str(farewell(ended).renderables[0]) == f"{phrase} at step 40"
+
+
+def test_the_phrase_for_the_end_of_a_run_has_its_detail():
+    assert Ended(1, RunEnd.FAILED, detail="ValueError").reason == "failed: ValueError"
+    assert Ended(1, RunEnd.TRAINING_ENDED, detail="done").reason == "the training has ended (done)"
 
 
 @pytest.mark.parametrize(

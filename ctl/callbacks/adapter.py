@@ -1,0 +1,67 @@
+"""Callbacks of users that do not inherit from `ctl.Callback`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ctl.callbacks.best_value import BestValue
+from ctl.callbacks.protocol import EVENTS, Callback
+from ctl.errors import UsageError
+
+
+class CallbackAdapter(Callback):
+    """Adapter for an object that has some of the methods and attributes of a `Callback`."""
+
+    def __init__(self, wrapped: Any):
+        self._wrapped = wrapped
+        self.name = str(getattr(wrapped, "name", type(wrapped).__name__))
+        self.restore_best = bool(getattr(wrapped, "restore_best", False))
+        self.rollback = bool(getattr(wrapped, "rollback", False))
+        monitored = getattr(wrapped, "best", None)
+        self.monitored = monitored if isinstance(monitored, BestValue) else None
+
+    @property
+    def class_name(self) -> str:
+        return type(self._wrapped).__name__
+
+    @property
+    def state(self) -> Any:
+        """The state of the object; None if it has none."""
+        return getattr(self._wrapped, "state", None)
+
+    @state.setter
+    def state(self, saved: Any) -> None:
+        self._wrapped.state = saved
+
+    def has_stopped(self) -> bool:
+        return getattr(self._wrapped, "stopped_at", None) is not None
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        methods = {event: getattr(self._wrapped, event, None) for event in EVENTS}
+        return {event: method for event, method in methods.items() if callable(method)}
+
+
+def is_callback(candidate: Any) -> bool:
+    """Returns True for an object with a method for one of EVENTS that is no callback of Keras."""
+    has_event = any(callable(getattr(candidate, event, None)) for event in EVENTS)
+    return has_event and not hasattr(candidate, "set_model")
+
+
+def as_callbacks(candidates: Any) -> list[Callback]:
+    """Returns callbacks for a list of callbacks and of objects that have some of their methods.
+
+    Raises UsageError for another value than a list, for callbacks of Keras and for other objects.
+    """
+    if not isinstance(candidates, (list, tuple)):
+        raise UsageError(f"callbacks is {candidates!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")
+    for i, candidate in enumerate(candidates):
+        if hasattr(candidate, "set_model"):
+            raise UsageError(
+                f"callbacks[{i}] is a {type(candidate).__name__} of Keras, which is for ctl.fit. A "
+                "ctl.Trainer takes ctl.EarlyStopping(...) and others, see ctl.Callback."
+            )
+        if not is_callback(candidate):
+            raise UsageError(
+                f"callbacks[{i}] is {candidate!r}; expected an object with on_metrics(step, values, run), "
+                f"or one of {', '.join(EVENTS[1:])}, e.g. ctl.EarlyStopping('loss', patience=3)."
+            )
+    return [c if isinstance(c, Callback) else CallbackAdapter(c) for c in candidates]

@@ -1,0 +1,68 @@
+"""Metric writers of a process: those of the user, or the default ones."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ctl.io import paths
+from ctl.metrics.adapter import MetricWriterLike, as_writers
+from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import MetricWriter
+from ctl.training.run_metadata import log_dir
+from ctl.training.trainer_protocol import TrainerProtocol
+
+METRICS_FILE = "metrics.jsonl"
+_log = logging.getLogger("ctl")
+
+
+def default_writers(
+    model_dir: str | None,
+    logs_dir: str,
+    *,
+    metrics_file: str = METRICS_FILE,
+    console: bool = True,
+    live: bool | None = None,
+) -> list[MetricWriter]:
+    """Creates the writers of a process for which the user passed no writers.
+
+    Args:
+      model_dir: Directory of `metrics_file`. No writer of files is created if it is None, or a URL, for
+        which a warning is logged.
+      logs_dir: Directory of TensorBoard's event files.
+      metrics_file: File name of the JSON lines.
+      console: True creates a `ConsoleWriter`.
+      live: Argument of the `ConsoleWriter`: progress bar, lines, or None to choose by the terminal.
+    """
+    # Imported here, as `rich` and `tensorboard` take time and most callers of ctl pass their own writers.
+    from ctl.metrics.console import ConsoleWriter
+    from ctl.metrics.jsonl import JsonlWriter
+    from ctl.metrics.tensorboard import TensorBoardWriter
+
+    writers: list[MetricWriter] = [ConsoleWriter(live=live)] if console else []
+    if paths.is_url(model_dir):
+        _log.warning(
+            "model_dir is a URL: %s and TensorBoard's files are not written, as they need a local path. "
+            "Mount it (/gcs/...), or give writers=[...] other paths.",
+            metrics_file,
+        )
+    elif model_dir:
+        writers += [JsonlWriter(f"{model_dir}/{metrics_file}"), TensorBoardWriter(logs_dir)]
+    return writers
+
+
+def writers_of_run(trainer: TrainerProtocol, check_lease: Callable[[], None]) -> WriterGroup:
+    """Returns the writers that a run of `trainer` calls in this process.
+
+    On the chief these are the user's or the default ones, and the extra ones. On other workers these are
+    the user's writers with `everywhere = True`.
+
+    Args:
+      trainer: The trainer of the run.
+      check_lease: Raises LeaseLostError if another job has taken over model_dir.
+    """
+    if not trainer.topology.is_chief:
+        user_writers = [*(trainer._writers or ()), *trainer.extra_writers]
+        return WriterGroup(writer for writer in as_writers(user_writers) if writer.everywhere)
+    writers: Sequence[MetricWriterLike] | None = trainer._writers
+    if writers is None:
+        writers = default_writers(trainer.model_dir, log_dir(trainer))
+    return WriterGroup([*writers, *trainer.extra_writers], check_lease)

@@ -1,0 +1,37 @@
+"""Optional methods of a trainer: defaults, and which ones a subclass defines."""
+
+import ctl
+import pytest
+from ctl.training.optional_methods import OptionalMethods, is_defined_by_user
+
+NAMES = [name for name in vars(OptionalMethods) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "build", "train_data", "eval_step", "after_loop", "predict"])
+def test_a_method_is_the_user_s_if_a_subclass_or_the_object_defines_it(name):
+    def method(self, *arguments):
+        return None
+
+    inherits = type("Inherits", (ctl.Trainer,), {})
+    for kind, expected in (
+        (inherits, False),
+        (type("Restores", (inherits,), {name: getattr(ctl.Trainer, name)}), False),
+        (type("Defines", (inherits,), {name: method}), True),
+        (type("Mixes", (type("Mixin", (), {name: method}), ctl.Trainer), {}), True),
+        (type("Disables", (inherits,), {name: None}), False),
+    ):
+        assert is_defined_by_user(kind(strategy="default", writers=[]), name) == expected, kind
+    trainer = inherits(strategy="default", writers=[])
+    setattr(trainer, name, lambda *arguments: None)
+    assert is_defined_by_user(trainer, name)
+
+
+def test_methods_of_keras_trainer_count_as_defined():
+    assert is_defined_by_user(object.__new__(ctl.KerasTrainer), "eval_step")
+
+
+def test_the_defaults_return_nothing_to_serve_and_no_averages():
+    methods = OptionalMethods()
+    assert methods.signatures() == {} and methods.moving_averages() is None
+    with pytest.raises(NotImplementedError):
+        methods.train_data_fn(None)
