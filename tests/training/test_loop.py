@@ -9,6 +9,7 @@ from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunEnd
 from ctl.step.averaging import Totals
+from ctl.step.reducers.sum import SumReducer
 from ctl.supervision.signals import Signals
 from ctl.training.loop import TrainLoop, Vote
 
@@ -16,7 +17,7 @@ from ctl.training.loop import TrainLoop, Vote
 class Steps:
     """Steps that take no time."""
 
-    totals, has_run = Totals(), True
+    totals, reducer, has_run = Totals(), SumReducer(), True
 
     def run(self, batches, steps, packed):
         return packed, steps
