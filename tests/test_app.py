@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import ctl
 import numpy as np
 import processes
 import pytest
@@ -237,3 +238,25 @@ def test_a_model_dir_that_cannot_be_searched_is_named(monkeypatch, capsys, mode)
     monkeypatch.setattr(Path, "is_dir", refused_by_the_system)
     said = refused(monkeypatch, capsys, f"--mode={mode}", "--model_dir=/closed")
     assert "--model_dir=/closed cannot be read: Permission denied." in said
+
+
+class Forgetful(ctl.Trainer):
+    """Its constructor does not call that of the class."""
+
+    def __init__(self, **options):
+        self.options = options
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Forgetful, "Forgetful.__init__ has not called super().__init__(**options)"),
+        (lambda **options: None, "a function that returned None; expected a ctl.Trainer"),
+    ],
+    ids=["a forgotten constructor", "a forgotten return"],
+)
+def test_a_program_without_a_trainer_ends_with_2(monkeypatch, capsys, make, words):
+    monkeypatch.setattr(flags, "FLAGS", parsed("--strategy=default"))
+    with pytest.raises(SystemExit) as caught:
+        app._main(make, {})
+    assert caught.value.code == 2 and words in capsys.readouterr().err

@@ -113,7 +113,7 @@ class CallbackRunner:
             raise failure
 
     def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
-        """Executes the chief's decisions in `after_loop`; returns True to stop. All workers call it."""
+        """Executes the chief's decisions in `after_loop` on all workers; True if the run is to stop."""
         return self._settle("after_loop", BestWeights(step), made, None, True)
 
     def _settle(
