@@ -15,6 +15,16 @@ class OptionalMethods:
     They may return a `ctl.Decision`, True to stop, or None.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Replaces defaults by methods of a mixin that follows the trainer in the list of base classes."""
+        super().__init_subclass__(**options)
+        for name, default in vars(OptionalMethods).items():
+            if name.startswith("_") or inspect.getattr_static(cls, name) is not default:
+                continue
+            mixins = [base for base in cls.__mro__ if name in vars(base) and base is not OptionalMethods]
+            if mixins:
+                setattr(cls, name, vars(mixins[0])[name])
+
     def before_training(self, step: int) -> Any:
         """Called once in each `train` before its first step, at `step` completed steps."""
 

@@ -35,3 +35,23 @@ def test_the_defaults_return_nothing_to_serve_and_no_averages():
     assert methods.signatures() == {} and methods.moving_averages() is None
     with pytest.raises(NotImplementedError):
         methods.train_data_fn(None)
+
+
+class Serves:
+    """A mixin with an optional method."""
+
+    def signatures(self):
+        return {"serve": len}
+
+
+def test_a_mixin_after_the_trainer_defines_optional_methods():
+    class Mixed(ctl.Trainer, Serves):
+        pass
+
+    class Derived(Mixed):
+        def after_epoch(self, epoch, step, means):
+            return True
+
+    trainer = Derived(strategy="default")
+    assert trainer.signatures() == {"serve": len} and is_defined_by_user(trainer, "signatures")
+    assert trainer.after_epoch(1, 1, {}) and not is_defined_by_user(trainer, "moving_averages")
