@@ -263,14 +263,15 @@ class Trainer(OptionalMethods):
         if tf.inside_function():
             traced_step().log(name, value, reduce, self.topology.num_replicas)
             return
-        if self._session is None or self._session.running is None:
+        writers = None if self._session is None else self._session.writers
+        if self._session is None or writers is None:
             return
         step = self._session.step
         found = number_or_event(step, name, value)  # on all workers: they read a metric's variable together
         if isinstance(found, float):
-            self._session.running.write(step, {name: found}, "train")
+            writers.write(step, {name: found}, "train")
         else:
-            self._session.running.note(found)
+            writers.note(found)
 
     def show(self, name: str, images: Any) -> None:
         """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.
@@ -278,9 +279,8 @@ class Trainer(OptionalMethods):
         For `after_loop`; every worker may call it, the chief writes. `c` is 1, 3 or 4; numbers are
         0..255 if the dtype is uint8, else 0..1.
         """
-        if self._session is not None and self._session.running is not None:
-            step = self._session.step
-            self._session.running.note(grid(step, name, images))
+        if self._session is not None and self._session.writers is not None:
+            self._session.writers.note(grid(self._session.step, name, images))
 
     @error_translation.translates_peer_errors
     def export(self, *formats: str, directory: str | None = None) -> list[str]:

@@ -52,17 +52,18 @@ def evaluate_session(
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.broadcast(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
-        numbers, session.arrays = keras_metrics.metric_results(loop.totals.metrics)
+        numbers, arrays = keras_metrics.metric_results(loop.totals.metrics)
+        session.record_arrays(arrays)
         means |= numbers
-        if session.running:
-            session.running.write(session.step, means, "eval")
-            for name, array in session.arrays.items():
-                session.running.note(array_event(session.step, name, array, "eval"))
+        if session.writers:
+            session.writers.write(session.step, means, "eval")
+            for name, array in arrays.items():
+                session.writers.note(array_event(session.step, name, array, "eval"))
         about = session.step, dict(means), dict(loop.totals.metrics)
         session.callbacks.tell("after_evaluation", session.step, *about, heeded=heeded)
     validation.check_best_metric(session.manager, means)
     validation.check_reported_metric(trainer.extra_writers, means)
-    if session.running is None:
+    if session.active is None:
         session.callbacks.raise_failure()
         leave_together(session)
     return means

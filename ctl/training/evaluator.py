@@ -19,6 +19,7 @@ from ctl.supervision import signals
 from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.supervision.process_identity import process_started
 from ctl.training import evaluation
+from ctl.training.active_run import ActiveRun
 from ctl.training.checkpoint_follower import Evaluated, Following
 from ctl.training.default_writers import default_writers
 from ctl.training.loop import Interrupted
@@ -43,7 +44,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         watched, Lease(place / LOCK_NAME), Evaluated(place / EVALUATED), born=process_started()
     )
     means: dict[str, float] = {}
-    received = prepared.signals = signals.Signals()
+    received = signals.Signals()
 
     def evaluate(manifest: Manifest) -> None:
         watched.restore(prepared.state, manifest.step)
@@ -54,11 +55,11 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         except Interrupted:
             raise _stopped(received, following) from None
 
-    writers = prepared.running = _writers(trainer)
+    writers = _writers(trainer)
     end, detail = RunEnd.FAILED, ""
     _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
     try:
-        with received:
+        with received, prepared.running(ActiveRun(writers, received)):
             detail = following.run(evaluate, lambda: received.received is not None)
         if received.received is not None:
             raise _stopped(received, following)
@@ -68,10 +69,8 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         end, detail = (RunEnd.SIGNAL, "") if is_stopped else (RunEnd.FAILED, type(e).__name__)
         raise
     finally:
-        prepared.signals = None
         summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
         writers.note(Ended(following.step or 0, end, summary, detail=detail))
-        prepared.running = None
     return {f"eval_{k}": v for k, v in means.items()}
 
 

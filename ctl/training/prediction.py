@@ -30,10 +30,10 @@ def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any
             raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
     else:
         raise UsageError("predict() got example numbers; expected arrays, or a tf.data.Dataset of batches.")
-    if session.predicts is not trainer.model:  # else it is traced already
-        session.predicts = trainer.model
-        session.predict_call = tf.function(_call_of(trainer.model), reduce_retracing=True)
-    outputs = [_outputs(trainer, session.predict_call, batch) for batch in source]
+    call = session.programs.predict_function(
+        trainer.model, lambda: tf.function(_call_of(trainer.model), reduce_retracing=True)
+    )
+    outputs = [_outputs(trainer, call, batch) for batch in source]
     if not outputs:
         raise UsageError("predict's data ended before its first batch; expected at least one.")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)

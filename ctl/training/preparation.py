@@ -106,34 +106,38 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         warm_start.load(trainer.init_from, state, models, agreement)
     runner = CallbackRunner(trainer, callbacks, agreement)
     session = Session(state, manager, agreement, runner, reducer, timer, position)
-    reducer.begin(0 if resumed is None else resumed.step)
-    if resumed is not None:
-        session.take(resumed, trainer.global_batch_size)
+    if resumed is None:
+        reducer.begin(0)
+    else:
+        session.resume(resumed, trainer.global_batch_size)
     return session
 
 
 def train_loop(trainer: TrainerProtocol, session: Session) -> GraphLoop:
-    """What runs `train_step`, traced once per trainer."""
-    in_program = config.jit_compile(trainer.jit_compile) == "loop"
-    if session.train_loop is None or isinstance(session.train_loop, CompiledLoop) != in_program:
+    """Returns the loop of `train_step`, which is traced once per trainer."""
+    is_one_program = config.jit_compile(trainer.jit_compile) == "loop"
+
+    def create() -> GraphLoop:
         _choose_communication(trainer, session)
-        counter, trained = session.state.step, lambda: _trainable(trainer)
+        step, counter, trained = (
+            _train_step(trainer, session),
+            session.state.step,
+            lambda: _trainable(trainer),
+        )
         if parameter_servers.is_used(trainer.strategy):
-            step = _train_step(trainer, session)
-            session.train_loop = ScheduledLoop(trainer.strategy, step, counter=counter, trained=trained)
-        elif in_program:
-            step = _train_step(trainer, session)
-            session.train_loop = CompiledLoop(trainer.strategy, step, counter=counter, trained=trained)
-        else:
-            session.train_loop = StepLoop(
-                trainer.strategy,
-                _train_step(trainer, session),
-                trainer.topology,
-                counter=counter,
-                single=trainer.intervals.steps_per_loop == 1,
-                trained=trained,
-            )
-    return session.train_loop
+            return ScheduledLoop(trainer.strategy, step, counter=counter, trained=trained)
+        if is_one_program:
+            return CompiledLoop(trainer.strategy, step, counter=counter, trained=trained)
+        return StepLoop(
+            trainer.strategy,
+            step,
+            trainer.topology,
+            counter=counter,
+            single=trainer.intervals.steps_per_loop == 1,
+            trained=trained,
+        )
+
+    return session.programs.train_loop(is_one_program, create)
 
 
 def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
@@ -179,12 +183,14 @@ def _train_step(trainer: TrainerProtocol, session: Session) -> ReplicaStep:
 
 
 def eval_loop(trainer: TrainerProtocol, session: Session) -> StepLoop:
-    """What runs `eval_step`, traced once per trainer."""
-    if session.eval_loop is None:
+    """Returns the loop of `eval_step`, which is traced once per trainer."""
+
+    def create() -> StepLoop:
         user_step = UserStep(function=trainer.eval_step, metrics=_metrics(trainer))
         step = _replica_step(trainer, user_step, SumReducer(), Skipping())
-        session.eval_loop = StepLoop(strategies.local(trainer.strategy), step, trainer.topology)
-    return session.eval_loop
+        return StepLoop(strategies.local(trainer.strategy), step, trainer.topology)
+
+    return session.programs.eval_loop(create)
 
 
 def _trainable(trainer: TrainerProtocol) -> tuple[int, ...]:

@@ -2,12 +2,10 @@
 
 import logging
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from ctl.checkpoints import commit, restoring, saving
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoints
@@ -22,7 +20,6 @@ from ctl.training import error_translation, run_metadata
 from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
-from ctl.version import __version__
 
 _log = logging.getLogger("ctl")
 
@@ -185,7 +182,7 @@ def _check_can_roll_back(trainer: TrainerProtocol) -> None:
 def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
     """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
     _check_can_roll_back(trainer)
-    session.advance(step, trainer.global_batch_size, batches.examples)
+    session.advance(step, trainer.global_batch_size, batches)
     session.manager.finish()  # a save in the background
     session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
     manifest = restore(trainer, session.manager, session.state, session.agreement)
@@ -195,16 +192,14 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
             "write --on_nonfinite=skip."
         )
     back = manifest.step
-    count = session.rollbacks[back] = session.rollbacks.get(back, 0) + 1
+    count = session.count_rollback(back)
     if count > _ROLLBACKS:
         raise NonFiniteError(
             f"Step {step}: went back {_ROLLBACKS} times to the checkpoint of step {back}, each time with "
             f"other data, and it was of no use; {error_translation.newest_step_phrase(session.manager)}. "
             "Lower the learning rate."
         )
-    session.at = back
-    session.reducer.begin(back)
-    session.callbacks.restore(manifest.state.get("watchers", {}))
+    session.roll_back(manifest)
     if trainer.topology.is_chief:
         _log.warning(
             "Step %d: going back to the checkpoint of step %d, and on with the next data: the %d "
@@ -215,17 +210,16 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
             count,
             _ROLLBACKS,
         )
-    if session.running is not None and session.info is not None:
-        session.running.note(Started(back, None, session.info, f"going back from step {step}"))
+    active = session.active
+    if active is not None and active.info is not None:
+        active.writers.note(Started(back, None, active.info, f"going back from step {step}"))
     return manifest
 
 
 def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> str | None:
     """Saves a checkpoint of `step`; all workers call it at the same step."""
-    session.advance(step, trainer.global_batch_size, batches.examples)
-    session.mode, session.source = batches.mode, batches.description
-    if session.position is not None:
-        session.position.take()
+    session.advance(step, trainer.global_batch_size, batches)
+    session.record_data(batches)
     return _save(trainer, session, step)
 
 
@@ -238,8 +232,8 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
         )
     if trainer.topology.evaluates:
         raise UsageError("save() came in an evaluator task, which only reads checkpoints.")
-    if session.running is not None:
-        session.save_asked = True
+    if session.active is not None:
+        session.save_request.submit()
         return None
     saved: list[str] = []
     with saving.around(session.manager, session.state, lambda step, path: saved.append(path)):
@@ -257,16 +251,16 @@ def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
     if state is not None:
         state.release()
     if path is not None:
-        session.saved = step
-        if session.running is not None:
-            session.running.note(Saved(step, path))
+        session.record_checkpoint(step)
+        if session.writers is not None:
+            session.writers.note(Saved(step, path))
     return path
 
 
 @error_translation.translates_peer_errors
 def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
     """`Trainer.restore`: the step of the checkpoint that was taken over, the same on all workers."""
-    if session.running is not None:
+    if session.active is not None:
         raise UsageError("restore() came within a run; call it before train().")
     given = paths.path(where)
     step = commit.step_of(given)
@@ -295,35 +289,23 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
         restoring.checksum_of,
     )
     assert manifest is not None  # `choose` always chooses
-    session.take(manifest, trainer.global_batch_size)
-    session.reducer.begin(manifest.step)
+    session.resume(manifest, trainer.global_batch_size)
     return manifest.step
 
 
 def manifest_of(trainer: TrainerProtocol, session: Session, step: int) -> Manifest:
-    """What a checkpoint of `step` says of the run, for one that resumes it."""
-    place = trainer.topology
-    return Manifest(
-        step=step,
-        created=time.time(),
+    """Returns the manifest of a checkpoint of `step`."""
+    topology = trainer.topology
+    return session.progress.to_manifest(
+        step,
         variables=session.state.spec(),
         world={
-            "workers": place.num_workers,
-            "replicas": place.num_replicas,
+            "workers": topology.num_workers,
+            "replicas": topology.num_replicas,
             "strategy": strategies.word_of(trainer.strategy),
             "communication": engine_all_reduce.path_of(trainer.strategy),
             "global_batch_size": trainer.global_batch_size,
         },
-        data={
-            "mode": session.mode,
-            "examples": session.examples,
-            "seed": trainer.seed,
-            "source": session.source,
-            "one_pass": True,  # `source` describes the data before they are repeated for epochs
-            **({"pass_batches": session.pass_batches} if session.pass_batches else {}),
-        },
-        metrics=session.metrics,
-        state=session.loop_state,
+        seed=trainer.seed,
         config=run_metadata.plain_configuration(trainer),
-        versions={"ctl": __version__, "tensorflow": tf.__version__},
     )

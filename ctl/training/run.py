@@ -1,5 +1,6 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
+import contextlib
 import functools
 import logging
 import time
@@ -26,6 +27,7 @@ from ctl.training import (
     run_support,
     validation,
 )
+from ctl.training.active_run import ActiveRun
 from ctl.training.callback_runner import BestWeights
 from ctl.training.loop import Interrupted, Loop, RollBack, TrainLoop
 from ctl.training.optional_methods import is_defined_by_user
@@ -53,30 +55,32 @@ def train(
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    writers = session.running = default_writers.writers_of_run(trainer, session.check_lease)
+    writers = default_writers.writers_of_run(trainer, session.check_lease)
     run = Run(trainer, session, batches, writers, total)
     start, start_secs = session.step, time.monotonic()
     run_metadata.write_config(trainer)
-    session.info = info = run_metadata.run_info(trainer, session.state, batches)
+    info = run_metadata.run_info(trainer, session.state, batches)
     resumed_from = run_metadata.resumed_line(session.resumed, total)
     writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
-    session.resumed, outcome, error_name, paths = None, RunEnd.FAILED, "", []
+    outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
+    active = ActiveRun(writers, received := signals.Signals(), info)
+    stack = contextlib.ExitStack()
+    stack.enter_context(session.running(active))
     try:
         session.callbacks.tell("before_training", start, start)
         session.callbacks.raise_failure()
         with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
         with (
-            signals.Signals() as received,
+            received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
             run_support.closing(run.loop, run.profiler),
         ):
-            session.signals = received
             end = run.train(received)
             if end is not RunEnd.SIGNAL:
                 run.restore_best_weights()
-        if end is RunEnd.DATA_ENDED and session.step == start and not session.examples:
+        if end is RunEnd.DATA_ENDED and session.step == start and not session.progress.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         outcome = run_metadata.precise_end(end, start, session.step, steps)
         paths = run_support.exported(trainer, session, formats if end is not RunEnd.SIGNAL else ())
@@ -87,11 +91,10 @@ def train(
             raise error from e
         raise
     finally:
-        session.signals = None
         secs = time.monotonic() - start_secs
         summary = run_metadata.summary_of(trainer, _measurements(run), session.step - start, secs, paths)
         writers.note(Ended(session.step, outcome, summary, run.sentences, steps, error_name))
-        session.running = None
+        stack.close()
         run.graph_loop.release()
     if end is not RunEnd.SIGNAL:
         session.manager.succeeded(session.state)
@@ -154,7 +157,7 @@ class Run:
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._update_check = run_support.UpdateCheck(trainer, graph_loop)
         self._in_pass = 0  # steps of the first pass over data of unknown length
-        self._restore(session.step, session.loop_state, session.metrics)
+        self._restore(session.step, session.progress.loop_state, session.progress.metrics)
 
     def restore_best_weights(self) -> None:
         """Gives the model its best weights, if a callback kept them; their metrics are the results."""
@@ -252,10 +255,10 @@ class Run:
         """The first pass over data of unknown length has ended; None if the run goes on with the others."""
         passes = self._batches.passes
         assert passes is not None
-        if not self._session.examples + self._in_pass:
+        if not self._session.progress.examples + self._in_pass:
             return RunEnd.DATA_ENDED
         self._batches = passes.ended(self._in_pass)
-        self._session.pass_batches = int(self._batches.steps_per_epoch or 0)
+        self._session.record_pass(int(self._batches.steps_per_epoch or 0))
         self.loop.go_on_with(self._batches)
         if passes.last or self._failure is not None:
             if Action.END_EPOCH in self.loop.due(step):
@@ -376,8 +379,8 @@ class Run:
         self._saved_at = step
         if self._interval.steps:
             self._interval.fetch(self._session.agreement.sum)
-        self._session.loop_state = self._state(pending)
-        self._session.metrics = self.metrics if self._evaluated_at == step else {}
+        metrics = self.metrics if self._evaluated_at == step else {}
+        self._session.record_state(metrics, self._state(pending))
         with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 

@@ -36,7 +36,7 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         session.manager.fence(session.lease.check_now)
 
     def told(step: int, path: str) -> None:
-        session.saved = step
+        session.record_checkpoint(step)
         writers.note(Saved(step, path))
 
     return checkpoint_saving.around(session.manager, session.state, told)
@@ -44,8 +44,7 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
 
 def requested_actions(session: Session, profiler: StepProfiler) -> Action:
     """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
-    requested, session.save_asked = session.save_asked, False
-    due = {Action.SAVE: requested, Action.PROFILE: profiler.is_due()}
+    due = {Action.SAVE: session.save_request.take(), Action.PROFILE: profiler.is_due()}
     return combined(action for action, is_due in due.items() if is_due)
 
 

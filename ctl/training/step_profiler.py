@@ -149,7 +149,7 @@ class StepProfiler:
 
         All workers call it after the same step, because it sums the timers over workers.
         """
-        self._session.profiled = True
+        self._session.record_profile()
         times = self._times_of_workers()
         trace = None
         if has_more_steps and not self._trainer.config.profile:
@@ -207,11 +207,11 @@ class StepProfiler:
         print(text, flush=True)
         if trace is not None:
             print(f"trace of the next {_TRACED_STEPS} steps: {trace.path.parent}", flush=True)
-        if self._session.running is not None:
+        if self._session.writers is not None:
             indented = "\n".join(f"    {line}" for line in text.splitlines())
-            self._session.running.note(TextLogged(profile.step, "ctl profile", indented))
+            self._session.writers.note(TextLogged(profile.step, "ctl profile", indented))
             shares = {name: secs / profile.step_secs for name, secs in profile.parts().items()}
-            self._session.running.note(SharesLogged(profile.step, "time shares", shares))
+            self._session.writers.note(SharesLogged(profile.step, "time shares", shares))
         if self._json_path:
             try:
                 content = json.dumps(profile.as_json(), indent=1) + "\n"
