@@ -41,7 +41,7 @@ class Progress:
         return replace(self, step=step, examples=examples)
 
     def rolled_back(self, step: int) -> "Progress":
-        """Returns the progress after a return to a checkpoint of `step`. Consumed examples stay consumed."""
+        """Returns the progress after a return to `step`. Consumed examples stay consumed."""
         return replace(self, step=step)
 
     @classmethod
