@@ -67,10 +67,10 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
     try:
         for number in range(steps):
             interval.begin_steps()
-            interval.packed, ran = graph_loop.run(batches, 1, interval.packed)
+            packed, ran = graph_loop.run(batches, 1, interval.packed)
             if not ran:
                 raise UsageError(f"train_data ended after {number} steps; expected {steps}.")
-            interval.ran(ran, None)
+            interval.add(packed, ran, None)
             interval.fetch(session.agreement.sum)
             metrics.append(interval.means())
             interval.clear()

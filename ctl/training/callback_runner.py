@@ -108,9 +108,14 @@ class CallbackRunner:
 
     def raise_failure(self) -> None:
         """Raises the error of a callback or a hook, once."""
-        failure, self.failure = self.failure, None
+        failure = self.take_failure()
         if failure is not None:
             raise failure
+
+    def take_failure(self) -> Exception | None:
+        """Returns and clears the failure."""
+        failure, self.failure = self.failure, None
+        return failure
 
     def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
         """Executes the chief's decisions in `after_loop` on all workers; True if the run is to stop."""
@@ -181,7 +186,7 @@ class CallbackRunner:
                 callback.state = saved[name]
         callbacks = self._callbacks.values()
         self.stopped = any(callback.has_stopped() for callback in callbacks)
-        path = self._weights_path()
+        path = _weights_path(self._trainer.model_dir)
         if any(callback.restore_best for callback in callbacks) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_beside(path))
             if self._best_weights is not None and _BEST_WEIGHTS in saved:
@@ -207,7 +212,7 @@ class CallbackRunner:
 
     def _remember(self) -> None:
         self._best_weights = [v.numpy() for v in self._variables()]
-        path = self._weights_path()
+        path = _weights_path(self._trainer.model_dir)
         if path is None or not self._trainer.topology.is_chief:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,10 +224,6 @@ class CallbackRunner:
         else:  # at every moment one of the two is whole
             paths.copy_tree(temporary, path)
             temporary.unlink()
-
-    def _weights_path(self) -> Path | None:
-        directory = self._trainer.model_dir
-        return Path(directory) / "best" / "early_stopping.npz" if directory else None
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
         optimizer = self._with_a_number("learning_rate_factor=...")
@@ -256,6 +257,10 @@ class CallbackRunner:
     def _warn(self, text: str, *values: Any) -> None:
         if self._trainer.topology.is_chief:
             _log.warning(text, *values)
+
+
+def _weights_path(model_dir: str | None) -> Path | None:
+    return Path(model_dir) / "best" / "early_stopping.npz" if model_dir else None
 
 
 def _beside(path: Path) -> Path:

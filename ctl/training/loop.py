@@ -1,14 +1,11 @@
-"""The loop over steps: how many run in one graph call, what is due after it, and why it ends.
+"""Training loop: the length of graph calls, the due actions, and the end of the steps.
 
 for loop in TrainLoop(...).loops(step, steps, signals):
-    loop.step      # completed; workers have agreed on all that follows
-    loop.due       # actions
-    loop.end       # why this is the last one, or None
-
-What is done about it is `ctl.training.run`'s.
+    loop.step      # number of completed steps
+    loop.due       # actions on which the workers have agreed; `ctl.training.run` executes them
+    loop.end       # the reason why this is the last one, or None
 """
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,34 +14,33 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import NO_ACTION, Action, Every, Intervals, Timers, combined
+from ctl.callbacks.schedule import NO_ACTION, Action, Timers, combined
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Progressed, RunEnd, Traced
+from ctl.metrics.protocol import RunEnd, Traced
 from ctl.step.averaging import Totals
 from ctl.step.reducers.reducer import GradientReducer
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
-from ctl.training.step_trace import StepTrace
-from ctl.training.stragglers import Stragglers
+from ctl.training.marks import Marks
+from ctl.training.observers import CompletedLoop, ObserverGroup
 
 _log = logging.getLogger("ctl")
-_EPOCH = Every(epochs=1)
 _PLANNED = Action.SAVE | Action.EVALUATE
 _AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
 
 
 class Interrupted(Exception):
-    """A signal came during an evaluation, the same on every worker."""
+    """Raised on every worker if one of them receives a signal during an evaluation."""
 
 
 class RollBack(Exception):
-    """The run goes back to a checkpoint, which is restored already; `step`: where it was."""
+    """Raised when the run has returned from `step` to a checkpoint, which is restored."""
 
     def __init__(self, step: int, manifest: Manifest):
         super().__init__(f"back from step {step} to step {manifest.step}")
@@ -52,7 +48,7 @@ class RollBack(Exception):
 
 
 class FailedElsewhere(CtlError):
-    """Another worker's error ended the evaluation, or a hook; its exit code is the one that counts."""
+    """Raised if an evaluation or a hook failed on another worker, which determines the exit code."""
 
     exit_code = EXIT_RETRY
 
@@ -62,13 +58,14 @@ class FailedElsewhere(CtlError):
 
 @dataclass(frozen=True)
 class Loop:
-    """What one graph call did, and what follows from it.
+    """A graph call and its consequences.
 
     Attributes:
-      step: completed steps; steps: those of this loop.
+      step: Number of completed steps.
+      steps: Number of steps of this call.
       due: Actions that are due.
-      end: why no other loop follows, or None.
-      before: what had been summed up before this loop, for `Interval.means_since`.
+      end: Reason why no other call follows, or None.
+      before: Sums before this call, for `Interval.means_since`.
     """
 
     step: int
@@ -79,12 +76,14 @@ class Loop:
 
 
 class Vote(NamedTuple):
-    """What workers add up at the end of a loop; the chief alone fills in the first six.
+    """Values that workers sum at the end of a loop. Only the chief sets the first six fields.
 
     Attributes:
-      length: of the next loop; wait: steps until workers add up again.
-      log, evaluate, save: 1 if the chief's clock says that it is due; profile: if `ctl profile` does.
-      stop, sigterm, interrupt: 1 for each worker that wants to stop, or has received the signal.
+      length: Number of steps of the next loop.
+      wait: Number of steps until the next vote.
+      log, evaluate, save, profile: 1 if the action is due by the clock or a request of the chief.
+      stop: 1 if the worker requests the end of the run.
+      sigterm, interrupt: 1 if the worker has received the signal.
     """
 
     length: float = 0.0
@@ -105,7 +104,7 @@ class Vote(NamedTuple):
 
 
 class GraphLoop(Protocol):
-    """What runs the steps: `StepLoop` in step, `ScheduledLoop` with parameter servers."""
+    """Execution of steps in graph calls: `StepLoop`, `CompiledLoop`, `ScheduledLoop`."""
 
     totals: Totals
     reducer: GradientReducer
@@ -121,114 +120,120 @@ class GraphLoop(Protocol):
     def graph_def(self) -> tf.compat.v1.GraphDef | None: ...
 
 
-class Profiler(Protocol):
-    """Receiver of the times of graph calls, which makes the report of `ctl profile`."""
+@dataclass(frozen=True)
+class LoopHooks:
+    """Functions that a loop calls, besides observers.
 
-    def ran(self, steps: int, start: float, end: float, *, is_timed: bool) -> None: ...
-    def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> StepTrace | None: ...
+    Attributes:
+      after_loop: Hook of the user with the step and the means of the loop. It returns True to stop. None
+        costs no time.
+      observes_weights: True if a callback may read the weights after any loop.
+      requested_actions: Returns the actions that the user's code has requested since the last call.
+    """
+
+    after_loop: Callable[[int, dict[str, float]], object] | None = None
+    observes_weights: bool = False
+    requested_actions: Callable[[], Action] = lambda: NO_ACTION
 
 
 class TrainLoop:
-    """Runs the steps of one call of `train`.
+    """The steps of one call of `train`.
 
     Args:
-      check_lease: raises if another job has taken model_dir over.
-      after_loop: the hook (step, means of the loop) -> whether to stop; None costs nothing.
+      graph_loop: Runs steps in one graph call.
+      batches: Training data.
+      marks: Steps after which actions are due.
+      agreement: Sums over workers.
+      is_chief: True for the worker whose clock and requests count.
+      writers: Notified of the traced graph.
+      observers: Observers of the graph calls.
+      hooks: Functions to call after a graph call.
 
     Attributes:
-      interval: totals and times since the newest log.
-      failure: what the hook raised; the run ends after this loop.
-      requested_actions: Returns the actions requested by the hook or `ctl profile`; the chief's count.
-      epochs: Action.END_EPOCH becomes due.
-      stragglers: compares the workers in step, or None.
-      trace: The steps to trace, or None; profiler: Receives the times of graph calls, or None.
-      observes_weights: True if a callback may read the weights after any loop.
+      interval: Totals and times since the newest log.
     """
 
-    several = False  # other processes take part, whatever the number of workers in step
+    has_other_processes = False  # besides synchronous workers
 
     def __init__(
         self,
         graph_loop: GraphLoop,
         batches: Batches,
-        intervals: Intervals,
+        marks: Marks,
         agreement: HostAllReduce,
         *,
         is_chief: bool,
         writers: WriterGroup,
-        check_lease: Callable[[], None] = lambda: None,
-        after_loop: Callable[[int, dict[str, float]], object] | None = None,
+        observers: ObserverGroup = ObserverGroup(),  # noqa: B008  empty
+        hooks: LoopHooks = LoopHooks(),
     ):
-        self._graph_loop, self._batches, self._intervals = graph_loop, batches, intervals
+        self._graph_loop, self._batches, self._marks = graph_loop, batches, marks
         self._agreement, self._is_chief, self._writers = agreement, is_chief, writers
-        self._check_lease, self._after_loop = check_lease, after_loop
+        self._observers, self._hooks = observers, hooks
         self.interval = Interval(graph_loop.totals)
-        self.failure: Exception | None = None
-        self._length = LoopLength(intervals.steps_per_loop)
-        self._timers = Timers(intervals, time.perf_counter())
-        self.requested_actions: Callable[[], Action] = lambda: NO_ACTION
-        self.epochs = False
-        self.stragglers: Stragglers | None = None
-        self.trace: StepTrace | None = None
-        self.profiler: Profiler | None = None
-        self.observes_weights = after_loop is not None
+        self._failure: Exception | None = None
+        self._length = LoopLength(marks.intervals.steps_per_loop)
+        self._timers = Timers(marks.intervals, time.perf_counter())
         self._has_equal_weights = True  # on all workers, after the newest loop
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
 
     def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
-        """From `step` to `steps` completed steps, or to the end of the data if None."""
+        """Yields graph calls from `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
         mark = self._next_mark(step)
         end = None
         while end is None and (steps is None or step < steps):
-            marks = (mark, steps, self.trace.next_mark(step) if self.trace else None)
-            limits = [e - step for e in marks if e is not None]
-            asked = max(1, self._next_length(step, limits))
-            self.interval.begin_steps()
+            marks = (mark, steps, self._observers.next_mark(step))
+            num_steps = max(1, self._next_length(step, [m - step for m in marks if m is not None]))
             before = self.interval.sums()
-            with self.trace.around(step) if self.trace else contextlib.nullcontext(False) as traced:
-                ran = self._run(asked, timed=not traced)
+            ran = self._run(step, num_steps)
             step += ran
-            self._check_lease()
-            self._writers.note(Progressed(step))
-            heartbeat.here.reached(step)
             due = NO_ACTION
             if step == mark:
                 due = self.due(step)
                 mark = self._next_mark(step)
-            is_required = self.observes_weights or bool(due & _PLANNED) or ran < asked or step == steps
+            is_last = ran < num_steps or step == steps
+            is_required = is_last or self._observes_weights or bool(due & _PLANNED)
             self._has_equal_weights = self._graph_loop.reducer.equalize_weights(step, is_required)
-            stop = self._hook(step, ran)
+            stop = self._call_hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
-            if ran < asked:
+            if ran < num_steps:
                 end = self._short(signalled)
             elif stop or signalled:
                 end = RunEnd.SIGNAL if signalled else RunEnd.STOPPED
-            if Action.PROFILE in due and self.profiler is not None:
+            if Action.PROFILE in due:
                 has_more_steps = end is None and step != steps
-                trace = self.profiler.report(step, self._batches, has_more_steps=has_more_steps)
-                self.trace = self.trace or trace
+                self._observers.report(step, self._batches, has_more_steps=has_more_steps)
             due &= ~Action.PROFILE
             yield Loop(step, ran, due, end, before)
-            if due or self._after_loop is not None:
+            if due or self._hooks.after_loop is not None:
                 self._graph_loop.refresh()
 
-    def go_on_with(self, batches: Batches) -> None:
-        """A pass over the data has ended, and the next ones are open; or the length is known now."""
+    @property
+    def failure(self) -> Exception | None:
+        """The error of the user's hook, which ends the run after this loop, or None."""
+        return self._failure
+
+    def take_failure(self) -> Exception | None:
+        """Returns and clears the error of the user's hook."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def continue_with(self, batches: Batches) -> None:
+        """Continues with the next pass over the data."""
         self._batches = batches
 
     def due(self, step: int) -> Action:
-        """Returns the actions that are due at `step` by steps or epochs."""
-        per_epoch = self._batches.steps_per_epoch
-        due = self._intervals.due(step, per_epoch)
-        return due | Action.END_EPOCH if self.epochs and _EPOCH.is_mark(step, per_epoch) else due
+        """Returns the actions that are due after `step` by steps or epochs."""
+        return self._marks.due(step, self._batches.steps_per_epoch)
+
+    @property
+    def _observes_weights(self) -> bool:
+        return self._hooks.observes_weights or self._hooks.after_loop is not None
 
     def _next_mark(self, step: int) -> int | None:
-        per_epoch = self._batches.steps_per_epoch
-        mark = self._intervals.next_mark(step, per_epoch)
-        ends = [_EPOCH.next_mark(step, per_epoch)] if self.epochs else []
-        return min((m for m in (mark, *ends) if m is not None), default=None)
+        return self._marks.next_mark(step, self._batches.steps_per_epoch)
 
     def _next_length(self, step: int, limits: list[int]) -> int:
         length = self._graph_loop.reducer.loop_length(step, self._length.length)
@@ -238,43 +243,45 @@ class TrainLoop:
         """Returns the cause for which a loop ran fewer steps than requested."""
         return RunEnd.DATA_ENDED
 
-    def _run(self, asked: int, *, timed: bool = True) -> int:
-        """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""
-        compiled, start = self._graph_loop.has_run, time.perf_counter()
-        with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
-            self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
-        secs = (end := time.perf_counter()) - start
-        if self.profiler is not None:
-            self.profiler.ran(ran, start, end, is_timed=compiled and timed)
-        self.interval.ran(ran, secs if compiled and timed else None)
-        if self.stragglers is not None:
-            self.stragglers.ran(ran, secs if compiled and timed else None)
-        if compiled and timed:
-            self._length.took(steps=ran, secs=secs)
-        if not compiled:
+    def _run(self, step: int, num_steps: int) -> int:
+        """Runs one graph call after `step`; returns its number of steps. The first call also compiles."""
+        self.interval.begin_steps()
+        is_compiled = self._graph_loop.has_run
+        with self._observers.around(step) as is_slowed:
+            start = time.perf_counter()
+            with heartbeat.here.doing(heartbeat.TRAINING if is_compiled else heartbeat.COMPILING):
+                packed, ran = self._graph_loop.run(self._batches, num_steps, self.interval.packed)
+            loop = CompletedLoop(step + ran, ran, start, time.perf_counter(), is_compiled and not is_slowed)
+        self.interval.add(packed, ran, loop.secs)
+        if loop.secs is not None:
+            self._length.took(steps=ran, secs=loop.secs)
+        if not is_compiled:
             self._writers.note(Traced(self._graph_loop.graph_def()))
+        self._observers.completed(loop)
         return ran
 
     def _due_by_clock(self) -> Action:
         """Returns the actions that are due by time or by request."""
-        return self._timers.due(time.perf_counter()) | self.requested_actions()
+        due = self._timers.due(time.perf_counter()) | self._hooks.requested_actions()
+        return due | Action.PROFILE if self._observers.wants_report() else due
 
-    def _hook(self, step: int, ran: int) -> bool:
-        if self._after_loop is None or not ran:
+    def _call_hook(self, step: int, ran: int) -> bool:
+        if self._hooks.after_loop is None or not ran:
             return False
         before = self.interval.sums()
         self.interval.fetch(self._agreement.sum)
         means = self.interval.means_since(before)
         try:
-            return bool(self._after_loop(step, means))
-        except Interrupted:  # by a signal, in an evaluation of the hook's own
+            return bool(self._hooks.after_loop(step, means))
+        except Interrupted:  # by a signal, in an evaluation that the hook has called
             return True
         except Exception as e:
             if isinstance(e, CtlError) and not isinstance(e, FailedElsewhere):
                 raise
-            if (self.several or self._agreement.num_workers > 1) and isinstance(e, PEER_ERRORS):
+            has_peers = self.has_other_processes or self._agreement.num_workers > 1
+            if has_peers and isinstance(e, PEER_ERRORS):
                 raise
-            self.failure = e  # all workers stop at this step, and what was done is saved
+            self._failure = e  # all workers stop at this step, and a checkpoint is saved
             return True
 
     def _agree(self, step: int, stop: bool, due: Action, signals: Signals) -> tuple[bool, Action, bool]:
@@ -282,12 +289,12 @@ class TrainLoop:
 
         A run stops if one worker requests it. Actions are due by the clock of the chief.
         """
-        if not self._has_equal_weights:  # what no step makes due waits until weights can be saved
+        if not self._has_equal_weights:  # weights cannot be saved here
             return stop, due, False
         if self._agreement.num_workers == 1:
-            self._length.length = self._length.proposed
+            self._length.adopt(self._length.proposed)
             return stop, due | self._due_by_clock(), signals.received is not None
-        if step < self._agree_at and not due and self._after_loop is None:
+        if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
         sigterm, interrupt = signals.wishes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
@@ -302,16 +309,8 @@ class TrainLoop:
                 save=float(Action.SAVE in by_clock),
                 profile=float(Action.PROFILE in by_clock),
             )
-        total = self._sum_of_votes(vote)
-        self._length.length = int(total.length)
+        total = Vote(*self._observers.sum_over_workers(vote, self._agreement.sum))
+        self._length.adopt(int(total.length))
         self._agree_at = step + max(1, int(total.wait))
         signalled = signals.agree([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled
-
-    def _sum_of_votes(self, vote: Vote) -> Vote:
-        """Over workers; the seconds that each has waited travel with them."""
-        if self.stragglers is None:
-            return Vote(*self._agreement.sum(vote))
-        total = self._agreement.sum([*vote, *self.stragglers.mine()])
-        self.stragglers.compare(total[len(vote) :])
-        return Vote(*total[: len(vote)])

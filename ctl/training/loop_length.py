@@ -26,6 +26,10 @@ class LoopLength:
         self.auto = steps_per_loop == "auto"
         self.length = self.proposed = 1 if self.auto else int(steps_per_loop)
 
+    def adopt(self, length: int) -> None:
+        """Sets the length of the next loop, on which workers have agreed."""
+        self.length = length
+
     def took(self, *, steps: int, secs: float) -> None:
         """Learns from a loop that ran; the first one, which compiles, is not to be told."""
         if self.auto and steps >= 1:
@@ -55,8 +59,9 @@ class Interval:
         if not self.steps:
             keras_metrics.reset(self._totals.metrics.values())
 
-    def ran(self, steps: int, secs: float | None) -> None:
-        """Counts a loop; `secs` None for one that also compiled."""
+    def add(self, packed: Any, steps: int, secs: float | None) -> None:
+        """Adds a graph call: totals on the device, number of steps, and seconds if they are timed."""
+        self.packed = packed
         self.steps += steps
         if secs is not None:
             self.timed_steps += steps

@@ -41,12 +41,13 @@ _log = logging.getLogger("ctl")
 class RoundLoop(TrainLoop):
     """As `TrainLoop`, in rounds; between two joins only the workers are busy."""
 
-    several = True
+    has_other_processes = True
     _graph_loop: "ScheduledLoop"
 
     def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
         """From `step` to `steps` completed steps."""
-        self._graph_loop.watch = Watch(self._graph_loop.completed, signals, self._writers.note)
+        watch = Watch(self._graph_loop.completed, signals, self._writers.note)
+        self._graph_loop.watch_with(watch)
         return super().loops(step, steps, signals)
 
     def _next_length(self, step: int, limits: list[int]) -> int:
@@ -56,7 +57,7 @@ class RoundLoop(TrainLoop):
         if self._length.auto:
             length *= _LOOPS_PER_ROUND
         else:
-            self._graph_loop.per_closure = length
+            self._graph_loop.limit_calls(length)
             length = max(length * self._graph_loop.num_workers, int(self._rate * _ROUND_SECS))
         return min([length, *limits])
 
@@ -104,13 +105,13 @@ class Watch:
 
 
 class ScheduledLoop:
-    """Runs a `ReplicaStep` on workers, in calls that a `ClusterCoordinator` gives out.
+    """Execution of a `ReplicaStep` on workers, in calls scheduled by a `ClusterCoordinator`.
 
-    `trained` tells which variables are trained, as a tuple.
-
-    Attributes:
-      per_closure: most steps in one call; None: workers share a round as they can.
-      watch: called again and again while workers are busy; True cuts the round short.
+    Args:
+      strategy: Strategy with parameter servers.
+      step: Step to run.
+      counter: Number of completed steps.
+      trained: Returns the identities of the trained variables, on which the trace depends.
     """
 
     def __init__(
@@ -130,20 +131,29 @@ class ScheduledLoop:
         self._function = tf.function(self._draw, autograph=False)
         self._graph: Any = None  # of the trace
         self.totals, self.reducer = step.totals, step.reducer
-        self.per_closure: int | None = None
-        self.watch: Callable[[], bool] = lambda: False
+        self._per_closure: int | None = None
+        self._watch: Callable[[], bool] = lambda: False
+
+    def watch_with(self, watch: Callable[[], bool]) -> None:
+        """Sets a function that is polled while workers are busy. It returns True to end the round early."""
+        self._watch = watch
+
+    def limit_calls(self, steps: int) -> None:
+        """Sets the largest number of steps in one call of a worker."""
+        self._per_closure = steps
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
-        """Runs `steps` steps; returns (packed + their totals, steps that were run).
+        """Runs `steps` steps, or fewer if the watch function ends the round.
 
-        Fewer steps than asked means that `watch` said so.
+        Returns:
+          `packed` plus the totals of the steps, and the number of steps.
         """
         start = step = self.completed()
         results, cut = [], False
         while step < start + steps and not cut:
             self._drawn.assign(step)
             left = start + steps - step
-            count, length = parameter_servers.closures(left, self.per_closure, self.num_workers)
+            count, length = parameter_servers.closures(left, self._per_closure, self.num_workers)
             arguments = (batches.iterator, _int64(length), _int64(start + steps))
             results += [self._schedule(arguments) for _ in range(count)]
             cut = self._join(results)
@@ -168,7 +178,7 @@ class ScheduledLoop:
         """
         cut_at, pause = None, 0.001
         while not self._coordinator.done():
-            if cut_at is None and self.watch():
+            if cut_at is None and self._watch():
                 self._drawn.assign(_NO_MORE)
                 cut_at = time.monotonic()
             if cut_at is not None and time.monotonic() - cut_at > _LEAVE_SECS:

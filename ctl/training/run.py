@@ -1,7 +1,6 @@
 """One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -29,12 +28,14 @@ from ctl.training import (
 )
 from ctl.training.active_run import ActiveRun
 from ctl.training.callback_runner import BestWeights
-from ctl.training.loop import Interrupted, Loop, RollBack, TrainLoop
+from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
+from ctl.training.loop_observers import create_observers
+from ctl.training.marks import Marks
 from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.preparation import train_loop
 from ctl.training.session import Session
-from ctl.training.step_profiler import StepProfiler, new_trace
+from ctl.training.step_profiler import StepProfiler
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -75,7 +76,7 @@ def train(
             received,
             run_support.watched(trainer, session),
             run_support.saving(session, writers),
-            run_support.closing(run.loop, run.profiler),
+            run.observers.closing(),
         ):
             end = run.train(received)
             if end is not RunEnd.SIGNAL:
@@ -128,25 +129,23 @@ class Run:
         self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
         resume.check_rollback(trainer, by_callback=session.callbacks.rolls_back)
         self.graph_loop = graph_loop = train_loop(trainer, session)
+        self.profiler = StepProfiler(trainer, session)
+        self.observers = create_observers(trainer, session, writers, self.profiler)
         self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
             graph_loop,
             batches,
-            trainer.intervals,
+            Marks(trainer.intervals, has_epoch_events=session.callbacks.wants("after_epoch")),
             session.agreement,
             is_chief=trainer.topology.is_chief,
             writers=writers,
-            check_lease=session.check_lease,
-            after_loop=self._after_loop if is_defined_by_user(trainer, "after_loop") else None,
+            observers=self.observers,
+            hooks=LoopHooks(
+                after_loop=self._after_loop if is_defined_by_user(trainer, "after_loop") else None,
+                observes_weights=any(map(session.callbacks.wants, EVENTS)),
+                requested_actions=lambda: Action.SAVE if session.save_request.take() else NO_ACTION,
+            ),
         )
-        self.loop.observes_weights |= any(map(session.callbacks.wants, EVENTS))
-        self.loop.epochs = session.callbacks.wants("after_epoch")
         self._interval = self.loop.interval
-        self.loop.stragglers = run_support.stragglers_of(trainer, session)
-        self.loop.trace = new_trace(trainer, trainer.config.profile)
-        self.loop.profiler = self.profiler = StepProfiler(trainer, session)
-        self.loop.requested_actions = functools.partial(
-            run_support.requested_actions, session, self.profiler
-        )
         self.metrics, self.means = dict[str, float](), dict[str, float]()
         self.best: BestWeights | None = None
         self.rates: list[tuple[int, float]] = []
@@ -214,8 +213,9 @@ class Run:
         if self._failure is not None:
             who = "after_loop" if self.loop.failure else self._session.callbacks.failed
             _log.error("%s failed at step %d; the run ends after a last save.", who, step)
-            self.loop.failure, failure = None, self._failure
-            self._session.callbacks.failure = None
+            failure = self._failure
+            self.loop.take_failure()
+            self._session.callbacks.take_failure()
             raise failure
         return RunEnd.SIGNAL if self._interrupted else end
 
@@ -259,7 +259,7 @@ class Run:
             return RunEnd.DATA_ENDED
         self._batches = passes.ended(self._in_pass)
         self._session.record_pass(int(self._batches.steps_per_epoch or 0))
-        self.loop.go_on_with(self._batches)
+        self.loop.continue_with(self._batches)
         if passes.last or self._failure is not None:
             if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)

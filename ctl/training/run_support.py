@@ -2,9 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
 
-from ctl.callbacks.schedule import Action, combined
 from ctl.checkpoints import saving as checkpoint_saving
 from ctl.distribute import parameter_servers
 from ctl.distribute.keras_objects import attribute, plain
@@ -13,10 +11,8 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved
 from ctl.supervision import heartbeat, signals
 from ctl.training import error_translation
-from ctl.training.loop import GraphLoop, TrainLoop
+from ctl.training.loop import GraphLoop
 from ctl.training.session import Session
-from ctl.training.step_profiler import StepProfiler
-from ctl.training.stragglers import Stragglers
 from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
@@ -42,26 +38,10 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
     return checkpoint_saving.around(session.manager, session.state, told)
 
 
-def requested_actions(session: Session, profiler: StepProfiler) -> Action:
-    """Returns the actions requested by `Trainer.save` and `ctl profile` since the last call."""
-    due = {Action.SAVE: session.save_request.take(), Action.PROFILE: profiler.is_due()}
-    return combined(action for action, is_due in due.items() if is_due)
-
-
 def notify_begin(session: Session, step: int, total: int | None) -> None:
     """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
     if step != total:
         session.callbacks.tell("on_begin", step, step, "train")
-
-
-def stragglers_of(trainer: TrainerProtocol, session: Session) -> Stragglers | None:
-    """What compares the workers in step, if there are several."""
-    times, place = session.step_times, trainer.topology
-    return (
-        None
-        if times is None or place.num_workers == 1
-        else Stragglers(times.total, place.workers, place.worker_index)
-    )
 
 
 class UpdateCheck:
@@ -92,17 +72,6 @@ class UpdateCheck:
         """Returns how many updates `self.optimizer` has applied, or None if it does not count them."""
         iterations = attribute(self._trainer.optimizer, "iterations")
         return None if iterations is None else int(plain(iterations).numpy())
-
-
-@contextlib.contextmanager
-def closing(loop: TrainLoop, profiler: StepProfiler) -> Iterator[None]:
-    """Around the steps: a trace that has begun is written, however they end."""
-    try:
-        yield
-    finally:
-        profiler.close()
-        if loop.trace is not None:
-            loop.trace.close()
 
 
 def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list[str]:

@@ -16,6 +16,7 @@ from ctl.io import paths
 from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step.reducers.reducer import has_one_replica_per_worker
 from ctl.training import profile_report, run_metadata
+from ctl.training.observers import CompletedLoop, LoopObserver
 from ctl.training.profile_report import StepProfile, WorkerTimes
 from ctl.training.session import Session
 from ctl.training.step_trace import StepTrace
@@ -96,23 +97,29 @@ class TimerWindow:
         return np.array([graph_call, host, *waits])
 
 
-class StepProfiler:
+class StepProfiler(LoopObserver):
     """Reports the timers once, if `ctl profile` requests it from the chief. All workers take part."""
 
     def __init__(self, trainer: TrainerProtocol, session: Session):
         self._trainer, self._session = trainer, session
         self._window = TimerWindow(self._read_waits)
         self._save_secs: list[float] = []
+        self._trace: StepTrace | None = None
         self._json_path = profile_report.requested() if trainer.topology.is_chief else None
         self._is_pending = self._json_path is not None and not session.profiled
         if self._is_pending and parameter_servers.is_used(trainer.strategy):
             self._is_pending = False
             _log.warning("ctl profile measures synchronous workers, not those of parameter servers.")
 
-    def ran(self, steps: int, start: float, end: float, *, is_timed: bool) -> None:
-        """Adds a graph call. `is_timed` is False if the time includes compilation or a trace."""
-        if is_timed:
-            self._window.add(steps, start, end)
+    def next_mark(self, step: int) -> int | None:
+        return None if self._trace is None else self._trace.next_mark(step)
+
+    def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
+        return super().around(step) if self._trace is None else self._trace.around(step)
+
+    def completed(self, loop: CompletedLoop) -> None:
+        if loop.is_timed:
+            self._window.add(loop.num_steps, loop.start, loop.end)
         else:
             self._window.restart()
 
@@ -127,7 +134,7 @@ class StepProfiler:
         yield
         self._save_secs.append(time.perf_counter() - start)
 
-    def is_due(self) -> bool:
+    def wants_report(self) -> bool:
         """Returns True once, on the chief, when enough steps were measured."""
         if not (self._is_pending and self._window.is_long_enough):
             return False
@@ -135,7 +142,9 @@ class StepProfiler:
         return True
 
     def close(self) -> None:
-        """Warns at the end of a run without a report."""
+        """Writes the trace, and warns at the end of a run without a report."""
+        if self._trace is not None:
+            self._trace.close()
         if self._is_pending:
             _log.warning(
                 "ctl profile: the run ended before there was enough to measure: %d graph calls and %g s of "
@@ -144,19 +153,17 @@ class StepProfiler:
                 _MIN_SECS,
             )
 
-    def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> StepTrace | None:
-        """Prints the report on the chief. Returns a trace of the next steps, if there is one to make.
+    def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> None:
+        """Prints the report on the chief, and starts a trace of the next steps.
 
         All workers call it after the same step, because it sums the timers over workers.
         """
         self._session.record_profile()
         times = self._times_of_workers()
-        trace = None
         if has_more_steps and not self._trainer.config.profile:
-            trace = new_trace(self._trainer, f"{step}:{step + _TRACED_STEPS}")
+            self._trace = new_trace(self._trainer, f"{step}:{step + _TRACED_STEPS}")
         if self._trainer.topology.is_chief:
-            self._publish(self._profile(step, batches, times), trace)
-        return trace
+            self._publish(self._profile(step, batches, times))
 
     def _read_waits(self) -> np.ndarray:
         times = self._session.step_times
@@ -202,11 +209,11 @@ class StepProfiler:
         steps_per_epoch = batches.steps_per_epoch or 0
         return interval.steps or (interval.epochs and interval.epochs * steps_per_epoch) or None
 
-    def _publish(self, profile: StepProfile, trace: StepTrace | None) -> None:
+    def _publish(self, profile: StepProfile) -> None:
         text = profile_report.profile_text(profile)
         print(text, flush=True)
-        if trace is not None:
-            print(f"trace of the next {_TRACED_STEPS} steps: {trace.path.parent}", flush=True)
+        if self._trace is not None:
+            print(f"trace of the next {_TRACED_STEPS} steps: {self._trace.path.parent}", flush=True)
         if self._session.writers is not None:
             indented = "\n".join(f"    {line}" for line in text.splitlines())
             self._session.writers.note(TextLogged(profile.step, "ctl profile", indented))

@@ -17,6 +17,7 @@ from ctl.config import step_range
 from ctl.distribute import parameter_servers
 from ctl.errors import UsageError
 from ctl.io import paths
+from ctl.training.observers import LoopObserver
 from ctl.training.trainer_protocol import TrainerProtocol
 from google.protobuf.message import DecodeError
 
@@ -39,7 +40,7 @@ def check_trace(trainer: TrainerProtocol) -> None:
         )
 
 
-class StepTrace:
+class StepTrace(LoopObserver):
     """Traces the steps after `first` completed ones, up to `last`; the rest, in a run that resumes there.
 
     Args:
@@ -54,7 +55,6 @@ class StepTrace:
         self._done = False
 
     def next_mark(self, step: int) -> int | None:
-        """Where the loop after `step` has to end."""
         if step < self._first:
             return self._first
         return step + 1 if self._covers(step) else None
@@ -64,7 +64,7 @@ class StepTrace:
 
     @contextlib.contextmanager
     def around(self, step: int) -> Iterator[bool]:
-        """Around a loop that begins at `step`; whether it is traced."""
+        """Traces the graph call after `step`, if it is among the steps. Yields True then."""
         if not self._covers(step):
             yield False
             return

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from ctl.training.observers import CompletedLoop, LoopObserver
 
 _log = logging.getLogger("ctl")
 _WINDOW_SECS = 0.5  # of training, at least
@@ -17,7 +18,7 @@ _WINDOWS_ON_ONE_HOST = 12  # workers that share the cores of a host take turns i
 _COST = 0.1  # of a step
 
 
-class Stragglers:
+class Stragglers(LoopObserver):
     """Compares the workers; the chief writes to the log.
 
     Args:
@@ -35,23 +36,22 @@ class Stragglers:
         self._found: list[int | None] = []  # the answers of the newest windows
         self._named: int | None = None
 
-    def ran(self, steps: int, secs: float | None) -> None:
-        """Steps that this worker ran, in so many seconds; None for a loop that does not count."""
-        self._steps += steps
-        self._secs += secs or 0.0
-        self._compiled |= secs is None
+    def completed(self, loop: CompletedLoop) -> None:
+        self._steps += loop.num_steps
+        self._secs += loop.secs or 0.0
+        self._compiled |= loop.secs is None
 
-    def mine(self) -> np.ndarray:
-        """What this worker adds to the vector of all: `[2 n]`, seconds since the last time."""
-        now = self._total()
-        found = np.zeros_like(self._sums)
-        found[:, self._index] = now - (now if self._before is None else self._before)
-        self._before = now
-        return found.ravel()
+    def values_to_sum(self) -> list[float]:
+        """Returns `[2 n]` for n workers: the seconds of this worker since the last call, else zeros."""
+        total = self._total()
+        secs = np.zeros_like(self._sums)
+        secs[:, self._index] = total - (total if self._before is None else self._before)
+        self._before = total
+        return secs.ravel().tolist()
 
-    def compare(self, everyones: np.ndarray) -> None:
-        """Takes the vector of all workers, and judges when a window is full."""
-        self._sums += np.asarray(everyones).reshape(self._sums.shape)
+    def take_sums(self, sums: Sequence[float]) -> None:
+        """Adds the seconds of all workers, and compares the workers at the end of a window."""
+        self._sums += np.asarray(sums).reshape(self._sums.shape)
         if self._compiled:
             self._begin()
         if self._secs < _WINDOW_SECS or self._steps < _WINDOW_STEPS:

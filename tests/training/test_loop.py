@@ -12,6 +12,7 @@ from ctl.step.averaging import Totals
 from ctl.step.reducers.sum import SumReducer
 from ctl.supervision.signals import Signals
 from ctl.training.loop import TrainLoop, Vote
+from ctl.training.marks import Marks
 
 
 class Steps:
@@ -45,7 +46,8 @@ def ended(signals, other, then=lambda: None):
     """(why, after which step)"""
     batches = Batches(object(), None, False, None, "skip", "")
     steps = TrainLoop(
-        Steps(), batches, Intervals(steps_per_loop=1, log=Every(), save=Every()), Agreement(other, then),
+        Steps(), batches, Marks(Intervals(steps_per_loop=1, log=Every(), save=Every())),
+        Agreement(other, then),
         is_chief=True, writers=WriterGroup([]),
     )  # fmt: skip
     *_, last = steps.loops(0, 100, signals)
@@ -80,7 +82,7 @@ def test_the_chief_s_clock_and_length_hold_on_all_workers():
     assert chiefs.due == Action.SAVE
     steps = TrainLoop(
         Steps(), Batches(object(), None, False, None, "skip", ""),
-        Intervals(steps_per_loop="auto", log=Every(), save=Every()), Chief(chiefs),
+        Marks(Intervals(steps_per_loop="auto", log=Every(), save=Every())), Chief(chiefs),
         is_chief=False, writers=WriterGroup([]),
     )  # fmt: skip
     first, second = (loop for loop, _ in zip(steps.loops(0, 100, Signals()), range(2), strict=False))

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from ctl.training.observers import CompletedLoop
 from ctl.training.stragglers import Stragglers
 
 ADDRESSES = ("a:1", "b:2", "c:3")
@@ -15,17 +16,21 @@ def messages(caplog):
     return lambda: [record.getMessage() for record in caplog.records]
 
 
+def loop_of(steps, secs):
+    return CompletedLoop(0, steps, 0.0, secs or 0.0, is_timed=secs is not None)
+
+
 def windows(seen, count, waits, inputs=(0.0, 0.0, 0.0), steps=10, secs=1.0):
     """So many loops of which each worker has waited so long in sums, and for its input."""
     for _ in range(count):
-        seen.ran(steps, secs)
-        seen.compare(np.array([*waits, *inputs]))
+        seen.completed(loop_of(steps, secs))
+        seen.take_sums([*waits, *inputs])
 
 
 def started(index=0, addresses=ADDRESSES):
     seen = Stragglers(lambda: np.zeros(2), addresses, index)
-    seen.ran(1, None)
-    seen.compare(np.array([0.0, 9.0, 9.0, 0.0, 0.0, 0.0]))  # it compiled: counts for nothing
+    seen.completed(loop_of(1, None))
+    seen.take_sums([0.0, 9.0, 9.0, 0.0, 0.0, 0.0])  # it compiled: counts for nothing
     return seen
 
 
@@ -75,16 +80,16 @@ def test_a_loop_that_compiles_begins_the_window_anew(messages):
     seen = started()
     for _ in range(4):
         windows(seen, 1, (0.5, 0.1, 0.5), steps=4)
-        seen.ran(1, None)
-        seen.compare(np.zeros(6))
+        seen.completed(loop_of(1, None))
+        seen.take_sums([0.0] * 6)
     assert messages() == []
 
 
 def test_each_worker_adds_what_is_new_at_its_own_place_and_only_the_chief_speaks(messages):
     totals = iter([np.array([5.0, 1.0]), np.array([7.0, 1.5])])
     seen = Stragglers(lambda: next(totals), ADDRESSES, 1)
-    assert not seen.mine().any()
-    assert seen.mine().tolist() == [0, 2.0, 0, 0, 0.5, 0]
+    assert not any(seen.values_to_sum())
+    assert seen.values_to_sum() == [0, 2.0, 0, 0, 0.5, 0]
     windows(seen, 9, (0.5, 0.1, 0.4))
     assert messages() == []
 
