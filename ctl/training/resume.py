@@ -1,5 +1,6 @@
 """What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
 
+import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from ctl.distribute import engine_all_reduce, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Saved, Started
 from ctl.supervision import lease
 from ctl.training import error_translation, run_metadata
@@ -221,6 +223,18 @@ def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int
     session.advance(step, trainer.global_batch_size, batches)
     session.record_data(batches)
     return _save(trainer, session, step)
+
+
+def saving_checkpoints(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
+    """Prepares the checkpoint manager for a block of steps, and completes its saves at the end."""
+    if session.lease is not None:
+        session.manager.fence(session.lease.check_now)
+
+    def notify_saved(step: int, path: str) -> None:
+        session.record_checkpoint(step)
+        writers.note(Saved(step, path))
+
+    return saving.around(session.manager, session.state, notify_saved)
 
 
 @error_translation.translates_peer_errors

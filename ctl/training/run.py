@@ -17,19 +17,11 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, RunEnd, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import (
-    default_writers,
-    evaluation,
-    input_pipeline,
-    resume,
-    run_metadata,
-    run_support,
-    validation,
-)
+from ctl.training import default_writers, ends, evaluation, input_pipeline, resume, run_metadata, validation
 from ctl.training.active_run import ActiveRun
 from ctl.training.callback_runner import BestWeights
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
-from ctl.training.loop_observers import create_observers
+from ctl.training.loop_observers import create_observers, watch_progress
 from ctl.training.marks import Marks
 from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import RoundLoop
@@ -74,8 +66,8 @@ def train(
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
         with (
             received,
-            run_support.watched(trainer, session),
-            run_support.saving(session, writers),
+            watch_progress(trainer, session),
+            resume.saving_checkpoints(session, writers),
             run.observers.closing(),
         ):
             end = run.train(received)
@@ -83,10 +75,10 @@ def train(
                 run.restore_best_weights()
         if end is RunEnd.DATA_ENDED and session.step == start and not session.progress.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        outcome = run_metadata.precise_end(end, start, session.step, steps)
-        paths = run_support.exported(trainer, session, formats if end is not RunEnd.SIGNAL else ())
+        outcome = ends.precise_end(end, start, session.step, steps)
+        paths = ends.export_at_end(trainer, session, formats if end is not RunEnd.SIGNAL else ())
     except BaseException as e:
-        outcome, error = RunEnd.FAILED, run_support.error_to_raise(e, trainer, session)
+        outcome, error = RunEnd.FAILED, ends.error_to_raise(e, trainer, session)
         error_name = type(error).__name__
         if error is not e:
             raise error from e
@@ -101,7 +93,7 @@ def train(
         session.manager.succeeded(session.state)
     evaluation.leave_together(session)  # when the chief has closed its writers too
     if end is RunEnd.SIGNAL and received.received is not None:
-        raise run_support.stopped(trainer, session.step, received.received)
+        raise ends.stopped_error(trainer, session.step, received.received)
     return run.results()
 
 
@@ -130,7 +122,7 @@ class Run:
         resume.check_rollback(trainer, by_callback=session.callbacks.rolls_back)
         self.graph_loop = graph_loop = train_loop(trainer, session)
         self.profiler = StepProfiler(trainer, session)
-        self.observers = create_observers(trainer, session, writers, self.profiler)
+        self.observers = create_observers(trainer, session, writers, graph_loop, self.profiler)
         self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
             graph_loop,
             batches,
@@ -154,7 +146,6 @@ class Run:
         self._pending = NO_ACTION  # evaluation that a signal has prevented
         self.sentences: tuple[str, ...] = ()
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
-        self._update_check = run_support.UpdateCheck(trainer, graph_loop)
         self._in_pass = 0  # steps of the first pass over data of unknown length
         self._restore(session.step, session.progress.loop_state, session.progress.metrics)
 
@@ -222,11 +213,10 @@ class Run:
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
-            run_support.notify_begin(self._session, step, self._total)
+            self._notify_begin(step)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
-            self._update_check.after_steps()
             self._in_pass += loop.steps
             nonfinite = self._found_nonfinite(loop)
             if Action.LOG in loop.due and not nonfinite:
@@ -240,13 +230,18 @@ class Run:
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                run_support.notify_begin(self._session, step, self._total)
+                self._notify_begin(step)
             if self._over() is not None:
                 break
         return step, self._over() or RunEnd.DONE
 
+    def _notify_begin(self, step: int) -> None:
+        """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
+        if step != self._total:
+            self._session.callbacks.tell("on_begin", step, step, "train")
+
     def _over(self) -> RunEnd | None:
-        """Why the run ends now, before its last step; None if it does not."""
+        """Returns the reason why the run ends before its last step, or None."""
         if self._interrupted:
             return RunEnd.SIGNAL
         return RunEnd.STOPPED if self._wants_stop or self._failure is not None else None

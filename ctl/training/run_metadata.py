@@ -23,7 +23,7 @@ from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import attribute, plain
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
-from ctl.metrics.protocol import RunEnd, RunInfo
+from ctl.metrics.protocol import RunInfo
 from ctl.training.session import SessionOwner
 from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.version import __version__
@@ -288,19 +288,3 @@ def _tensorboard() -> str:
         return "tensorboard"
     beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
     return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
-
-
-def precise_end(end: RunEnd, start: int, step: int, requested_steps: int | None) -> RunEnd:
-    """Returns the more precise cause of a loop that ended as DONE with fewer steps than requested, or none.
-
-    Args:
-      end: Cause for which the loop ended.
-      start: Completed steps before the run.
-      step: Completed steps after the run.
-      requested_steps: Steps that the user requested, or None.
-    """
-    if end is not RunEnd.DONE:
-        return end
-    if requested_steps is not None and step < requested_steps:
-        return RunEnd.FEWER_DATA_THAN_STEPS
-    return RunEnd.NO_STEPS_LEFT if step == start else end

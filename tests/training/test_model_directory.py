@@ -10,8 +10,8 @@ from ctl.io import paths
 from ctl.metrics.console_text import farewell, run_header
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunEnd, Started
+from ctl.training.ends import precise_end
 from ctl.training.model_directory import check_model_directory
-from ctl.training.run_metadata import precise_end
 from small_models import Small
 from test_console_live import INFO
 

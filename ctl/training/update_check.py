@@ -1,0 +1,39 @@
+"""Warning about a step that updates nothing."""
+
+import logging
+
+from ctl.distribute.keras_objects import attribute, plain
+from ctl.training.loop import GraphLoop
+from ctl.training.observers import CompletedLoop, LoopObserver
+from ctl.training.trainer_protocol import TrainerProtocol
+
+_log = logging.getLogger("ctl")
+
+
+class UpdateCheck(LoopObserver):
+    """Warns once about a step that neither calls `minimize` nor applies `self.optimizer`."""
+
+    def __init__(self, trainer: TrainerProtocol, graph_loop: GraphLoop):
+        self._trainer, self._graph_loop = trainer, graph_loop
+        self._is_pending = trainer.optimizer is not None and trainer.topology.is_chief
+        self._iterations_before = self._iterations()
+
+    def completed(self, loop: CompletedLoop) -> None:
+        if not self._is_pending:
+            return
+        self._is_pending = False
+        if self._graph_loop.calls_minimize:
+            return
+        iterations = self._iterations()
+        if iterations is None or iterations == self._iterations_before:
+            _log.warning(
+                "train_step of %s does not call self.minimize(loss, tape): self.optimizer applies no "
+                "update, and the weights stay as they are. Call self.minimize in train_step, or do not "
+                "set self.optimizer.",
+                type(self._trainer).__name__,
+            )
+
+    def _iterations(self) -> int | None:
+        """Returns the number of updates that `self.optimizer` has applied, or None if it does not count."""
+        iterations = attribute(self._trainer.optimizer, "iterations")
+        return None if iterations is None else int(plain(iterations).numpy())
