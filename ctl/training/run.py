@@ -213,7 +213,7 @@ class Run:
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
         if not self._interrupted:
-            self._notify_begin(step)
+            _notify_begin(self._session, step, self._total)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
@@ -230,15 +230,10 @@ class Run:
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                self._notify_begin(step)
+                _notify_begin(self._session, step, self._total)
             if self._over() is not None:
                 break
         return step, self._over() or RunEnd.DONE
-
-    def _notify_begin(self, step: int) -> None:
-        """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
-        if step != self._total:
-            self._session.callbacks.tell("on_begin", step, step, "train")
 
     def _over(self) -> RunEnd | None:
         """Returns the reason why the run ends before its last step, or None."""
@@ -392,3 +387,9 @@ def _measurements(run: Run) -> run_metadata.Measurements:
     """Returns the values of a run for its summary."""
     best_step = None if run.best is None else run.best.step
     return run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)
+
+
+def _notify_begin(session: Session, step: int, total: int | None) -> None:
+    """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
+    if step != total:
+        session.callbacks.tell("on_begin", step, step, "train")
