@@ -49,7 +49,9 @@ class World:
             born=born, patience=Patience(poll_secs=1.0, begin_secs=600.0), clock=lambda: self.now,
             sleep=self.sleep,
         )  # fmt: skip
-        return way.run(evaluate or (lambda m: self.did.append((m.step, self.now))), stopped)
+        detail = way.run(evaluate or (lambda m: self.did.append((m.step, self.now))), stopped)
+        self.count, self.step = way.count, way.step
+        return detail
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def test_checkpoints_are_evaluated_as_they_come_oldest_first(world):
     }
     assert world.follow() == "done"
     assert world.did == [(2, 1000.0), (4, 1000.0), (6, 1010.0), (8, 1050.0)]
+    assert (world.count, world.step) == (4, 8)
 
 
 def test_what_was_saved_just_before_the_end_is_evaluated_too(world, monkeypatch):
@@ -284,6 +287,17 @@ def test_an_evaluation_beats_in_the_list(tmp_path):
         assert json.loads(path.read_text())["evaluating"] == 2
     done(world, 2)
     assert json.loads(path.read_text()) == {"evaluated": {"2": 1.0}}
+
+
+def test_the_chief_does_not_wait_for_checkpoints_that_cannot_be_listed(tmp_path, caplog, monkeypatch):
+    def unreadable(self):
+        raise ReadError("the directory cannot be read.")
+
+    world = World(tmp_path)
+    world.save(2)
+    monkeypatch.setattr(WatchedCheckpoints, "committed", unreadable)
+    assert not wait(world) and world.now == 1000.0
+    assert "the directory cannot be read. Leaving without waiting for the evaluator." in caplog.text
 
 
 def test_the_chief_does_not_wait_for_ever_nor_for_nothing(tmp_path, caplog):

@@ -1,0 +1,45 @@
+"""Checks of the inputs of `ctl.fit`, one by one."""
+
+import ctl
+import numpy as np
+import pytest
+from ctl.keras import data, python_batches
+from ctl.keras.step_logs import NewestValue
+
+X = np.zeros((4, 2), np.float32)
+
+
+@pytest.mark.parametrize("batch", [X, [X], (X,), (X, None), (X, None, None)])
+def test_a_batch_of_inputs_alone_has_one_part(batch):
+    (only,) = python_batches._standard(batch)
+    np.testing.assert_array_equal(only, X)
+
+
+@pytest.mark.parametrize("batch", [(), (None, X), (X, None, X), (X, X, X, X)])
+def test_a_batch_with_missing_or_too_many_parts_is_refused(batch):
+    with pytest.raises(ctl.UsageError, match=r"expected \(inputs,\)"):
+        python_batches._standard(batch)
+
+
+def test_a_hint_names_the_fix_for_a_function_and_for_a_sequence():
+    def batches():
+        yield X
+
+    class Sequence:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return X
+
+    assert data._hint(batches) == " Call the function: batches()."
+    assert "keras.utils.PyDataset" in data._hint(Sequence())
+    assert data._hint([X]) == data._hint(5) == ""
+
+
+def test_a_newest_value_that_was_reset_is_zero():
+    value = NewestValue([])
+    value.update_state(3.0, weight=2.0)
+    assert value.result().numpy() == 3.0
+    value.reset_state()
+    assert value.result().numpy() == 0.0
