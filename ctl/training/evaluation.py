@@ -1,7 +1,7 @@
 """Evaluation: one pass over the evaluation data, in graph calls of about half a second.
 
-Between two of them workers agree on signals and on errors, so an evaluation can be interrupted, and an
-error on one worker ends it on all of them at the same batch.
+Workers agree on signals and errors between graph calls. So a signal can interrupt an evaluation, and an
+error on one worker ends it on all workers at the same batch.
 """
 
 import contextlib
@@ -35,10 +35,15 @@ from ctl.training.trainer_protocol import TrainerProtocol
 def evaluate_session(
     trainer: TrainerProtocol, session: Session, *, heeded: bool = False
 ) -> dict[str, float]:
-    """One call of `Trainer.evaluate`; inside a run, the run's writers are told.
+    """Implementation of `Trainer.evaluate`. Within a run it also writes the metrics.
 
-    What hooks raise is raised, outside a run, or left in `session.callbacks` for the run to end. Their
-    decisions count only if they are `heeded`.
+    Args:
+      trainer: Trainer to evaluate.
+      session: State of the trainer.
+      heeded: True if decisions of hooks have an effect.
+
+    Returns:
+      Means and Keras metrics by name. Errors of hooks are raised, except within a run, which they end.
     """
     exit_barrier.disarm()
     validation.check_methods(trainer, "evaluate")
@@ -47,8 +52,8 @@ def evaluate_session(
         batches = input_pipeline.open_eval_batches(trainer)
     with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.metrics_in(vars(trainer))):
         is_chief = trainer.topology.is_chief
-        packed, done = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
-        if not done:
+        packed, ran = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
+        if not ran:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = session.agreement.sum(loop.totals.broadcast(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
@@ -70,17 +75,17 @@ def evaluate_session(
 
 
 def is_due(trainer: TrainerProtocol) -> bool:
-    """Whether a run of this trainer evaluates."""
+    """Returns True if a run of this trainer evaluates."""
     return validation.evaluates_at_all(trainer) and trainer.intervals.evaluate != Every()
 
 
 def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
-    """Opens the data and traces the step, so that errors in them are raised before training."""
+    """Opens the data and traces the step, so that their errors are raised before training."""
     if not is_due(trainer):
         return
-    batches, several = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
+    batches, has_peers = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
     monitored = session.callbacks.monitored
-    if not several and not validation.names_matter(trainer, session.manager, monitored):
+    if not has_peers and not validation.names_matter(trainer, session.manager, monitored):
         return
     names = eval_loop(trainer, session).names(batches)
     validation.check_metric_names(trainer, session.manager, names, monitored)
@@ -94,7 +99,7 @@ def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping
 
 
 def leave_together(session: Session) -> None:
-    """The last that workers do together; afterwards they may end, the chief after the others."""
+    """Last synchronization of the workers. Afterwards they may end, the chief after the other workers."""
     session.agreement.sum([0.0])
     if session.agreement.num_workers > 1:
         exit_barrier.arm(session.state.topology)
@@ -103,21 +108,25 @@ def leave_together(session: Session) -> None:
 def _run(
     loop: StepLoop, batches: Batches, agreement: HostAllReduce, *, is_chief: bool, signals: Signals | None
 ) -> tuple[Any, int]:
-    """All batches of an open source; returns (packed totals of this worker, batches that were run).
+    """Runs all batches.
 
-    Raises Interrupted, on every worker, after a signal to one of them; CtlError where another worker's
-    part failed.
+    Returns:
+      The packed totals of this worker, and the number of batches.
+
+    Raises:
+      Interrupted: On every worker, after a signal to one of them.
+      CtlError: If the part of another worker failed.
     """
-    length, packed, done = LoopLength("auto"), loop.totals.zeros(), 0
-    left = 2**62 if batches.steps is None else batches.steps
+    length, packed, total = LoopLength("auto"), loop.totals.zeros(), 0
+    remaining = 2**62 if batches.steps is None else batches.steps
     with _together(agreement):
         loop.trace(batches)
     try:
-        while left > 0:
-            asked, ran, error = min(length.length, left), 0, None
+        while remaining > 0:
+            num_steps, ran, error = min(length.length, remaining), 0, None
             has_run, start = loop.has_run, time.perf_counter()
             try:
-                packed, ran = loop.run(batches, asked, packed)
+                packed, ran = loop.run(batches, num_steps, packed)
             except PEER_ERRORS:
                 raise
             except Exception as original:
@@ -125,23 +134,23 @@ def _run(
                 if agreement.num_workers == 1 and e is not original:
                     raise e from original
                 if agreement.num_workers == 1 or loop.communicates(batches):
-                    raise  # the others wait within their graph call
+                    raise  # the other workers wait within their graph call
                 error = e
             if has_run:
                 length.took(steps=ran, secs=time.perf_counter() - start)
             heartbeat.here.progressed()
-            done, left = done + ran, left - ran
+            total, remaining = total + ran, remaining - ran
             _agree(agreement, length, is_chief, signals, error)
-            if ran < asked:
+            if ran < num_steps:
                 break
     finally:
         loop.release()
-    return packed, done
+    return packed, total
 
 
 @contextlib.contextmanager
 def _together(agreement: HostAllReduce) -> Iterator[None]:
-    """What one worker fails at within the block, all fail at; nothing in it may communicate."""
+    """Raises an error of one worker within the block on all workers. The block must not communicate."""
     error = None
     try:
         yield
@@ -163,15 +172,15 @@ def _agree(
     signals: Signals | None,
     error: Exception | None,
 ) -> None:
-    """Workers compare notes: the chief's length holds, anybody's signal or error ends the evaluation."""
-    wishes = signals.wishes() if signals else [0.0, 0.0]
-    leads = is_chief or agreement.num_workers == 1  # an evaluator is alone, and no chief
-    mine = [float(length.proposed) if leads else 0.0, float(error is not None), *wishes]
-    steps, failed, *wishes = agreement.sum(mine)
-    length.length = int(steps)
+    """Workers adopt the length of the chief. A signal or an error of one worker ends the evaluation."""
+    signal_votes = signals.wishes() if signals else [0.0, 0.0]
+    chooses_length = is_chief or agreement.num_workers == 1  # an evaluator is no chief
+    vote = [float(length.proposed) if chooses_length else 0.0, float(error is not None), *signal_votes]
+    steps, failed, *signal_votes = agreement.sum(vote)
+    length.adopt(int(steps))
     if error is not None:
         raise error
     if failed:
         raise FailedElsewhere
-    if signals is not None and signals.agree(wishes):
+    if signals is not None and signals.agree(signal_votes):
         raise Interrupted

@@ -1,9 +1,9 @@
-"""The evaluator: a process that trains nothing and evaluates each checkpoint that the chief saves.
+"""Evaluator process, which evaluates each checkpoint that the chief saves.
 
 TF_CONFIG='{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}' \\
     python -m models.mnist --model_dir=/shared/mnist
 
-It is the same program as the workers'. It reads `model_dir/checkpoints` and writes nothing there.
+It runs the program of the workers. It reads `model_dir/checkpoints` and does not write there.
 """
 
 import logging
@@ -33,15 +33,20 @@ _log = logging.getLogger("ctl")
 
 
 def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
-    """Evaluates until the training has ended; returns the newest means, as "eval_<name>".
+    """Evaluates until the training has ended.
 
-    Raises Stopped after a signal, PeerLostError if the training died or is not complete.
+    Returns:
+      The newest means as "eval_<name>".
+
+    Raises:
+      Stopped: After a signal.
+      PeerLostError: If the training died or is not complete.
     """
-    assert trainer.model_dir is not None  # `checkpoint_follower.checkpoints` has seen to it
-    place, watched = paths.path(trainer.model_dir), prepared.manager
+    assert trainer.model_dir is not None  # checked by `checkpoint_follower.checkpoints`
+    directory, watched = paths.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
-        watched, Lease(place / LOCK_NAME), Evaluated(place / EVALUATED), born=process_started()
+        watched, Lease(directory / LOCK_NAME), Evaluated(directory / EVALUATED), born=process_started()
     )
     means: dict[str, float] = {}
     received = signals.Signals()
@@ -57,7 +62,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
 
     writers = _writers(trainer)
     end, detail = RunEnd.FAILED, ""
-    _log.info("Evaluating each checkpoint in %s as it comes.", watched.directory)
+    _log.info("Evaluating each checkpoint in %s after its save.", watched.directory)
     try:
         with received, prepared.running(ActiveRun(writers, received)):
             detail = following.run(evaluate, lambda: received.received is not None)
@@ -69,7 +74,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         end, detail = (RunEnd.SIGNAL, "") if is_stopped else (RunEnd.FAILED, type(e).__name__)
         raise
     finally:
-        summary = {"evaluations": following.count, "numbers": str(place / NUMBERS)}
+        summary = {"evaluations": following.count, "numbers": str(directory / NUMBERS)}
         writers.note(Ended(following.step or 0, end, summary, detail=detail))
     return {f"eval_{k}": v for k, v in means.items()}
 
@@ -78,7 +83,7 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
     number = received.received or signal.SIGTERM
     return Stopped(
         f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
-        "goes on from there.",
+        "continues from there.",
         signals.exit_code(number),
     )
 

@@ -1,7 +1,7 @@
-"""Many steps in one graph call: the part of the loop that runs inside TensorFlow.
+"""Loop of many steps in one graph call.
 
-`StepLoop` runs a `ReplicaStep` over batches under a strategy and adds up the numbers. Nothing is
-fetched and nothing is reduced over workers here: that happens when somebody asks for the means.
+`StepLoop` runs a `ReplicaStep` over batches under a strategy and sums the values of the steps on the
+device. The caller fetches the sums and reduces them over workers.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ TRACED_AGAIN = "The trainable variables have changed: the step is traced again."
 
 @contextlib.contextmanager
 def errors_of_a_trace(spec: Any) -> Iterator[None]:
-    """Within the block a step is traced, for batches of `spec`; its errors come in words."""
+    """Explains errors of a trace within the block; `spec` is the type of the batches."""
     try:
         yield
     except Exception as e:
-        known = ours(e)
-        error_report.mark_as_common(known or e)
-        if known is e:
+        own_error = ours(e)
+        error_report.mark_as_common(own_error or e)
+        if own_error is e:
             raise
-        if known is not None:
-            raise known from None  # AutoGraph wraps errors of classes it does not know
+        if own_error is not None:
+            raise own_error from None  # AutoGraph wraps errors of unknown classes
         explained = step_mistakes.explain_step_error(e, tuple_of(spec), _keys(spec))
         if explained is None:
             error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
@@ -57,12 +57,20 @@ def _keys(spec: Any) -> tuple[str, ...]:
 
 
 class StepLoop:
-    """Runs a `ReplicaStep` over batches; one trace whatever the number of steps.
+    """Loop of steps with one trace for any number of steps.
 
     Args:
-      counter: a variable of int64 that counts completed steps, or None.
-      single: steps always come one at a time; saves the loop around them.
-      trained: () -> what a trace depends on: which variables are trained, as a tuple.
+      strategy: Strategy of the job.
+      step: Step of a replica.
+      topology: Topology of the job.
+      counter: int64 variable with the number of completed steps, or None.
+      single: True if each call runs one step, which needs no loop in the graph.
+      trained: Returns the identities of the trained variables, on which a trace depends.
+
+    Attributes:
+      has_run: False if the next call compiles.
+      totals: Names and packing of the values.
+      reducer: Reducer of the gradients.
     """
 
     def __init__(
@@ -82,25 +90,26 @@ class StepLoop:
         self._trained = trained
         self._workers = topology.num_workers
         self._functions: dict = {}
-        self.has_run = False  # what is traced; else the next call also compiles
-        self._replica: Any = None  # the step of one replica, while it is traced
-        self._bound: tuple = (None, None)  # the batches of the last call, their function
+        self.has_run = False
+        self._replica: Any = None  # function of one replica, while it is traced
+        self._bound: tuple = (None, None)  # batches and function of the newest call
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals, self.reducer = step.totals, step.reducer
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
-        """Runs up to `steps` steps; returns (packed + their totals, steps that were run).
+        """Runs up to `steps` steps; fewer if the data ends, on all workers at the same step.
 
-        Fewer steps than asked means that the data ended, on all workers at the same step.
+        Returns:
+          `packed` plus the totals of the steps, and the number of steps.
         """
-        kind = "evaluation" if self._counter is None else "training"
-        collective_debug.announce(f"{steps} {kind} steps")
+        purpose = "evaluation" if self._counter is None else "training"
+        collective_debug.announce(f"{steps} {purpose} steps")
         if self._bound[0] is not batches:
             self.trace(batches)
         function, self.has_run = self._bound[1], True
         if batches.ends_unknown:
-            packed, done = function(batches.iterator, self._length(steps), packed)
-            return packed, int(done)
+            packed, ran = function(batches.iterator, self._length(steps), packed)
+            return packed, int(ran)
         if self._single:
             for _ in range(steps):
                 packed = function(batches.iterator, packed)
@@ -114,27 +123,27 @@ class StepLoop:
         return self._step.calls_minimize
 
     def trace(self, batches: Batches) -> None:
-        """Traces what `run` calls for these batches, if need be: a concrete function, without dispatch."""
+        """Traces the concrete function for these batches, unless it exists."""
         key = self._key(batches)
         if key not in self._functions:
-            if any(known[:4] == key[:4] for known in self._functions):
+            if any(other[:4] == key[:4] for other in self._functions):
                 _log.info(TRACED_AGAIN)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
-            several = self._until_end if batches.ends_unknown else self._many
+            run_many = self._until_end if batches.ends_unknown else self._many
             single = self._single and not batches.ends_unknown
             self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
-            function = tf.function(self._one if single else several, autograph=False)
+            function = tf.function(self._run_one if single else run_many, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
         self._bound = batches, self._functions[key]
 
     def _key(self, batches: Batches) -> tuple:
-        """What a trace depends on."""
+        """Returns the values on which a trace depends."""
         spec = tf.type_spec_from_value(batches.iterator)
         return spec, batches.ends_unknown, batches.share_of, batches.even, self._trained()
 
     def names(self, batches: Batches) -> list[str]:
-        """What a step returns, from its trace for such batches; nothing is run. For all workers."""
+        """Returns the names of the values of a step from its trace. All workers call it."""
         self.trace(batches)
         return [
             *(n for n in self.totals.names if n != ROWS),
@@ -142,25 +151,25 @@ class StepLoop:
         ]
 
     def communicates(self, batches: Batches) -> bool:
-        """Whether workers wait for each other within a call of `run`, from the trace."""
+        """Returns True if the traced function contains collectives."""
         self.trace(batches)
         nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
-        everywhere = itertools.chain(nodes, *functions.values())
-        return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in everywhere)
+        all_nodes = itertools.chain(nodes, *functions.values())
+        return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in all_nodes)
 
     def refresh(self) -> None:
-        """The user's code has run, and may have changed which variables are trained."""
+        """Called after user code, which may have changed the set of trained variables."""
         batches = self._bound[0]
         if batches is not None and self._key(batches) not in self._functions:
             self.has_run = False
         self._bound = None, None
 
     def release(self) -> None:
-        """Forgets the batches of the last call, so that their pipeline can end."""
+        """Releases the batches of the newest call, so that their pipeline can end."""
         self._bound = None, None
 
     def graph_def(self) -> Any:
-        """The graph of the step as a GraphDef, once something ran; None before."""
+        """Returns the graph of the step as a GraphDef, or None before the first call."""
         for function in self._functions.values():
             return function.graph.as_graph_def()
         return None
@@ -172,51 +181,53 @@ class StepLoop:
             self._lengths[steps] = tf.constant(steps, tf.int64)
         return self._lengths[steps]
 
-    def _one(self, iterator: Any, packed: Any) -> Any:
+    def _run_one(self, iterator: Any, packed: Any) -> Any:
         return packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
 
     def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
-        def step(done: Any, packed: Any) -> tuple[Any, Any]:
+        def step(ran: Any, packed: Any) -> tuple[Any, Any]:
             result = self._strategy.run(self._replica, (self._next(iterator),))
-            return done + 1, packed + self._summed(result)
+            return ran + 1, packed + self._summed(result)
 
         start = tf.constant(0, tf.int64), packed
-        return tf.while_loop(lambda done, _: done < steps, step, start, _SHAPES[:2])[1]
+        return tf.while_loop(lambda ran, _: ran < steps, step, start, _SHAPES[:2])[1]
 
     def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
-        def step(done: Any, packed: Any, _: Any) -> tuple[Any, Any, Any]:
+        def step(ran: Any, packed: Any, _: Any) -> tuple[Any, Any, Any]:
             element = self._next_if_any(iterator)
-            more = self._everywhere(element.has_value(), iterator)
+            has_batch = self._on_all_workers(element.has_value(), iterator)
 
-            def act() -> tuple[Any, Any]:
+            def run() -> tuple[Any, Any]:
                 result = self._strategy.run(self._replica, (element.get_value(),))
-                return done + 1, packed + self._summed(result)
+                return ran + 1, packed + self._summed(result)
 
-            done, packed = tf.cond(more, act, lambda: (done, packed))
-            return done, packed, more
+            ran, packed = tf.cond(has_batch, run, lambda: (ran, packed))
+            return ran, packed, has_batch
 
         start = tf.constant(0, tf.int64), packed, tf.constant(True)
-        done, packed, _ = tf.while_loop(lambda n, _, more: more & (n < steps), step, start, _SHAPES)
-        return packed, done
+        ran, packed, _ = tf.while_loop(
+            lambda ran, _, has_batch: has_batch & (ran < steps), step, start, _SHAPES
+        )
+        return packed, ran
 
     def _next(self, iterator: Any) -> Any:
         timer = self._step.timer
         return next(iterator) if timer is None else timer.of_input(lambda: next(iterator))
 
     def _next_if_any(self, iterator: Any) -> Any:
-        timer, found = self._step.timer, []
+        timer, elements = self._step.timer, []
         if timer is None:
             return iterator.get_next_as_optional()
 
         def take() -> Any:
-            found.append(iterator.get_next_as_optional())
-            return found[0].has_value()
+            elements.append(iterator.get_next_as_optional())
+            return elements[0].has_value()
 
         timer.of_input(take)
-        return found[0]
+        return elements[0]
 
     def _summed(self, result: Any) -> Any:
-        """`[m, 2]`, the sum over the replicas of this process; counts the step."""
+        """Returns the sum `[m, 2]` over the replicas of this process, and counts the step."""
         local = self._strategy.experimental_local_results(result)
         if self._counter is not None:
             with tf.control_dependencies(local):  # a step that fails is not counted
@@ -224,15 +235,15 @@ class StepLoop:
             self._step.reducer.after_step(self._counter)
         return local[0] if len(local) == 1 else tf.add_n(local)
 
-    def _everywhere(self, here: Any, iterator: Any) -> Any:
-        """True if every worker has a batch; TensorFlow's distributed iterators agree by themselves."""
+    def _on_all_workers(self, has_batch: Any, iterator: Any) -> Any:
+        """Returns True if every worker has a batch. TensorFlow's distributed iterators agree already."""
         if self._workers == 1 or not isinstance(iterator, tf.data.Iterator):
-            return here
+            return has_batch
 
         def count(value: Any) -> Any:
             return replica_sum.sum_over_all_replicas(tf.cast(value, tf.int32))
 
         timer = self._step.timer
-        act = lambda: self._strategy.run(count, (here,))  # noqa: E731
-        total = act() if timer is None else timer.of_sum([here], act)
+        exchange = lambda: self._strategy.run(count, (has_batch,))  # noqa: E731
+        total = exchange() if timer is None else timer.of_sum([has_batch], exchange)
         return tf.equal(total, self._workers)

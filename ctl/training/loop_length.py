@@ -1,4 +1,4 @@
-"""How many steps one graph call takes, and what the steps of an interval add up to."""
+"""Length of graph calls, and totals of the steps since the newest log."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,9 @@ _MAX_GROWTH = 8
 
 
 class LoopLength:
-    """Chooses the length of loops, in steps; "auto" aims at half a second.
+    """Number of steps of graph calls. "auto" aims at half a second.
 
-    `length` holds until it is set to `proposed`: workers in step must change it at the same step,
-    to the chief's proposal.
+    `length` is in effect until all workers adopt the chief's `proposed` length at the same step.
 
     >>> length = LoopLength("auto")
     >>> length.took(steps=1, secs=0.01); length.length, length.proposed
@@ -31,17 +30,24 @@ class LoopLength:
         self.length = length
 
     def took(self, *, steps: int, secs: float) -> None:
-        """Learns from a loop that ran; the first one, which compiles, is not to be told."""
+        """Adapts the proposed length to the duration (seconds) of a graph call that did not compile."""
         if self.auto and steps >= 1:
             fitting = int(_TARGET_SECS * steps / max(secs, 1e-9))
             self.proposed = max(1, min(fitting, self.length * _MAX_GROWTH))
 
 
 class Interval:
-    """Totals and time of the steps since numbers were last reported.
+    """Totals and durations of the steps since the newest log.
 
-    Part of the totals is still on the device (`packed`), part was fetched before (`_fetched`), for
-    a save or by the attempt that was resumed.
+    A part of the totals is on the device (`packed`). Another part was fetched before (`_fetched`), for a
+    save or before a restart.
+
+    Attributes:
+      packed: Totals on the device, `[m, 2]` float64.
+      steps: Number of steps.
+      timed_steps, secs: Number of timed steps, and their duration (seconds) without compilation, writers,
+        evaluation and saving.
+      arrays: Results of metrics of rank 1 or more, read with the newest `means`.
     """
 
     def __init__(self, totals: Totals):
@@ -50,9 +56,9 @@ class Interval:
         self._names: tuple[str, ...] = ()
         self.packed: Any = totals.zeros()
         self.steps = 0
-        self.secs = 0.0  # training alone: no compilation, writers, evaluation, saving
+        self.secs = 0.0
         self.timed_steps = 0
-        self.arrays: dict[str, np.ndarray] = {}  # metrics of rank >= 1, read with the newest `means`
+        self.arrays: dict[str, np.ndarray] = {}
 
     def begin_steps(self) -> None:
         """Resets the metrics before the first step of an interval, as a callback may have used them."""
@@ -68,41 +74,41 @@ class Interval:
             self.secs += secs
 
     def fetch(self, summed: Any) -> None:
-        """Takes the totals off the device; `summed` adds a vector up over workers."""
-        here = self._totals.broadcast(self.packed)
-        here = np.asarray(summed(here.ravel())).reshape(here.shape)
+        """Reads the totals from the device and sums them over workers with `summed`."""
+        totals = self._totals.broadcast(self.packed)
+        totals = np.asarray(summed(totals.ravel())).reshape(totals.shape)
         if self._fetched is not None and self._names == self._totals.names:
-            here = here + self._fetched
-        self._fetched, self._names = here, self._totals.names
+            totals = totals + self._fetched
+        self._fetched, self._names = totals, self._totals.names
         self.packed = self._totals.zeros()
 
     def means(self) -> dict[str, float]:
-        """Means over the interval, after `fetch`; on all workers alike, as metrics are summed."""
+        """Returns means over the interval, after `fetch`. All workers call it, since metrics are summed."""
         means = self._totals.means(self._fetched) if self._fetched is not None else {}
         numbers, self.arrays = keras_metrics.metric_results(self._totals.metrics)
         return means | numbers
 
     def sums(self) -> np.ndarray | None:
-        """What was fetched so far, to be handed to `means_since`."""
+        """Returns the fetched totals, an argument of `means_since`."""
         return self._fetched
 
     def means_since(self, before: np.ndarray | None) -> dict[str, float]:
-        """Means over what came after `before = sums()`, after `fetch`; metrics over the interval."""
+        """Returns means of the steps since `before = sums()`, after `fetch`, and current metrics."""
         if self._fetched is None:
             return {}
         means = self._totals.means(self._fetched if before is None else self._fetched - before)
         return means | keras_metrics.metric_results(self._totals.metrics)[0]
 
     def num_examples(self) -> float:
-        """Examples that were seen, after `fetch`."""
+        """Returns the number of examples, after `fetch`."""
         return 0.0 if self._fetched is None else self._totals.num_rows(self._fetched)
 
     def has_full_batches(self) -> bool:
-        """Whether some replica had its share of a full batch, after `fetch`."""
+        """Returns True if a replica had its share of a full batch, after `fetch`."""
         return self._fetched is not None and self._totals.num_full(self._fetched) > 0
 
     def steps_per_sec(self) -> float | None:
-        """None while nothing was timed."""
+        """Returns the rate of the timed steps, or None if no step was timed."""
         return self.timed_steps / self.secs if self.secs > 0 else None
 
     def clear(self) -> None:
@@ -114,13 +120,13 @@ class Interval:
         self.secs = 0.0
 
     def state(self) -> dict:
-        """JSON-able, after `fetch`; for the manifest."""
+        """Returns a JSON object for the manifest, after `fetch`."""
         if self._fetched is None:
             return {}
         return {"names": list(self._names), "totals": self._fetched.tolist(), "steps": self.steps}
 
     def restore(self, state: Mapping) -> None:
-        """Goes on where `state` was taken."""
+        """Restores a result of `state`."""
         if state:
             self._names = tuple(state["names"])
             self._fetched = np.asarray(state["totals"], np.float64).reshape(-1, 2)

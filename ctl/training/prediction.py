@@ -1,4 +1,4 @@
-"""Outputs of the model for data that are not evaluated: `Trainer.predict`."""
+"""Implementation of `Trainer.predict`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from ctl.training.trainer_protocol import TrainerProtocol
 
 
 def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
-    """What `Trainer.predict` returns; the trainer is prepared."""
+    """Returns the outputs of the model of a prepared trainer for all of `data`."""
     if not callable(trainer.model):
         raise UsageError(
             f"predict() calls self.model, which is {trainer.model!r}. Set it in build(), or write "
@@ -22,8 +22,8 @@ def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any
         )
     source = pipeline.as_source(data, "predict's data", trainer.global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
-        once, total = source.in_order(), source.num_examples
-        source = once.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
+        ordered, total = source.in_order(), source.num_examples
+        source = ordered.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
     elif isinstance(source, tf.data.Dataset):
         dataset_checks.check_dataset(source, "predict's data", None)
         if source.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -40,7 +40,7 @@ def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any
 
 
 def _call_of(model: Any) -> Any:
-    """The model on the inputs of a batch, not in training."""
+    """Returns a function that calls the model on the inputs of a batch."""
 
     def call(batch: Any) -> Any:
         inputs = batch[0] if isinstance(batch, tuple) else batch
@@ -50,7 +50,7 @@ def _call_of(model: Any) -> Any:
 
 
 def _outputs(trainer: TrainerProtocol, call: Any, batch: Any) -> Any:
-    """`[b, ...]` arrays of one batch, whose rows are shared by the replicas of this process."""
+    """Returns arrays `[b, ...]` for one batch. The replicas of this process share its rows."""
     local = trainer.topology.num_local_replicas
     if local == 1:
         return tf.nest.map_structure(np.asarray, call(batch))

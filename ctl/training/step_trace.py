@@ -1,8 +1,8 @@
-"""`--profile=100:110`: TensorFlow's trace of some steps, where TensorBoard's profile plugin finds it.
+"""TensorFlow trace of some steps (`--profile=100:110`), for TensorBoard's profile plugin.
 
 logs/train/plugins/profile/steps_100-110/worker_0.xplane.pb     # a file for each worker
 
-A step is a graph call of its own meanwhile, so that the plugin can tell steps apart.
+Each traced step is a separate graph call, so that the plugin can distinguish steps.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _log = logging.getLogger("ctl")
 
 
 def check_trace(trainer: TrainerProtocol) -> None:
-    """Raises UsageError where a trace is asked for and has no place, or no steps to show."""
+    """Raises UsageError if a trace is requested without a directory, or with parameter servers."""
     if not trainer.config.profile:
         return
     if not (trainer.log_dir or trainer.model_dir):
@@ -41,18 +41,19 @@ def check_trace(trainer: TrainerProtocol) -> None:
 
 
 class StepTrace(LoopObserver):
-    """Traces the steps after `first` completed ones, up to `last`; the rest, in a run that resumes there.
+    """Trace of the steps in a range. A run that resumes within the range traces the remaining steps.
 
     Args:
-      directory: of the trace, which is the same for all workers.
-      name: of this worker's file in it.
+      steps: Range "first:last" of completed steps.
+      directory: Directory of the trace, the same for all workers.
+      name: Name of the file of this worker.
     """
 
     def __init__(self, steps: str, directory: str, name: str):
         self._first, self._last = step_range(steps)
         self.path = paths.path(directory) / f"steps_{self._first}-{self._last}" / f"{name}.xplane.pb"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._done = False
+        self._is_complete = False
 
     def next_mark(self, step: int) -> int | None:
         if step < self._first:
@@ -60,7 +61,7 @@ class StepTrace(LoopObserver):
         return step + 1 if self._covers(step) else None
 
     def _covers(self, step: int) -> bool:
-        return self._first <= step < self._last and not self._done
+        return self._first <= step < self._last and not self._is_complete
 
     @contextlib.contextmanager
     def around(self, step: int) -> Iterator[bool]:
@@ -83,28 +84,28 @@ class StepTrace(LoopObserver):
             tf.profiler.experimental.start(self._temporary.name)
         except tf.errors.OpError as e:
             self._temporary.cleanup()
-            self._done = True
-            _log.warning("--profile: the trace cannot be started (%s); training goes on.", e.message)
+            self._is_complete = True
+            _log.warning("--profile: the trace cannot be started (%s); training continues.", e.message)
 
     def close(self) -> None:
-        """Writes the trace, if one has begun."""
-        if self._temporary is None or self._done:
+        """Writes the trace, if it has started."""
+        if self._temporary is None or self._is_complete:
             return
-        self._done = True
+        self._is_complete = True
         with self._temporary as directory:
             try:
                 tf.profiler.experimental.stop()
-                for found in Path(directory).rglob("*.xplane.pb"):
-                    _hide_loops(found)
-                    paths.copy_tree(found, self.path)
+                for file in Path(directory).rglob("*.xplane.pb"):
+                    _hide_loops(file)
+                    paths.copy_tree(file, self.path)
             except (OSError, tf.errors.OpError) as e:
-                _log.warning("%s cannot be written (%s); training goes on.", self.path, e)
+                _log.warning("%s cannot be written (%s); training continues.", self.path, e)
 
 
 def _hide_loops(path: Path) -> None:
-    """Removes the numbers of iterations of `tf.while_loop`, in which steps run, from a trace.
+    """Removes the iteration numbers of `tf.while_loop`, in which steps run, from a trace.
 
-    The plugin takes such iterations for steps where there are any, and then finds none of ours.
+    If there are any, the plugin takes these iterations for the steps and ignores the real ones.
     """
     try:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -116,8 +117,8 @@ def _hide_loops(path: Path) -> None:
     for plane in trace.planes:
         hidden = {i for i, stat in plane.stat_metadata.items() if stat.name == "iter_num"}
         for event in (event for line in plane.lines for event in line.events):
-            kept = [stat for stat in event.stats if stat.metadata_id not in hidden]
-            if len(kept) < len(event.stats):
+            visible = [stat for stat in event.stats if stat.metadata_id not in hidden]
+            if len(visible) < len(event.stats):
                 del event.stats[:]
-                event.stats.extend(kept)
+                event.stats.extend(visible)
     path.write_bytes(trace.SerializeToString())

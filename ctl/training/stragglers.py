@@ -1,7 +1,8 @@
-"""Which worker the others wait for: named once, when it costs more than a tenth of each step.
+"""Detection of a worker for which the other workers wait.
 
-The numbers travel with what workers agree on at ends of loops. In each window of steps, a worker's own
-time is what it did not wait in sums; the slowest has the longest.
+A worker is reported once if it costs more than a tenth of each step. Durations are summed together with the
+votes at the ends of loops. In each window of steps, the time of a worker is the time in which it does not
+wait in sums.
 """
 
 import logging
@@ -13,28 +14,29 @@ from ctl.training.observers import CompletedLoop, LoopObserver
 _log = logging.getLogger("ctl")
 _WINDOW_SECS = 0.5  # of training, at least
 _WINDOW_STEPS = 5
-_WINDOWS = 3  # in a row with the same answer
+_WINDOWS = 3  # consecutive ones with the same result
 _WINDOWS_ON_ONE_HOST = 12  # workers that share the cores of a host take turns in being slow
 _COST = 0.1  # of a step
 
 
 class Stragglers(LoopObserver):
-    """Compares the workers; the chief writes to the log.
+    """Comparison of the workers. The chief logs the result.
 
     Args:
-      total: () -> `[2]`, seconds until now that this worker has waited in sums, and for its input.
-      addresses: of all workers; index: this one's.
+      total: Returns `[2]`: seconds that this worker has waited in sums, and for its input.
+      addresses: Addresses of all workers.
+      index: Index of this worker.
     """
 
     def __init__(self, total: Callable[[], np.ndarray], addresses: Sequence[str], index: int):
         self._total, self._addresses, self._index = total, addresses, index
-        self._sums = np.zeros([2, len(addresses)])  # of this window
-        self._before: np.ndarray | None = None  # `total` when it began
+        self._sums = np.zeros([2, len(addresses)])  # in this window
+        self._before: np.ndarray | None = None  # `total` at the newest vote
         self._steps, self._secs, self._compiled = 0, 0.0, True
         hosts = {address.rpartition(":")[0] for address in addresses}
         self._needed = _WINDOWS if len(hosts) > 1 else _WINDOWS_ON_ONE_HOST
-        self._found: list[int | None] = []  # the answers of the newest windows
-        self._named: int | None = None
+        self._slowest: list[int | None] = []  # results of the newest windows
+        self._reported: int | None = None
 
     def completed(self, loop: CompletedLoop) -> None:
         self._steps += loop.num_steps
@@ -59,21 +61,23 @@ class Stragglers(LoopObserver):
         if np.isnan(self._sums).any():  # a worker has no clock, see StepTimes
             self._begin()
             return
-        own, inputs = self._secs - self._sums[0], self._sums[1]
-        slow = int(np.argmax(own))
-        late = own[slow] - np.median(np.delete(own, slow))
-        share = late / self._secs
-        self._found = [*self._found, slow if share > _COST else None][-self._needed :]
-        waits = (inputs[slow] - np.median(np.delete(inputs, slow))) > late / 2
-        if len(self._found) == self._needed and len({*self._found}) == 1 and self._found[0] != self._named:
-            self._tell(self._found[0], share, late / self._steps, "its input" if waits else "its step")
+        busy_secs, input_secs = self._secs - self._sums[0], self._sums[1]
+        slow = int(np.argmax(busy_secs))
+        delay = busy_secs[slow] - np.median(np.delete(busy_secs, slow))
+        share = delay / self._secs
+        self._slowest = [*self._slowest, slow if share > _COST else None][-self._needed :]
+        waits_for_input = (input_secs[slow] - np.median(np.delete(input_secs, slow))) > delay / 2
+        is_stable = len(self._slowest) == self._needed and len({*self._slowest}) == 1
+        if is_stable and self._slowest[0] != self._reported:
+            cause = "its input" if waits_for_input else "its step"
+            self._report(self._slowest[0], share, delay / self._steps, cause)
         self._begin()
 
     def _begin(self) -> None:
         self._sums[:], self._steps, self._secs, self._compiled = 0.0, 0, 0.0, False
 
-    def _tell(self, slow: int | None, share: float, secs: float, what: str) -> None:
-        before, self._named = self._named, slow
+    def _report(self, slow: int | None, share: float, secs: float, cause: str) -> None:
+        before, self._reported = self._reported, slow
         if self._index:
             return
         if slow is None:
@@ -88,5 +92,5 @@ class Stragglers(LoopObserver):
             self._addresses[slow],
             100 * share,
             1e3 * secs,
-            what,
+            cause,
         )

@@ -63,7 +63,7 @@ def test_ctrl_c_in_a_single_process_is_one_line_and_a_checkpoint(tmp_path, unbro
     output = output_of(tmp_path / "run").read_text()
     assert "Traceback" not in output
     assert [line for line in output.splitlines() if "Ctrl-C" in line] == [
-        f"Stopped by Ctrl-C at step {max(saved(tmp_path / 'run'))}; the same command goes on from there."
+        f"Stopped by Ctrl-C at step {max(saved(tmp_path / 'run'))}; the same command continues from there."
     ]
     assert run(tmp_path / "run").code == 0
     assert_bit_identical(tmp_path / "run", unbroken(0))
