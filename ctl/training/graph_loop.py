@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctl.collectives.graph_nodes import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
-from ctl.data.dataset_checks import tuple_of
+from ctl.data.dataset_checks import describe_element
 from ctl.distribute import collective_debug, replica_sum
 from ctl.distribute.topology import Topology
 from ctl.io import error_report
@@ -41,9 +41,9 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
             raise
         if known is not None:
             raise known from None  # AutoGraph wraps errors of classes it does not know
-        explained = step_mistakes.explain_step_error(e, tuple_of(spec), _keys(spec))
+        explained = step_mistakes.explain_step_error(e, describe_element(spec), _keys(spec))
         if explained is None:
-            error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
+            error_report.add_note(e, f"The batch is {describe_element(spec)}.")
             raise
         error_report.mark_as_common(explained)
         raise explained from e
@@ -98,7 +98,7 @@ class StepLoop:
         if self._bound[0] is not batches:
             self.trace(batches)
         function, self.has_run = self._bound[1], True
-        if batches.ends_unknown:
+        if batches.has_unknown_end:
             packed, done = function(batches.iterator, self._length(steps), packed)
             return packed, int(done)
         if self._single:
@@ -120,9 +120,12 @@ class StepLoop:
             if any(known[:4] == key[:4] for known in self._functions):
                 _log.info(TRACED_AGAIN)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
-            several = self._until_end if batches.ends_unknown else self._many
-            single = self._single and not batches.ends_unknown
-            self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
+            several = self._until_end if batches.has_unknown_end else self._many
+            single = self._single and not batches.has_unknown_end
+            self._replica, self.has_run = (
+                self._step.function(batches.share_of, batches.has_even_shares),
+                False,
+            )
             function = tf.function(self._one if single else several, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
@@ -131,7 +134,7 @@ class StepLoop:
     def _key(self, batches: Batches) -> tuple:
         """What a trace depends on."""
         spec = tf.type_spec_from_value(batches.iterator)
-        return spec, batches.ends_unknown, batches.share_of, batches.even, self._trained()
+        return spec, batches.has_unknown_end, batches.share_of, batches.has_even_shares, self._trained()
 
     def names(self, batches: Batches) -> list[str]:
         """What a step returns, from its trace for such batches; nothing is run. For all workers."""
@@ -144,7 +147,7 @@ class StepLoop:
     def communicates(self, batches: Batches) -> bool:
         """Whether workers wait for each other within a call of `run`, from the trace."""
         self.trace(batches)
-        nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
+        nodes, functions = dataset_traits.nodes_of_graph(self._bound[1].graph.as_graph_def())
         everywhere = itertools.chain(nodes, *functions.values())
         return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in everywhere)
 
