@@ -28,7 +28,7 @@ from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.events import number_or_event
-from ctl.metrics.images import grid
+from ctl.metrics.images import image_grid
 from ctl.metrics.results import Results
 from ctl.step import averaging, gather, moving_averages
 from ctl.step.gradient_settings import Gradients
@@ -280,7 +280,7 @@ class Trainer(OptionalMethods):
         """
         if self._session is not None and self._session.running is not None:
             step = self._session.step
-            self._session.running.note(grid(step, name, images))
+            self._session.running.note(image_grid(step, name, images))
 
     @error_translation.translates_peer_errors
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
