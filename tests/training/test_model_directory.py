@@ -112,7 +112,7 @@ def test_the_phrase_for_the_end_of_a_run_has_its_detail():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("monitor", r"EarlyStopping\(monitor=.loss.\) came; expected only the arguments.*Write metric="),
+    [("monitor", r"got EarlyStopping\(monitor=.loss.\); expected only the arguments.*Write metric="),
      ("restore_best_weights", "Write restore_best="), ("patiense", "Write patience=")],
 )  # fmt: skip
 def test_a_name_of_keras_is_refused_with_that_of_ctl(name, words):
