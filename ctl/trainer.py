@@ -28,7 +28,7 @@ from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.events import number_or_event
-from ctl.metrics.images import grid
+from ctl.metrics.images import image_grid
 from ctl.metrics.results import Results
 from ctl.step import averaging, gather, moving_averages
 from ctl.step.gradient_settings import Gradients
@@ -280,7 +280,7 @@ class Trainer(OptionalMethods):
         0..255 if the dtype is uint8, else 0..1.
         """
         if self._session is not None and self._session.writers is not None:
-            self._session.writers.note(grid(self._session.step, name, images))
+            self._session.writers.note(image_grid(self._session.step, name, images))
 
     @error_translation.translates_peer_errors
     def export(self, *formats: str, directory: str | None = None) -> list[str]:

@@ -224,7 +224,7 @@ def test_a_report_that_raises_is_left_out_and_training_goes_on(caplog):
     trainer.train(3)
     assert trainer.step == 3 and len(losses(writer)) == 3
     assert [r.getMessage() for r in caplog.records if "Broken failed" in r.getMessage()] == [
-        "Broken failed and is left out from now on: OSError: disk full"
+        "Broken failed and gets no further calls: OSError: disk full"
     ]
 
 

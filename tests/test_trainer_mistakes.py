@@ -131,4 +131,4 @@ def test_the_end_says_when_the_data_was_shorter_than_asked_or_nothing_was_left()
     trainer.train(10)
     trainer.train(4)
     reasons = [e.reason for e in writer.events if type(e).__name__ == "Ended"]
-    assert reasons == ["the data ended, 10 steps were asked for,", "nothing left to do: complete"]
+    assert reasons == ["the data ended, 10 steps were requested,", "no steps left: complete"]

@@ -1,4 +1,5 @@
-"""What acts on the numbers of a run: early stopping, learning rate, best model; and when things are due.
+"""Callbacks, such as early stopping and saving of the best model, and the intervals of actions.
 
-Carrying a decision out on all workers belongs to `training/`. Numbers come in, decisions go out.
+This folder receives metrics and returns decisions. The folder `training/` executes the decisions on all
+workers.
 """

@@ -25,7 +25,7 @@ class CallbackAdapter(Callback):
 
     @property
     def state(self) -> Any:
-        """The state of the object; None if it has none."""
+        """State of the object, or None."""
         return getattr(self._wrapped, "state", None)
 
     @state.setter
@@ -41,15 +41,19 @@ class CallbackAdapter(Callback):
 
 
 def is_callback(candidate: Any) -> bool:
-    """Returns True for an object with a method for one of EVENTS that is no callback of Keras."""
+    """Returns True for an object with a method for one of EVENTS, except callbacks of Keras."""
     has_event = any(callable(getattr(candidate, event, None)) for event in EVENTS)
     return has_event and not hasattr(candidate, "set_model")
 
 
 def as_callbacks(candidates: Any) -> list[Callback]:
-    """Returns callbacks for a list of callbacks and of objects that have some of their methods.
+    """Converts a list of callbacks, and of objects that have some of their methods, to callbacks.
 
-    Raises UsageError for another value than a list, for callbacks of Keras and for other objects.
+    Args:
+      candidates: The list.
+
+    Raises:
+      UsageError: It is no list, or contains callbacks of Keras or objects without any of the methods.
     """
     if not isinstance(candidates, (list, tuple)):
         raise UsageError(f"callbacks is {candidates!r}; expected a list, e.g. [ctl.EarlyStopping('loss')].")

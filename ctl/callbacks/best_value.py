@@ -1,4 +1,4 @@
-"""The best value of one metric so far."""
+"""Best value of a metric."""
 
 import math
 import numbers
@@ -11,17 +11,34 @@ _SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
 
 
 def smaller_is_better(name: str, mode: str = "auto") -> bool:
-    """What "min", "max" or, from the name of a metric, "auto" says."""
+    """Returns True if smaller values of a metric are better.
+
+    Args:
+      name: Name of the metric.
+      mode: "min", "max", or "auto": "min" for names that contain loss, error, perplexity, mae or mse.
+    """
     return mode == "min" or (mode == "auto" and any(w in name.lower() for w in _SMALLER_IS_BETTER))
 
 
 class BestValue:
-    """The best value of one metric of one kind of run, "train" or "eval"."""
+    """Best value of a metric in "train" or "eval".
+
+    Args:
+      metric: Name of the metric. The prefix "val_" is removed, and then `run` is "eval".
+      run: "train" or "eval".
+      mode: "min", "max" or "auto", see `smaller_is_better`.
+      min_delta: Minimum difference of a better value.
+
+    Attributes:
+      metric: Name of the metric.
+      run: "train" or "eval".
+      value: The best value, or None.
+    """
 
     def __init__(self, metric: str, run: str, mode: str, min_delta: float):
         if not isinstance(metric, str) or not metric:
-            raise UsageError(f"metric is {metric!r}; expected the name of a number of the run.")
-        if metric.startswith("val_"):  # as Keras calls those of an evaluation
+            raise UsageError(f"metric is {metric!r}; expected the name of a metric of the run.")
+        if metric.startswith("val_"):  # the name in Keras of a metric of the evaluation
             metric, run = metric.removeprefix("val_"), "eval"
         if run not in ("train", "eval"):
             raise UsageError(f"run is {run!r}; expected 'train' or 'eval'.")
@@ -33,31 +50,39 @@ class BestValue:
         self.value: float | None = None
 
     def of(self, values: Mapping[str, float], run: str) -> float | None:
-        """The value, if it is in `values` of this run; raises UsageError if it should be."""
+        """Returns the value of the metric, or None if `run` is another run.
+
+        Args:
+          values: Metric by name.
+          run: "train" or "eval".
+
+        Raises:
+          UsageError: The metric is missing.
+        """
         if run != self.run:
             return None
         if self.metric not in values:
             raise UsageError(
-                f"a callback needs {self.metric!r}, but the {run} numbers are {', '.join(sorted(values))}. "
-                "Write one of these."
+                f"a callback requires {self.metric!r}, but the {run} metrics are "
+                f"{', '.join(sorted(values))}. Write one of these."
             )
         return float(values[self.metric])
 
     def beats(self, value: float, other: float | None) -> bool:
-        """NaN beats nothing; anything else beats None."""
+        """Returns True if `value` is better than `other`. NaN is never better; other values beat None."""
         if math.isnan(value):
             return False
         return other is None or (value - other) * self._sign > self._min_delta
 
     def note(self, value: float) -> bool:
-        """True for a new best, which is kept."""
-        better = self.beats(value, self.value)
-        if better:
+        """Stores a value that is better than the best value. Returns True if it is."""
+        is_better = self.beats(value, self.value)
+        if is_better:
             self.value = value
-        return better
+        return is_better
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raises UsageError unless `value` is a whole number >= `least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}.")
+def check_count(name: str, value: Any, minimum: int) -> None:
+    """Raises UsageError unless `value` is a whole number >= `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+        raise UsageError(f"{name} is {value!r}; expected a whole number >= {minimum}.")

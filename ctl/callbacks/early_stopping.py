@@ -1,4 +1,4 @@
-"""Stops a run whose metric no longer improves."""
+"""Early stopping."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -12,20 +12,21 @@ from ctl.callbacks.protocol import Callback, Decision
 @refuse_keras_names
 @dataclass(eq=False)
 class EarlyStopping(Callback):
-    """Stops when a metric has not improved for `patience` values in a row.
+    """Callback that stops the run when a metric has not improved for `patience` consecutive values.
+
+    It is modelled on `keras.callbacks.EarlyStopping`.
 
     Attributes:
-      metric: name of a number; those of the evaluation may be written "val_<name>" too.
-      patience: values without improvement that are still accepted.
-      min_delta: what counts as an improvement at least.
+      metric: Name of the metric. A metric of the evaluation may have the prefix "val_".
+      patience: Number of consecutive values without improvement that stops the run. 0 is the same as 1.
+      min_delta: Minimum difference of an improvement.
       mode: "max", "min", or "auto": "min" for names that contain loss, error, ...
-      baseline: a value to be beaten first, or None.
-      start_from: values to ignore at the beginning.
-      restore_best: give the model its best weights back at the end.
+      baseline: Value that an improvement must be better than, or None.
+      start_from: Number of first values to ignore.
+      restore_best: True to restore the best weights at the end of the run.
       run: "eval" or "train".
-      stopped_at, best_step: steps, or None.
-
-    Modelled on `keras.callbacks.EarlyStopping`.
+      stopped_at: Step at which the callback has stopped the run, or None.
+      best_step: Step of the best value, or None.
     """
 
     metric: str
@@ -43,17 +44,17 @@ class EarlyStopping(Callback):
     def __post_init__(self) -> None:
         check_count("patience", self.patience, 0)
         self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
-        self._seen = self._waited = 0
+        self._num_values = self._waited = 0
         self.stopped_at = None
         self.best_step: int | None = None
 
     @property
     def state(self) -> dict[str, Any]:
-        """Best value, its step, and for how many values it has stood."""
+        """Best value and its step, numbers of values, and step of the stop."""
         return {
             "best": self.best.value,
             "waited": self._waited,
-            "seen": self._seen,
+            "seen": self._num_values,
             "stopped_at": self.stopped_at,
             "best_step": self.best_step,
         }
@@ -61,26 +62,26 @@ class EarlyStopping(Callback):
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
         self.best.value, self._waited = saved["best"], saved["waited"]
-        self._seen, self.stopped_at = saved["seen"], saved["stopped_at"]
+        self._num_values, self.stopped_at = saved["seen"], saved["stopped_at"]
         self.best_step = saved["best_step"]
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         value = self.best.of(values, run)
         if value is None:
             return None
-        self._seen += 1
-        if self._seen <= self.start_from:
+        self._num_values += 1
+        if self._num_values <= self.start_from:
             return None
-        better = self.best.note(value)
+        is_better = self.best.note(value)
         self._waited += 1
-        if better:
+        if is_better:
             self.best_step = step
             if self.baseline is None or self.best.beats(value, self.baseline):
                 self._waited = 0
-        if not better and self._waited >= max(1, self.patience):
+        if not is_better and self._waited >= max(1, self.patience):
             self.stopped_at = step
             return Decision(stop=True, message=self._reason())
-        return Decision(keep_weights=self.restore_best and better)
+        return Decision(keep_weights=self.restore_best and is_better)
 
     def _reason(self) -> str:
         noun = "evaluation" if self.best.run == "eval" else "log interval"

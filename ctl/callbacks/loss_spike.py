@@ -1,4 +1,4 @@
-"""Warns of a loss that jumps, and goes back to the newest checkpoint if it is asked to."""
+"""Detection of sudden increases of the loss."""
 
 import math
 import numbers
@@ -12,20 +12,21 @@ from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
 from ctl.errors import UsageError
 
-_ENOUGH = 3  # values, before anything is called a spike
+_MIN_VALUES = 3  # a median of fewer values is not compared
 
 
 @refuse_keras_names
 @dataclass(eq=False)
 class LossSpike(Callback):
-    """Compares each logged value of a metric with the median of those before it.
+    """Callback that compares each logged value of a metric with the median of the values before it.
+
+    It logs a warning for a spike: a value v with v - median > (factor - 1) * |median|.
 
     Attributes:
-      metric: a number of the training, as logged; smaller is better.
-      factor: a value that is so many times the median is a spike; one of a negative median, when it
-        lies as far above it.
-      window: of so many values, at the logging interval.
-      rollback: go back to the newest checkpoint, and on with the data that come next.
+      metric: Name of a metric of the training. Smaller values are better.
+      factor: Multiple of the median, > 1, above which a value is a spike.
+      window: Number of logged values in the median, >= 3.
+      rollback: True to restore the newest checkpoint after a spike and to continue with later data.
 
     >>> spike = LossSpike(factor=3.0, window=10)
     >>> [bool(spike.on_metrics(i, {"loss": x}, "train")) for i, x in enumerate([1, 1.1, 0.9, 1, 7])]
@@ -43,18 +44,18 @@ class LossSpike(Callback):
     def __post_init__(self) -> None:
         if not (isinstance(self.factor, numbers.Real) and self.factor > 1):
             raise UsageError(f"LossSpike factor is {self.factor!r}; expected a number > 1.")
-        check_count("LossSpike window", self.window, _ENOUGH)
+        check_count("LossSpike window", self.window, _MIN_VALUES)
         self.state: dict[str, Any] = {"values": []}
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
-        """Takes note of the values of `run`; a spike itself is not kept."""
+        """Compares and stores a value. A spike is not stored."""
         value = values.get(self.metric, math.nan)
         if run != "train" or not math.isfinite(value):
             return None
-        seen = self.state["values"]
-        middle = statistics.median(seen) if len(seen) >= _ENOUGH else math.inf
-        if value - middle > (self.factor - 1.0) * abs(middle):
-            text = f"{self.metric} jumped to {value:.4g} from a median of {middle:.4g}"
+        previous = self.state["values"]
+        median = statistics.median(previous) if len(previous) >= _MIN_VALUES else math.inf
+        if value - median > (self.factor - 1.0) * abs(median):
+            text = f"{self.metric} jumped to {value:.4g} from a median of {median:.4g}"
             return Decision(message=text, roll_back=self.rollback)
-        self.state = {"values": [*seen, value][-self.window :]}
+        self.state = {"values": [*previous, value][-self.window :]}
         return None

@@ -26,16 +26,19 @@ EVENTS = ("on_metrics", "on_begin", "before_training", "after_epoch", "after_eva
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the run is to do next; several can be combined.
+    """Actions that the run executes next. One decision can contain several actions.
 
     Attributes:
-      stop: end the run after this step, as a success.
-      learning_rate_factor: multiplies the learning rate, which becomes `lowest_learning_rate` at least.
-      learning_rate: the learning rate from now on; None: as it is.
-      keep_weights: remember these weights; the model gets the newest remembered ones when the run ends.
-      roll_back: restore the newest checkpoint and go on with the data that come next.
-      export: formats ("keras", "saved_model", "weights") to write into `directory`, or `model_dir/best`.
-      message: a warning that the chief logs.
+      stop: True to end the run successfully after this step.
+      learning_rate_factor: Factor of the learning rate.
+      lowest_learning_rate: Minimum of the learning rate after the multiplication by the factor.
+      learning_rate: New learning rate. None: no change.
+      keep_weights: True to store the current weights. At the end of the run the model gets the newest
+        stored weights.
+      roll_back: True to restore the newest checkpoint and to continue with later data.
+      export: Formats to write: "keras", "saved_model", "weights".
+      directory: Directory of the exported files. None: `model_dir/best`.
+      message: Warning that the chief logs, or "".
     """
 
     stop: bool = False
@@ -49,9 +52,9 @@ class Decision:
     message: str = ""
 
     def __post_init__(self) -> None:
-        """Plain values, whatever came: decisions travel between workers. Raises UsageError."""
+        """Converts values to built-in types, because workers exchange decisions. Raises UsageError."""
         try:
-            plain = {
+            converted = {
                 "stop": bool(self.stop),
                 "learning_rate_factor": float(self.learning_rate_factor),
                 "lowest_learning_rate": float(self.lowest_learning_rate),
@@ -63,8 +66,8 @@ class Decision:
                 "message": str(self.message),
             }
         except (TypeError, ValueError) as e:
-            raise UsageError(f"a callback made a Decision with a value that cannot be: {e}.") from None
-        for name, value in plain.items():
+            raise UsageError(f"a callback made a Decision with a value of the wrong type: {e}.") from None
+        for name, value in converted.items():
             object.__setattr__(self, name, value)
 
 

@@ -1,4 +1,4 @@
-"""Lowers the learning rate when a metric no longer improves."""
+"""Reduction of the learning rate on a plateau of a metric."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -13,18 +13,20 @@ from ctl.errors import UsageError
 @refuse_keras_names
 @dataclass(eq=False)
 class ReduceOnPlateau(Callback):
-    """Multiplies the learning rate by `factor` when a metric has not improved for `patience` values.
+    """Callback that reduces the learning rate when a metric has not improved for `patience` values.
+
+    It is modelled on `keras.callbacks.ReduceLROnPlateau`.
 
     Attributes:
-      metric: name of a number; those of the evaluation may be written "val_<name>" too.
-      factor: of the learning rate, between 0 and 1.
-      patience: values without improvement that are still accepted.
-      cooldown: values after a reduction in which none are counted.
-      min_delta: what counts as an improvement at least.
-      min_learning_rate: that it never goes below.
-      mode: "max", "min", or "auto"; run: "eval" or "train".
-
-    Modelled on `keras.callbacks.ReduceLROnPlateau`.
+      metric: Name of the metric. A metric of the evaluation may have the prefix "val_".
+      factor: Factor of the learning rate, between 0 and 1.
+      patience: Number of consecutive values without improvement that reduces the learning rate. 0 is
+        the same as 1.
+      cooldown: Number of values after a reduction that do not count as values without improvement.
+      min_delta: Minimum difference of an improvement.
+      min_learning_rate: Minimum of the learning rate.
+      mode: "max", "min" or "auto".
+      run: "eval" or "train".
     """
 
     metric: str
@@ -45,29 +47,29 @@ class ReduceOnPlateau(Callback):
         if not 0 < self.factor < 1:
             raise UsageError(f"factor is {self.factor!r}; expected a number between 0 and 1.")
         self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
-        self._cooling = self._waited = 0
+        self._cooldown_left = self._waited = 0
 
     @property
     def state(self) -> dict[str, Any]:
-        """Best value, for how many values it has stood, and how many are not to be counted yet."""
-        return {"best": self.best.value, "waited": self._waited, "cooling": self._cooling}
+        """Best value, number of values without improvement, and number of remaining cooldown values."""
+        return {"best": self.best.value, "waited": self._waited, "cooling": self._cooldown_left}
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
         self.best.value, self._waited = saved["best"], saved["waited"]
-        self._cooling = saved["cooling"]
+        self._cooldown_left = saved["cooling"]
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         value = self.best.of(values, run)
         if value is None:
             return None
-        if self._cooling:
-            self._cooling -= 1
+        if self._cooldown_left:
+            self._cooldown_left -= 1
         if self.best.note(value):
             self._waited = 0
-        elif not self._cooling:
+        elif not self._cooldown_left:
             self._waited += 1
         if self._waited < max(1, self.patience):
             return None
-        self._waited, self._cooling = 0, self.cooldown
+        self._waited, self._cooldown_left = 0, self.cooldown
         return Decision(learning_rate_factor=self.factor, lowest_learning_rate=self.min_learning_rate)

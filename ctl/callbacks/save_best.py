@@ -1,4 +1,4 @@
-"""Writes the model whenever a metric is better than before."""
+"""Export of the best model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,16 +12,16 @@ from ctl.callbacks.protocol import Callback, Decision
 @refuse_keras_names
 @dataclass(eq=False)
 class SaveBest(Callback):
-    """Writes the model whenever a metric is better than ever before.
+    """Callback that exports the model when a metric has a new best value.
+
+    It is modelled on `keras.callbacks.ModelCheckpoint` with `save_best_only=True`.
 
     Attributes:
-      metric: name of a number; those of the evaluation may be written "val_<name>" too.
-      directory: where to; by default `model_dir/best`.
-      formats: of "keras", "saved_model", "weights".
+      metric: Name of the metric. A metric of the evaluation may have the prefix "val_".
+      directory: Directory of the exported files. None: `model_dir/best`.
+      formats: Formats to write: "keras", "saved_model", "weights".
       mode: "max", "min", or "auto": "min" for names that contain loss, error, ...
       run: "eval" or "train".
-
-    Modelled on `keras.callbacks.ModelCheckpoint` with `save_best_only=True`.
     """
 
     metric: str
@@ -39,7 +39,7 @@ class SaveBest(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The best value so far."""
+        """The best value."""
         return {"best": self.best.value}
 
     @state.setter

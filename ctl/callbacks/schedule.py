@@ -1,12 +1,12 @@
-"""Intervals in steps, seconds or epochs, and the actions that they make due.
+"""Intervals of actions in steps, seconds or epochs.
 
     Every(steps=100)          at steps 100, 200, ...
     Every(epochs=1)           at the first step that completes an epoch
-    Every(secs=600)           when ten minutes have passed; the chief's clock decides for everyone
+    Every(secs=600)           every ten minutes by the clock of the chief
     Every()                   never (also steps=0, secs=0, epochs=0)
 
-Marks by steps and epochs depend on the step alone: a resumed run has the marks of an unbroken one. The
-clock is an argument.
+A mark is a step with a due action. Marks by steps and epochs depend only on the step, so a resumed
+run has the same marks as an uninterrupted run. The time is an argument.
 """
 
 import enum
@@ -41,9 +41,15 @@ def combined(actions: Iterable[Action]) -> Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """One of `steps`, `secs` (seconds) or `epochs`; 0 or nothing means never.
+    """An interval in one unit. `Every()` means never.
 
-    Raises UsageError for negative values or more than one unit.
+    Attributes:
+      steps: Number of steps, or 0.
+      secs: Time (seconds), or 0.
+      epochs: Number of epochs, possibly fractional, or 0.
+
+    Raises:
+      UsageError: A value is negative, infinite or no number, or more than one value is given.
     """
 
     steps: int = 0
@@ -51,38 +57,50 @@ class Every:
     epochs: float = 0.0
 
     def __post_init__(self) -> None:
-        given = {k: v for k, v in vars(self).items() if v}
-        words = {k: v for k, v in vars(self).items() if not isinstance(v, numbers.Real)}
-        if words:
-            raise UsageError(f"Every got {words}; expected numbers, e.g. Every(steps=100).")
-        if len(given) > 1:
+        intervals = {k: v for k, v in vars(self).items() if v}
+        no_numbers = {k: v for k, v in vars(self).items() if not isinstance(v, numbers.Real)}
+        if no_numbers:
+            raise UsageError(f"Every got {no_numbers}; expected numbers, e.g. Every(steps=100).")
+        if len(intervals) > 1:
             raise UsageError(
-                f"Every got {given}; expected one unit. Write Every(steps=...), Every(secs=...) "
+                f"Every got {intervals}; expected one unit. Write Every(steps=...), Every(secs=...) "
                 "or Every(epochs=...)."
             )
-        bad = {k: v for k, v in given.items() if not v > 0 or math.isinf(v)}
-        if bad or not float(self.steps).is_integer():
+        invalid = {k: v for k, v in intervals.items() if not v > 0 or math.isinf(v)}
+        if invalid or not float(self.steps).is_integer():
             raise UsageError(
-                f"Every got {given}; expected a positive number (steps: a whole one), or 0 for never."
+                f"Every got {intervals}; expected a positive number (steps: a whole one), or 0 for never."
             )
 
     def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
-        """The first step after `step` at which this is due; None if steps do not decide it."""
+        """Returns the first mark after `step`.
+
+        Args:
+          step: Number of completed steps.
+          steps_per_epoch: Number of steps. Infinity: not counted yet. None: the data have no epochs.
+
+        Returns:
+          A step, or None for an interval in seconds, an unknown length of the data, or never.
+
+        Raises:
+          UsageError: The interval is in epochs, and the data have none, or a part of an unknown length.
+        """
         if self.steps:
             return (step // int(self.steps) + 1) * int(self.steps)
         if self.epochs:
             if not steps_per_epoch:
                 raise UsageError(
-                    "Every(epochs=...), or after_epoch, needs a train_data that ends: no endless one, no "
+                    "Every(epochs=...), or after_epoch, requires finite train_data, and does not support "
                     "train_data_fn. Write Every(steps=...), or return a finite dataset or "
                     "ctl.from_arrays(...)."
                 )
-            if math.isinf(steps_per_epoch):  # not known before the first epoch has ended
+            if math.isinf(steps_per_epoch):  # not counted before the first epoch has ended
                 if float(self.epochs).is_integer():
                     return None
                 raise UsageError(
-                    f"Every(epochs={self.epochs}) needs training data of known length. Write whole epochs, "
-                    "or return dataset.apply(tf.data.experimental.assert_cardinality(n)) with n batches."
+                    f"Every(epochs={self.epochs}) requires training data of known length. Write whole "
+                    "epochs, or return "
+                    "dataset.apply(tf.data.experimental.assert_cardinality(n)) with n batches."
                 )
             period = self.epochs * steps_per_epoch
             count = math.floor(step / period + 1e-9) + 1
@@ -90,7 +108,7 @@ class Every:
         return None
 
     def is_mark(self, step: int, steps_per_epoch: float | None = None) -> bool:
-        """True if `step` completed steps is a mark by steps or epochs."""
+        """Returns True if `step` is a mark by steps or epochs."""
         return step > 0 and self.next_mark(step - 1, steps_per_epoch) == step
 
 
@@ -99,14 +117,15 @@ AT_THE_END = Every(steps=2**62)  # a mark that no run reaches
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """When the loop does what, and how many steps it runs in one graph call.
+    """Intervals of the actions of the training loop, and the length of a graph call.
 
     Attributes:
-      steps_per_loop: steps in one graph call, or "auto" for a length that takes 0.2 to 1 s.
-        Loops are cut short to land on the marks below, so numbers do not depend on it.
-      log: numbers go to the writers; each is the mean since the last time.
-      evaluate: the whole of `eval_data` is evaluated.
-      save: a checkpoint is saved (one is also saved before each evaluation, and at the end of a run).
+      steps_per_loop: Number of steps in one graph call, or "auto" for calls of 0.2 to 1 seconds. A call
+        ends at the next mark, so that metrics do not depend on this number.
+      log: Interval at which metric writers receive the means since the last log.
+      evaluate: Interval of evaluations of all `eval_data`.
+      save: Interval of checkpoints. Checkpoints are also saved before each evaluation and at the end of a
+        run.
     """
 
     steps_per_loop: int | str = "auto"
@@ -116,8 +135,8 @@ class Intervals:
 
     def __post_init__(self) -> None:
         k = self.steps_per_loop
-        whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
-        if k != "auto" and not (whole and int(k) >= 1):
+        is_whole = isinstance(k, numbers.Integral) and not isinstance(k, bool)
+        if k != "auto" and not (is_whole and int(k) >= 1):
             raise UsageError(f"steps_per_loop is {k!r}; expected a whole number of steps >= 1, or 'auto'.")
         for name, every in {"log": self.log, "evaluate": self.evaluate, "save": self.save}.items():
             if not isinstance(every, Every):
@@ -144,22 +163,22 @@ class Intervals:
 class Timers:
     """Timers of the intervals in seconds, by the clock of one process.
 
-    >>> timers = Timers(Intervals(save=Every(secs=600)), now=0.0)
-    >>> timers.due(now=601.0) == Action.SAVE
+    >>> timers = Timers(Intervals(save=Every(secs=600)), time_secs=0.0)
+    >>> timers.due(time_secs=601.0) == Action.SAVE
     True
-    >>> timers.due(now=602.0) == NO_ACTION
+    >>> timers.due(time_secs=602.0) == NO_ACTION
     True
     """
 
-    def __init__(self, intervals: Intervals, now: float):
+    def __init__(self, intervals: Intervals, time_secs: float):
         self._secs = {action: every.secs for action, every in intervals.by_action.items() if every.secs}
-        self._last = dict.fromkeys(self._secs, now)
+        self._last = dict.fromkeys(self._secs, time_secs)
 
     def __bool__(self) -> bool:
         return bool(self._secs)
 
-    def due(self, now: float) -> Action:
-        """Returns the actions whose interval has passed, and restarts their timers."""
-        expired = [action for action, secs in self._secs.items() if now - self._last[action] >= secs]
-        self._last |= dict.fromkeys(expired, now)
+    def due(self, time_secs: float) -> Action:
+        """Returns the actions for which the interval has passed, and restarts their timers."""
+        expired = [action for action, secs in self._secs.items() if time_secs - self._last[action] >= secs]
+        self._last |= dict.fromkeys(expired, time_secs)
         return combined(expired)

@@ -1,4 +1,4 @@
-"""Data: global batches in, each replica's batches out, with an exact position to resume from.
+"""Input data: global batches split into replica batches, with an exact position for resuming.
 
-Steps and models do not belong here. A dataset or arrays of the user come in, an iterator goes out.
+This folder converts a dataset or arrays of the user to an iterator. It does not use steps or models.
 """

@@ -1,10 +1,13 @@
-"""Examples held in memory, served by index: any position in O(1), each worker touches its own rows.
+"""Examples in memory, read by index.
 
     ctl.from_arrays({"image": images, "label": labels}, batch_size)
     ctl.from_arrays((x, y), batch_size).map(lambda x, y: (augment(x), y))
 
-The order is a permutation of the examples by (seed, epoch), computed and not stored: every number
-of workers sees the same global order, and a resumed run goes on with the very next example.
+The order of examples is a permutation that is computed from (seed, epoch), not stored. It does not depend
+on the number of workers, each worker reads only its own rows, and any position is reached in O(1). A
+resumed run therefore continues with the next example.
+
+The sequence of examples is endless: position p of it is an example of epoch p // num_examples.
 """
 
 import math
@@ -18,15 +21,17 @@ from ctl.data.row_windows import RowWindows
 from ctl.distribute.row_partition import bounds
 from ctl.errors import UsageError
 
+_INT64_MAX = 2**63 - 1
+
 
 class ArrayData:
-    """Arrays with a common first axis, as global batches; made by `from_arrays`.
+    """Arrays with a common first axis, served as global batches. Created by `from_arrays`.
 
     Attributes:
-      num_examples: length of the first axis.
-      batch_size: global batch size, examples.
-      shuffle: a new order every epoch when training; evaluation keeps the order.
-      epochs_apart: no batch holds the end of one epoch and the start of the next.
+      num_examples: Length of the first axis.
+      batch_size: Global batch size (examples).
+      shuffle: True for a new order in every epoch of training. Evaluation keeps the order of the arrays.
+      epochs_apart: True if no batch contains examples of two epochs.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class ArrayData:
         return tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:count]), self._arrays)
 
     def in_order(self) -> "ArrayData":
-        """The same examples without shuffling."""
+        """Returns the same examples without shuffling."""
         return self._copy(shuffle=False)
 
     def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
@@ -79,48 +84,58 @@ class ArrayData:
         num_replicas: int,
         share: tuple = (0, 1),
     ) -> tf.data.Dataset:
-        """Batches of the given replicas in turn: step 0 of each, step 1 of each, ...
+        """Returns the batches of some replicas: step 0 of each replica, step 1 of each replica, ...
 
         Args:
-          seed: decides the order, unless from_arrays was given one.
-          start: examples already consumed.
-          total: examples in all, counted from 0; None: endless. The last batch may be short.
-          replicas: the consecutive replicas of this worker, among `num_replicas`.
-          share: (w, W) for steps w, w + W, w + 2 W, ... only; w may be a tensor.
+          seed: Seed of the order. Ignored if `from_arrays` has got a seed.
+          start: Number of consumed examples.
+          total: Number of examples to serve, counted from example 0. The last batch may be short. None:
+            endless.
+          replicas: Consecutive replicas of this worker, among `num_replicas`.
+          share: (w, W) for steps w, w + W, w + 2 W, ... only. w may be a tensor.
+
+        Returns:
+          A dataset of batches `[b, ...]`, or of pairs (batch, number of real rows) if
+          `has_counted_shares` is True.
         """
-        size, count = self.batch_size, len(replicas)
+        size, num_local = self.batch_size, len(replicas)
         with tf.init_scope(), tf.device("/cpu:0"):  # never copied into the graph of a function
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
-        fixed = self._is_fixed(start, total, num_replicas)
-        counted = self.counts_shares(start, total, num_replicas)
+        has_equal_shares = self._has_equal_shares(start, total, num_replicas)
+        is_counted = self.has_counted_shares(start, total, num_replicas)
         seed = seed if self._seed is None else self._seed
 
         @tf.autograph.experimental.do_not_convert
         def batch(i: Any) -> Any:
-            step, r = share[0] + i // count * share[1], replicas[0] + i % count
+            step, replica = share[0] + i // num_local * share[1], replicas[0] + i % num_local
             first = start + step * size
-            if fixed:
+            if has_equal_shares:
                 b = size // num_replicas
-                rows = first + r * b + tf.range(b, dtype=tf.int64)
-                return self._gather(arrays, self._index(rows, seed))
-            first, n = self._batch(first, total)
-            low, high, real = bounds(n, r, num_replicas)
-            taken = self._gather(arrays, self._index(tf.range(first + low, first + high), seed))
-            return (taken, real) if counted else taken
+                positions = first + replica * b + tf.range(b, dtype=tf.int64)
+                return self._gather(arrays, self._index(positions, seed))
+            first, num_rows = self._batch(first, total)
+            low, high, num_real = bounds(num_rows, replica, num_replicas)
+            rows = self._gather(arrays, self._index(tf.range(first + low, first + high), seed))
+            return (rows, num_real) if is_counted else rows
 
-        dataset = tf.data.Dataset.range(_INT64_MAX if total is None else self._turns(start, total) * count)
-        for function in (batch, *(_of_shares(f) if counted else f for f in self._functions)):
+        num_steps = _INT64_MAX if total is None else self._num_steps(start, total) * num_local
+        dataset = tf.data.Dataset.range(num_steps)
+        for function in (batch, *(_with_count(f) if is_counted else f for f in self._functions)):
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        if not self._functions:  # rows are gathered: there is nothing to tune
+        if not self._functions:  # tuning costs a thread and cannot speed up a gather
             options = tf.data.Options()
             options.autotune.enabled = False
             dataset = dataset.with_options(options)
         return dataset
 
     def windows(self, *, seed: int, start: int, total: int | None, device: str | None) -> RowWindows:
-        """The same batches for one replica, as numbers of rows; the arrays are copied to `device`.
+        """Returns the batches of `replica_batches` for one replica, as row numbers.
 
-        `seed`, `start` and `total` as in `replica_batches`.
+        Args:
+          seed: As in `replica_batches`.
+          start: As in `replica_batches`.
+          total: As in `replica_batches`.
+          device: Device to which the arrays are copied.
         """
         with tf.device(device):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, self._arrays)
@@ -131,7 +146,7 @@ class ArrayData:
         return RowWindows(
             arrays,
             self._functions,
-            lambda places: self._index(places, seed),
+            lambda positions: self._index(positions, seed),
             self.batch_size,
             start=int(self._batch(start, total)[0]),
             end=end,
@@ -140,60 +155,63 @@ class ArrayData:
 
     @property
     def steps_per_epoch(self) -> float:
-        """Batches in an epoch; whole only if epochs are apart or the batches fit."""
+        """Number of batches in an epoch. An integer if epochs are apart or batches fill an epoch."""
         batches = self.num_examples / self.batch_size
         return float(-(-self.num_examples // self.batch_size)) if self.epochs_apart else batches
 
-    def examples_of(self, epochs: float) -> int:
-        """Where so many epochs end, in examples; with epochs apart, short batches count as whole."""
+    def num_examples_in(self, epochs: float) -> int:
+        """Returns the number of examples in `epochs`. With `epochs_apart` a short batch counts as full."""
         per_epoch = self.steps_per_epoch * self.batch_size if self.epochs_apart else self.num_examples
         return math.ceil(epochs * per_epoch)
 
     def _batch(self, first: Any, total: int | None) -> Any:
-        """The batch at position `first`: its first place in the endless order, and its examples."""
+        """Returns the position of the first example of a batch, and the number of its examples.
+
+        `first` is the number of examples before the batch; with `epochs_apart` a short batch counts as
+        full.
+        """
         size = tf.cast(self.batch_size, tf.int64)
         if not self.epochs_apart:
             return first, size if total is None else tf.minimum(size, total - first)
         step, per_epoch = first // size, int(self.steps_per_epoch)
-        place = step % per_epoch * size
-        return step // per_epoch * self.num_examples + place, tf.minimum(size, self.num_examples - place)
+        offset = step % per_epoch * size
+        return step // per_epoch * self.num_examples + offset, tf.minimum(size, self.num_examples - offset)
 
-    def counts_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
-        """Whether `replica_batches` yields (share, number of real rows): some share may be empty."""
-        return num_replicas > 1 and not self._is_fixed(start, total, num_replicas)
+    def has_counted_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
+        """Returns True if a share may be empty. Then `replica_batches` yields numbers of real rows."""
+        return num_replicas > 1 and not self._has_equal_shares(start, total, num_replicas)
 
-    def _is_fixed(self, start: int, total: int | None, num_replicas: int) -> bool:
-        """Whether every share has the same number of rows."""
+    def _has_equal_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
         size = self.batch_size
-        whole = self.num_examples if self.epochs_apart else (0 if total is None else total - start)
-        return size % num_replicas == 0 and whole % size == 0
+        num_examples = self.num_examples if self.epochs_apart else (0 if total is None else total - start)
+        return size % num_replicas == 0 and num_examples % size == 0
 
     @staticmethod
     def _gather(arrays: Any, index: Any) -> Any:
         return tf.nest.map_structure(lambda a: tf.gather(a, index), arrays)
 
-    def _turns(self, start: int, total: int) -> int:
+    def _num_steps(self, start: int, total: int) -> int:
         return max(0, -(-(total - start) // self.batch_size))
 
-    def _index(self, rows: Any, seed: int) -> Any:
-        """Places in the endless order `[b]` -> indices of examples `[b]`."""
+    def _index(self, positions: Any, seed: int) -> Any:
+        """Converts positions in the endless sequence, int64 `[b]`, to indices of examples `[b]`."""
         n = self.num_examples
-        place = rows % n
+        offsets = positions % n
         if not self.shuffle or n == 1:
-            return place
-        epoch = rows // n
-        same = tf.fill(tf.shape(rows), tf.cast(seed, tf.int64))
+            return offsets
+        epochs = positions // n
+        seeds = tf.fill(tf.shape(positions), tf.cast(seed, tf.int64))
         # The Python wrapper, tf.random.experimental.index_shuffle, pads a seed per row wrongly.
         return tf.raw_ops.RandomIndexShuffle(
-            index=place,
-            seed=tf.stack([same, epoch, epoch * 0], axis=1),
+            index=offsets,
+            seed=tf.stack([seeds, epochs, epochs * 0], axis=1),
             max_index=tf.constant(n - 1, tf.int64),
             rounds=4,
         )
 
 
 class ExampleNumbers:
-    """Endless global batches of the numbers 0, 1, 2, ...; made by `example_numbers`."""
+    """Endless global batches of the numbers 0, 1, 2, ... Created by `example_numbers`."""
 
     def __init__(self, batch_size: int):
         self.batch_size = batch_size
@@ -201,36 +219,39 @@ class ExampleNumbers:
     def replica_batches(
         self, start: int, replicas: range, num_replicas: int, share: tuple = (0, 1)
     ) -> tf.data.Dataset:
-        """Batches of the given replicas in turn, from the number `start` on; `share` as in ArrayData."""
-        rows, count = self.batch_size // num_replicas, len(replicas)
+        """Returns the batches of some replicas from the number `start`. See `ArrayData.replica_batches`."""
+        rows, num_local = self.batch_size // num_replicas, len(replicas)
 
         @tf.autograph.experimental.do_not_convert
         def batch(i: Any) -> Any:
-            step = share[0] + i // count * share[1]
-            first = start + step * self.batch_size + (replicas[0] + i % count) * rows
+            step = share[0] + i // num_local * share[1]
+            first = start + step * self.batch_size + (replicas[0] + i % num_local) * rows
             return first + tf.range(rows, dtype=tf.int64)
 
         return tf.data.Dataset.range(2**62).map(batch)
 
 
 def example_numbers(batch_size: int) -> ExampleNumbers:
-    """What `train_data` returns for a step that makes its own data: a batch is its examples' numbers.
+    """Returns data for a step that generates its own examples: a batch holds the numbers of its examples.
 
-    Each is an int64 that never comes twice, the same for any number of replicas and after a resume:
-    a seed for `tf.random.stateless_uniform`, the number of a game to be played.
+    A number occurs once in a run. Numbers do not depend on the number of replicas or on a resume, so a step
+    can use them as seeds of `tf.random.stateless_uniform` or as numbers of games to play.
+
+    Args:
+      batch_size: Global batch size (examples).
+
+    Returns:
+      A value to return from `train_data`. Batches are int64 `[b]`.
     """
     return ExampleNumbers(batch_size)
 
 
-_INT64_MAX = 2**63 - 1
+def _with_count(function: Callable) -> Callable:
+    """Returns `function` for elements (batch, number of real rows)."""
 
-
-def _of_shares(function: Callable) -> Callable:
-    """A function of batches, for elements (batch, number of real rows)."""
-
-    def mapped(batch: Any, real: Any) -> Any:
-        spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
-        return (function(*batch) if spread else function(batch)), real
+    def mapped(batch: Any, num_real: Any) -> Any:
+        is_spread = isinstance(batch, tuple) and not hasattr(batch, "_fields")
+        return (function(*batch) if is_spread else function(batch)), num_real
 
     return mapped
 
@@ -243,20 +264,26 @@ def from_arrays(
     seed: int | None = None,
     epochs_apart: bool = False,
 ) -> ArrayData:
-    """Global batches of examples held in memory: NumPy arrays or tensors, nested as you like.
+    """Returns global batches of examples in memory.
+
+    An epoch is n examples. In a run of a number of steps all batches are full, so a batch may contain the
+    end of an epoch and the start of the next one. A run of a number of epochs ends with a short batch.
 
     Args:
-      arrays: an array `[n, ...]`, or a tuple, list or dictionary of arrays with the same n.
-      batch_size: global batch size, examples; pass on what `train_data` is given.
-      shuffle: another order every epoch; evaluation never shuffles.
-      seed: for the order; the trainer's if None.
-      epochs_apart: every epoch ends with a batch of its own, which may be short, as in Keras.
+      arrays: A NumPy array or tensor `[n, ...]`, or a nested tuple, list or dictionary of them with equal
+        n.
+      batch_size: Global batch size (examples): the argument of `train_data`.
+      shuffle: True for a new order in every epoch. Evaluation never shuffles.
+      seed: Seed of the order. None: the seed of the trainer.
+      epochs_apart: True to end every epoch with a batch of its remaining examples, as Keras does.
 
-    An epoch is n examples. While training goes on for a number of steps, batches are always full:
-    one may hold the end of an epoch and the start of the next. A run of whole epochs ends with a
-    short batch. Raises UsageError for arrays of unequal or no length.
+    Returns:
+      A value to return from `train_data` or `eval_data`. Its method `map` applies a function to batches.
+
+    Raises:
+      UsageError: There are no arrays or no examples, or the arrays have unequal lengths or hold objects.
     """
-    arrays = _without_lists(arrays)
+    arrays = _lists_as_tuples(arrays)
     flat = tf.nest.flatten(arrays)
     if not flat:
         raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
@@ -285,10 +312,10 @@ def from_arrays(
     )
 
 
-def _without_lists(arrays: Any) -> Any:
-    """The same structure with tuples for lists, which tf.data would stack into one tensor."""
+def _lists_as_tuples(arrays: Any) -> Any:
+    """Replaces lists by tuples, because tf.data would stack a list into one tensor."""
     if isinstance(arrays, dict):
-        return type(arrays)((k, _without_lists(v)) for k, v in arrays.items())
+        return type(arrays)((k, _lists_as_tuples(v)) for k, v in arrays.items())
     if isinstance(arrays, (list, tuple)) and not hasattr(arrays, "_fields"):
-        return tuple(_without_lists(a) for a in arrays)
+        return tuple(_lists_as_tuples(a) for a in arrays)
     return arrays

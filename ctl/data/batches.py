@@ -1,4 +1,4 @@
-"""An open source of replica batches, and the cheapest iterator that feeds `strategy.run`.
+"""Open sources of replica batches, and the iterators that feed `strategy.run`.
 
 Iterators are destroyed in the background, see iterator_release.py.
 """
@@ -18,18 +18,19 @@ from ctl.distribute.topology import Topology
 
 @dataclass(frozen=True)
 class Passes:
-    """Of data whose length is not known before their first pass has ended.
+    """The pending passes over data of unknown length, while the first pass is open.
 
     Attributes:
-      ended: (steps of the pass that is open, when it has ended) -> the batches that follow it, or of the
-        last pass the same batches; their length is known.
-      steps: from here to the end of the last pass, if an earlier run has found out; None: unknown.
-      last: nothing follows.
+      open_next: Function (number of steps of the open pass, at its end) -> the batches that follow. After
+        the last pass it returns the same batches with their length.
+      remaining_steps: Number of steps until the end of the last pass, if an earlier run has counted the
+        batches of a pass. None: unknown.
+      is_last: True if no pass follows.
     """
 
-    ended: Callable[[int], "Batches"]
-    steps: int | None
-    last: bool
+    open_next: Callable[[int], "Batches"]
+    remaining_steps: int | None
+    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -37,34 +38,37 @@ class Batches:
     """An open source of replica batches.
 
     Attributes:
-      iterator: what the graph loop takes; its type is the same for every opening of one source.
-      steps: global batches from here to the end of the data; None: endless or unknown.
-      examples: from the start of the data to its end, where that is not a matter of whole batches.
-      ends_unknown: the data ends, nobody knows when: the loop asks before every step.
-      steps_per_epoch: None if there is none, infinite before it is known; not always whole.
-      windows: the data are indexed within a compiled loop; `iterator` gives rows, see row_windows.py.
-      passes: the first pass over data of unknown length is open; None: what is open is all there is.
-      mode: "indexed", "skip", "iterator": how a position is found again, see resume_position.py.
-      description: one line for people.
-      certain: every example is in the totals of the loop; not where workers may be lost.
-      per_worker: each worker reads data of its own, so a position holds for one number of workers.
-      share_of: (an element, in replica context) -> the replica's Share. Elements are rows, or rows with
-        the number of real ones, as a share may be without any; or they are global batches, as a saved
-        iterator does not depend on the number of replicas.
-      even: the shares of all replicas have the same static shape, where it is static.
+      iterator: Iterator for the graph loop. Its type is the same each time a source is opened.
+      steps: Number of global batches from the current position to the end. None: endless or unknown.
+      has_unknown_end: True if the data end after an unknown number of steps, so that the loop checks before
+        every step.
+      steps_per_epoch: Number of steps, possibly fractional. Infinity until it has been counted. None: the
+        data have no epochs.
+      mode: Way to reach a position: "indexed", "skip" or "iterator", see resume_position.py.
+      description: One line for logs.
+      examples: Number of examples from the start of the data to the end, if batches may be short.
+      has_exact_counts: True if the totals of the loop include every example. False if workers may be lost.
+      is_per_worker: True if each worker reads separate data, so that a position holds for one number of
+        workers only.
+      share_of: Function (element, in replica context) -> the share of the replica. Elements are rows, or
+        pairs (rows, number of real rows) if a share may be empty. With a saved iterator they are global
+        batches, because such an iterator must not depend on the number of replicas.
+      has_even_shares: True if the shares of all replicas have the same static shape.
+      passes: Passes that follow if the data have an unknown length. None: no pass follows.
+      windows: Row numbers for a compiled loop that gathers rows itself; `iterator` yields row numbers.
     """
 
     iterator: Any
     steps: int | None
-    ends_unknown: bool
+    has_unknown_end: bool
     steps_per_epoch: float | None
     mode: str
     description: str
     examples: int | None = None
-    certain: bool = True
-    per_worker: bool = False
+    has_exact_counts: bool = True
+    is_per_worker: bool = False
     share_of: Callable[[Any], Share] = Share
-    even: bool = False
+    has_even_shares: bool = False
     passes: Passes | None = None
     windows: RowWindows | None = None
 
@@ -73,36 +77,47 @@ class Batches:
         weakref.finalize(self, release.release, release.register(self.iterator)).atexit = False
 
 
-def counted(element: tuple[Any, Any]) -> Share:
-    """The share in an element that comes with the number of its real rows."""
+def counted_share(element: tuple[Any, Any]) -> Share:
+    """Returns the share in an element (rows, number of real rows)."""
     return Share(*element)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """(A global batch, in replica context) -> the replica's share of it.
+class ShareExtractor:
+    """A function (global batch, in replica context) -> share of the replica.
 
     Attributes:
-      first: this process's first replica, of `num_local` here and `num_replicas` in all.
-      counted: a share may be without rows, so their number comes with it.
+      first: First replica of this process.
+      num_local: Number of replicas of this process.
+      num_replicas: Number of replicas of all processes.
+      is_counted: True if a share may be empty, so that the result includes the number of real rows.
     """
 
     first: int
     num_local: int
     num_replicas: int
-    counted: bool
+    is_counted: bool
 
     def __call__(self, batch: Any) -> Share:
         replica = 0
         if self.num_local > 1:
             context = tf.distribute.get_replica_context()
             replica = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.num_local
-        return share(batch, self.first + replica, self.num_replicas, counted=self.counted)
+        return share(batch, self.first + replica, self.num_replicas, counted=self.is_counted)
 
 
-def from_replica_batches(replica_batches: Any, strategy: Any, topology: Topology) -> Any:
-    """The cheapest iterator that feeds `strategy.run`: a plain one where each worker has one CPU."""
-    if topology.num_local_replicas == 1 and on_cpu(strategy):
+def from_replica_batches(replica_batches: Callable, strategy: Any, topology: Topology) -> Any:
+    """Returns an iterator for `strategy.run`.
+
+    It is an iterator of the dataset if each worker has one replica on a CPU, because a distributed iterator
+    is slower.
+
+    Args:
+      replica_batches: Function (first replica, number of replicas) -> dataset of their batches in turn.
+      strategy: Strategy of the job.
+      topology: Topology of the job.
+    """
+    if topology.num_local_replicas == 1 and is_on_cpu(strategy):
         return iter(prefetched(replica_batches(topology.worker_index, 1)))
 
     def for_worker(context: Any) -> Any:
@@ -113,17 +128,18 @@ def from_replica_batches(replica_batches: Any, strategy: Any, topology: Topology
 
 
 def device_of(strategy: Any) -> str | None:
-    """Where the only replica computes; None: TensorFlow's choice."""
+    """Returns the device of the only replica. None: TensorFlow chooses it."""
     return None if word_of(strategy) == "default" else strategy.extended.worker_devices[0]
 
 
-def on_cpu(strategy: Any) -> bool:
-    """Whether batches are needed in host memory; the default strategy copies by itself."""
+def is_on_cpu(strategy: Any) -> bool:
+    """Returns True if batches are used in host memory, or if TensorFlow copies them to the device."""
     if word_of(strategy) == "default":
         return True
     return "CPU" in strategy.extended.worker_devices[0].upper()
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    already = "Prefetch" in type(dataset).__name__
-    return dataset if already else dataset.prefetch(tf.data.AUTOTUNE)
+    """Returns the dataset with a prefetch at its end."""
+    is_prefetched = "Prefetch" in type(dataset).__name__
+    return dataset if is_prefetched else dataset.prefetch(tf.data.AUTOTUNE)

@@ -1,4 +1,4 @@
-"""What a `tf.data` pipeline is made of, as far as the order and the content of its examples go."""
+"""Properties of a `tf.data` pipeline that affect the order and the content of its examples."""
 
 import contextlib
 import operator
@@ -22,7 +22,7 @@ RANDOM_OPS = {
     "ParameterizedTruncatedNormal",
     "SampleDistortedBoundingBoxV2",
 }
-_STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed generators of layers, and the like
+_STATEFUL = RANDOM_OPS | {  # one element changes their result for the next, e.g. seed generators of layers
     "AssignVariableOp",
     "AssignAddVariableOp",
     "AssignSubVariableOp",
@@ -31,21 +31,27 @@ _STATEFUL = RANDOM_OPS | {  # what one element changes for the next: seed genera
     "StatefulUniform",
     "StatefulStandardNormalV2",
 }
-_SEED_INPUTS = ("seed", "seed2")  # of operations that draw; attributes of RANDOM_OPS have the same names
-_IGNORE_STATE = 1  # of random operations and tables: they start anew wherever the graph is read
+_SEED_INPUTS = ("seed", "seed2")  # inputs of some random operations, attributes of RANDOM_OPS
+_IGNORE_STATE = 1  # random operations and tables start anew in each process that reads the graph
 _functions_of = operator.attrgetter("library.function")  # of a GraphDef
-_MOST_BYTES = 1 << 28  # of a pipeline that is serialized to look at its operations
+_MAX_BYTES = 1 << 28  # a larger pipeline is not serialized for its operations
+
+_Nodes = list[Any]  # NodeDefs of a graph or a function
 
 
-def made_of(dataset: Any) -> Iterator[Any]:
-    """A dataset and all that it is made of."""
+def pipeline_parts(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and all datasets that it is made of."""
     yield dataset
     for part in dataset._inputs():
-        yield from made_of(part)
+        yield from pipeline_parts(part)
 
 
-def graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The dataset as a serialized graph, `[]` string; raises an OpError or ValueError if it has none."""
+def serialized_graph(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Returns the dataset as a serialized GraphDef, string `[]`.
+
+    Raises:
+      tf.errors.OpError, ValueError: An operation of the dataset cannot be serialized.
+    """
     return tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
         external_state_policy=_IGNORE_STATE,
@@ -53,17 +59,22 @@ def graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
     )
 
 
-def operations(graph: tf.Tensor) -> set[str]:
-    """The types of all operations of a serialized graph, those within its functions included."""
-    nodes, functions = nodes_of(tf.compat.v1.GraphDef.FromString(graph.numpy()))
-    return {node.op for node in (*nodes, *(n for body in functions.values() for n in body))}
+def operation_types(graph: tf.Tensor) -> set[str]:
+    """Returns the types of all operations of a serialized graph, including its functions."""
+    nodes, functions = nodes_of_graph(tf.compat.v1.GraphDef.FromString(graph.numpy()))
+    return {node.op for body in (nodes, *functions.values()) for node in body}
 
 
 class Unseeded(NamedTuple):
-    """What draws another order in each process, as a part of a sentence, and what to write instead."""
+    """An operation that gives another order in each process.
+
+    Attributes:
+      cause: Predicate of a sentence about the dataset.
+      fix: Code to write instead.
+    """
 
     cause: str
-    cure: str
+    fix: str
 
 
 _SHUFFLED = Unseeded("is shuffled without a seed", "shuffle(n, seed=0)")
@@ -77,33 +88,33 @@ _FILTERED = Unseeded(
 
 
 class Traits:
-    """What is known about a pipeline; empty for one that cannot be looked at.
+    """Properties of a pipeline. They are empty for a pipeline that cannot be inspected.
 
     Attributes:
-      operations: their types.
-      any_order: how it says that the order of its examples may be any, or "".
-      parallel_state: it changes variables or draws random numbers in several calls at a time, so which
-        example gets which number differs from run to run.
-      unseeded: what gives other examples, or another order, in each process; None if nothing does.
+      operations: Types of its operations.
+      unordered_reason: Setting that allows any order of the examples, as a sentence, or "".
+      has_parallel_state: True if several calls at a time change variables or draw random numbers, so that
+        the number that an example gets differs from run to run.
+      unseeded: An operation that gives other examples, or another order, in each process, or None.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
         nodes, functions = _nodes(dataset)
-        bodies = [n for body in functions.values() for n in body]
-        self.operations = {node.op for node in (*nodes, *bodies)}
-        self.any_order = ""
+        all_nodes = [n for body in (nodes, *functions.values()) for n in body]
+        self.operations = {node.op for node in all_nodes}
+        self.unordered_reason = ""
         if dataset.options().deterministic is False:
-            self.any_order = "its options say deterministic=False"
-        elif any(n.attr["deterministic"].s == b"false" for n in (*nodes, *bodies)):
-            self.any_order = "an operation in it says deterministic=False"
-        # TensorFlow ignores options of datasets that functions make: those are always in order.
-        parallel = [n for n in (*nodes, *bodies) if n.op.startswith("Parallel") or "MapAndBatch" in n.op]
-        self.parallel_state = any(_reached(n, functions) & _STATEFUL for n in parallel)
+            self.unordered_reason = "its options have deterministic=False"
+        elif any(n.attr["deterministic"].s == b"false" for n in all_nodes):
+            self.unordered_reason = "one of its operations has deterministic=False"
+        # TensorFlow ignores the options of datasets that functions make, which are always in order.
+        parallel = [n for n in all_nodes if n.op.startswith("Parallel") or "MapAndBatch" in n.op]
+        self.has_parallel_state = any(_called_operations(n, functions) & _STATEFUL for n in parallel)
         self.unseeded = _unseeded(nodes, functions)
 
 
-def repeatable(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same, with what has a state called for one example after the other, in their order."""
+def make_deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with sequential calls of functions that have a state."""
     from tensorflow.python.data.ops import dataset_ops
 
     variant = tf.raw_ops.OptimizeDataset(
@@ -112,26 +123,26 @@ def repeatable(dataset: tf.data.Dataset) -> tf.data.Dataset:
         optimization_configs=[],
         **dataset._flat_structure,
     )
-    made = dataset_ops._VariantDataset(variant, dataset.element_spec)
-    made.made_of = dataset  # which owns the variables of its functions
-    return made.with_options(dataset.options())
+    optimized = dataset_ops._VariantDataset(variant, dataset.element_spec)
+    optimized.original = dataset  # owns the variables of the functions
+    return optimized.with_options(dataset.options())
 
 
-def _nodes(dataset: tf.data.Dataset) -> tuple[list[Any], dict[str, list[Any]]]:
-    """All nodes of the pipeline, and those of its functions by name."""
+def _nodes(dataset: tf.data.Dataset) -> tuple[_Nodes, dict[str, _Nodes]]:
+    """Returns the nodes of the pipeline, and the nodes of each of its functions by name."""
     with contextlib.suppress(tf.errors.OpError, ValueError):
-        if _bytes_in_memory(dataset) <= _MOST_BYTES:
-            return nodes_of(tf.compat.v1.GraphDef.FromString(graph_of(dataset).numpy()))
+        if _bytes_in_memory(dataset) <= _MAX_BYTES:
+            return nodes_of_graph(tf.compat.v1.GraphDef.FromString(serialized_graph(dataset).numpy()))
     with contextlib.suppress(tf.errors.OpError, ValueError):
-        return _from_objects(dataset)
+        return _nodes_of_objects(dataset)
     return [], {}
 
 
-def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
-    """The same for a pipeline that is not serialized, as it holds too many bytes: a node for each part."""
-    nodes: list[Any] = []
-    functions: dict[str, list[Any]] = {}
-    for part in made_of(dataset):
+def _nodes_of_objects(dataset: Any) -> tuple[_Nodes, dict[str, _Nodes]]:
+    """Returns the same as `_nodes`, for a pipeline that is too large to serialize: a node per dataset."""
+    nodes: _Nodes = []
+    functions: dict[str, _Nodes] = {}
+    for part in pipeline_parts(dataset):
         node = tf.compat.v1.NodeDef(op=type(part).__name__.strip("_"))
         node.attr["deterministic"].s = str(getattr(part, "_deterministic", "")).encode()
         seeds: list[Any] = [getattr(part, f"_{name}", None) for name in _SEED_INPUTS]
@@ -141,34 +152,34 @@ def _from_objects(dataset: Any) -> tuple[list[Any], dict[str, list[Any]]]:
         for i, wrapper in enumerate(part._functions()):
             called = node.attr[f"function_{i}"].func
             called.name = wrapper.function.name
-            body, inner = nodes_of(wrapper.function.graph.as_graph_def())
+            body, inner = nodes_of_graph(wrapper.function.graph.as_graph_def())
             functions |= {**inner, called.name: body}
         nodes.append(node)
     return nodes, functions
 
 
-def nodes_of(graph: Any) -> tuple[list[Any], dict[str, list[Any]]]:
-    """The nodes of a GraphDef, and those of each of its functions by name."""
+def nodes_of_graph(graph: Any) -> tuple[_Nodes, dict[str, _Nodes]]:
+    """Returns the nodes of a GraphDef, and the nodes of each of its functions by name."""
     return list(graph.node), {f.signature.name: list(f.node_def) for f in _functions_of(graph)}
 
 
-def _unseeded(nodes: list[Any], functions: dict[str, list[Any]]) -> Unseeded | None:
-    """The first cause of another order in each process: with a global seed every operation has a seed."""
+def _unseeded(nodes: _Nodes, functions: dict[str, _Nodes]) -> Unseeded | None:
+    """Returns the first operation without a seed. With a global seed every operation has one."""
     drawing = [n for body in (nodes, *functions.values()) for n in body if _draws_unseeded(n, body)]
-    orders = {n.op for n in drawing if "Dataset" in n.op or "SeedGenerator" in n.op}
-    if any("Shuffle" in op for op in orders):
+    types = {n.op for n in drawing if "Dataset" in n.op or "SeedGenerator" in n.op}
+    if any("Shuffle" in op for op in types):
         return _SHUFFLED
-    if orders:
+    if types:
         return _DRAWN
     for body in (nodes, *functions.values()):
         for node in (n for n in body if "Filter" in n.op):
-            if any(_draws_unseeded(n, b) for b in _called(node, functions) for n in b):
+            if any(_draws_unseeded(n, b) for b in _called_functions(node, functions) for n in b):
                 return _FILTERED
     return None
 
 
-def _draws_unseeded(node: Any, body: list[Any]) -> bool:
-    """Whether an operation draws random numbers with both seeds 0; `body` has what it is made from."""
+def _draws_unseeded(node: Any, body: _Nodes) -> bool:
+    """Returns True if an operation draws random numbers with both seeds 0. `body` contains the node."""
     if all(name in node.attr for name in _SEED_INPUTS):
         return not any(node.attr[name].i for name in _SEED_INPUTS)
     definition = op_def_registry.get(node.op)
@@ -180,25 +191,28 @@ def _draws_unseeded(node: Any, body: list[Any]) -> bool:
     return all(i in constants and not tf.make_ndarray(constants[i]).any() for i in inputs)
 
 
-def _called(
-    node: Any, functions: dict[str, list[Any]], seen: frozenset = frozenset()
-) -> Iterator[list[Any]]:
-    """The functions that a node calls, however deep."""
+def _called_functions(
+    node: Any, functions: dict[str, _Nodes], visited: frozenset = frozenset()
+) -> Iterator[_Nodes]:
+    """Yields the nodes of each function that a node calls, directly or indirectly."""
     for value in node.attr.values():
         names = [value.func.name, *(f.name for f in value.list.func)]
-        for name in (n for n in names if n in functions and n not in seen):
+        for name in (n for n in names if n in functions and n not in visited):
             yield functions[name]
             for inner in functions[name]:
-                yield from _called(inner, functions, seen | {name})
+                yield from _called_functions(inner, functions, visited | {name})
 
 
-def _reached(node: Any, functions: dict[str, list[Any]]) -> set[str]:
-    """The types of operations within the functions that a node calls, however deep."""
-    return {inner.op for body in _called(node, functions) for inner in body}
+def _called_operations(node: Any, functions: dict[str, _Nodes]) -> set[str]:
+    return {inner.op for body in _called_functions(node, functions) for inner in body}
 
 
 def _bytes_in_memory(dataset: Any) -> int:
-    """Of the tensors that the pipeline begins with; they would be part of its serialized graph."""
-    tensors = [t for t in getattr(dataset, "_tensors", ()) if tf.is_tensor(t)]
-    own = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors)
-    return own + sum(_bytes_in_memory(part) for part in dataset._inputs())
+    """Returns the size of the tensors in the pipeline, which a serialized graph would contain."""
+    sizes = [
+        (t.shape.num_elements() or 0) * t.dtype.size
+        for part in pipeline_parts(dataset)
+        for t in getattr(part, "_tensors", ())
+        if tf.is_tensor(t)
+    ]
+    return sum(sizes)

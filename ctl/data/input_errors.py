@@ -1,4 +1,4 @@
-"""Errors of the user's data: files that are missing or damaged, functions of a pipeline that fail."""
+"""Explanations of errors in the user's data: missing or damaged files, and failed pipeline functions."""
 
 import contextlib
 import re
@@ -9,10 +9,10 @@ from ctl.errors import UsageError
 from ctl.io import error_report
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-_OF_AN_INPUT = re.compile(
+_INPUT_ERROR = re.compile(
     r"\[\[(\{\{node )?\S*IteratorGetNext\w*(\}\})?\]\]|Error in user-defined function passed to"
 )
-_IN_A_FUNCTION = re.compile(
+_FUNCTION_ERROR = re.compile(
     r"Error in user-defined function passed to (\w+)Dataset\S* .*?Iterator::\S+: (.*)"
 )
 _PYTHON_ERROR = re.compile(r"\w+(Error|Exception)\b")
@@ -21,8 +21,8 @@ _CORRUPT = re.compile(r"(corrupted|truncated) record at (\d+)")
 
 
 @contextlib.contextmanager
-def of_method(method: str) -> Iterator[None]:
-    """Within the block the user's `method` makes a dataset; missing files raise UsageError."""
+def explain_missing_files(method: str) -> Iterator[None]:
+    """Context in which the user's `method` makes a dataset. Raises UsageError for missing files."""
     try:
         yield
     except _MISSING as e:
@@ -40,11 +40,11 @@ def of_method(method: str) -> Iterator[None]:
 
 
 def explain_input_error(error: BaseException, method: str) -> UsageError | None:
-    """Returns the explanation of an error that came from the data of `method`; None for other errors.
+    """Returns an explanation of an error that the data of `method` caused, or None for other errors.
 
-    Errors that may pass, such as an unreachable file system, are not explained: they are worth a retry.
+    Transient errors, such as an unreachable file system, have no explanation, so that the job is restarted.
     """
-    kinds = (
+    error_types = (
         tf.errors.NotFoundError,
         tf.errors.DataLossError,
         tf.errors.InvalidArgumentError,
@@ -52,7 +52,7 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
         tf.errors.PermissionDeniedError,
         tf.errors.UnimplementedError,
     )
-    if not isinstance(error, kinds) or not _OF_AN_INPUT.search(error.message):
+    if not isinstance(error, error_types) or not _INPUT_ERROR.search(error.message):
         return None
     text = error_report.core(error.message)
     corrupt = _CORRUPT.search(text)
@@ -61,11 +61,11 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
             f"{method} has a damaged file: {corrupt[1]} record at byte {corrupt[2]} of a TFRecord file "
             "(TensorFlow reports no name). Write the file again, or leave it out."
         )
-    function = _IN_A_FUNCTION.search(text)
+    function = _FUNCTION_ERROR.search(text)
     is_argument = isinstance(error, tf.errors.InvalidArgumentError)
     if is_argument and (function or _PYTHON_ERROR.match(text)):
         return None  # raised by the user's own code
     if function:
-        where = f"a function of its pipeline ({function[1].lower()}) failed"
-        return UsageError(f"{method}: {where}: {function[2].rstrip('.')}.")
+        failure = f"a function of its pipeline ({function[1].lower()}) failed"
+        return UsageError(f"{method}: {failure}: {function[2].rstrip('.')}.")
     return UsageError(f"{method} cannot be read: {text.rstrip('.')}.")

@@ -1,7 +1,7 @@
-"""Data of unknown length, pass by pass: the first pass tells the length.
+"""Passes over data of unknown length. The first pass counts the batches.
 
-Each pass begins to iterate over the dataset anew, as `repeat()` does: a shuffle has another order in each
-of them, the same ones in a run that is resumed.
+Each pass starts a new iteration over the dataset, as `repeat()` does. A shuffle has another order in each
+pass, and a resumed run repeats these orders.
 """
 
 import dataclasses
@@ -14,18 +14,18 @@ import tensorflow as tf
 from ctl.data.batches import Batches, Passes
 from ctl.errors import UsageError
 
-UNKNOWN = math.inf  # `steps_per_epoch`, until the first pass has ended
-COUNT_AGAIN = -1  # as batches of a pass: an earlier run has counted batches of another size
+UNKNOWN = math.inf  # `steps_per_epoch` until the first pass has ended
+COUNT_AGAIN = -1  # batches of a pass, if an earlier run has counted batches of another size
 
 
-def whole_passes(epochs: float | None) -> int:
-    """Passes over data of unknown length. Raises UsageError for a part of one."""
+def num_passes(epochs: float | None) -> int:
+    """Returns the number of passes over data of unknown length. Raises UsageError for a part of a pass."""
     if epochs is None:
         return 1
     if not float(epochs).is_integer():
         raise UsageError(
-            f"epochs is {epochs}, and the length of train_data is unknown, so nobody knows where a part of "
-            "an epoch ends. Write whole epochs, or return dataset.apply("
+            f"epochs is {epochs}, and the length of train_data is unknown, so the end of a part of an "
+            "epoch is unknown too. Write whole epochs, or return dataset.apply("
             "tf.data.experimental.assert_cardinality(n)) with n batches."
         )
     return int(epochs)
@@ -33,43 +33,50 @@ def whole_passes(epochs: float | None) -> int:
 
 def open_passes(
     source: tf.data.Dataset,
-    opened: Callable[[Any, int], Batches],
+    open_at: Callable[[Any, int], Batches],
     *,
     number: int,
     skipped: int,
-    known: int | None,
+    batches_per_pass: int | None,
 ) -> Batches:
-    """Opens `number` passes over a source of unknown length, `skipped` batches from their beginning.
+    """Opens several passes over a source of unknown length.
 
     Args:
-      opened: (dataset, batches to skip) -> Batches.
-      known: batches of a pass, if an earlier run has found out; or COUNT_AGAIN.
+      source: Dataset of batches.
+      open_at: Function (dataset, number of batches to skip) -> Batches.
+      number: Number of passes.
+      skipped: Number of batches to skip, from the start of the first pass.
+      batches_per_pass: Number of batches, if an earlier run has counted them, or COUNT_AGAIN. None:
+        unknown.
     """
-    if known == COUNT_AGAIN or (known is not None and skipped >= known and number > 1):
-        known = length_of(source)  # shuffles go on as if this run had seen that pass
-    if known is not None and skipped >= known and number > 1:
-        return _rest(source, opened, number, skipped - known, known)
+    starts_later = batches_per_pass is not None and skipped >= batches_per_pass and number > 1
+    if starts_later or batches_per_pass == COUNT_AGAIN:
+        batches_per_pass = count_batches(source)  # shuffles continue as if this run had read that pass
+    if batches_per_pass is not None and skipped >= batches_per_pass and number > 1:
+        return _open_later_passes(source, open_at, number, skipped - batches_per_pass, batches_per_pass)
 
-    def ended(steps: int) -> Batches:
+    def open_next(steps: int) -> Batches:
         length = skipped + steps
         if number == 1:
             return dataclasses.replace(first, steps_per_epoch=length, passes=None)
-        return _rest(source, opened, number, 0, length)
+        return _open_later_passes(source, open_at, number, 0, length)
 
-    first = opened(source, skipped)
-    total = None if known is None else max(0, known * number - skipped)
+    first = open_at(source, skipped)
+    remaining_steps = None if batches_per_pass is None else max(0, batches_per_pass * number - skipped)
     return dataclasses.replace(
-        first, steps_per_epoch=known or UNKNOWN, passes=Passes(ended, total, last=number == 1)
+        first,
+        steps_per_epoch=batches_per_pass or UNKNOWN,
+        passes=Passes(open_next, remaining_steps, is_last=number == 1),
     )
 
 
-def length_of(source: tf.data.Dataset) -> int:
-    """Batches of a dataset that ends, by reading them."""
+def count_batches(source: tf.data.Dataset) -> int:
+    """Reads a finite dataset and returns the number of its batches."""
     return int(source.reduce(np.int64(0), lambda n, *_: n + 1))
 
 
-def _rest(source: Any, opened: Callable, number: int, skipped: int, length: int) -> Batches:
-    """All passes but the first, whose length is known; a shorter one ends the data all the same."""
-    rest = opened(source.repeat(number - 1), skipped)
-    left = max(0, length * (number - 1) - skipped)
-    return dataclasses.replace(rest, steps=left, steps_per_epoch=length)
+def _open_later_passes(source: Any, open_at: Callable, number: int, skipped: int, length: int) -> Batches:
+    """Opens all passes after the first one. A pass shorter than `length` batches ends the data earlier."""
+    batches = open_at(source.repeat(number - 1), skipped)
+    remaining_steps = max(0, length * (number - 1) - skipped)
+    return dataclasses.replace(batches, steps=remaining_steps, steps_per_epoch=length)

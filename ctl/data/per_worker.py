@@ -1,8 +1,9 @@
-"""The training data of workers that go at their own speed: every worker serves batches of its own.
+"""Training data of asynchronous workers: each worker reads separate batches.
 
-Worker w of W takes batches w, w + W, w + 2 W, ... of the endless order of global batches, so no two
-workers train on the same one. How many each comes to take depends on its speed; a resumed run starts
-from the number of batches taken by all. A worker that is started again begins its batches anew.
+Worker w of W takes batches w, w + W, w + 2 W, ... of the endless order of global batches, so no two workers
+train on the same batch. The number of batches that a worker takes depends on its speed. A resumed run
+starts after the number of batches that all workers have taken. A restarted worker starts again with its
+first batch.
 """
 
 import math
@@ -18,7 +19,7 @@ from ctl.errors import UsageError
 
 
 def open_train_per_worker(
-    make: Callable[[int], Any],
+    train_data: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     *,
     global_batch_size: int,
@@ -27,113 +28,127 @@ def open_train_per_worker(
     epochs: float | None = None,
     steps: int | None = None,
 ) -> Batches:
-    """Opens `train_data` on every worker; a dataset is repeated so that it never ends.
+    """Opens `train_data` on every worker. A dataset is repeated without end.
 
     Args:
-      steps: that were asked for, or None; then the length of the data decides.
+      train_data: The user's function (global batch size) -> data.
+      strategy, global_batch_size, seed: Settings of the job.
+      start_examples: Number of consumed examples.
+      epochs: Number of epochs to train for. None: see `steps`.
+      steps: Number of steps to train for. If it and `epochs` are None, the run ends with the data.
 
-    Raises UsageError for what is not batches of `global_batch_size`, has an unknown length where
-    one is needed, or cannot be sent to workers.
+    Raises:
+      UsageError: The data are not batches of `global_batch_size`, have no length where one is needed, or
+        cannot be sent to workers.
     """
     tf.random.set_seed(seed)
-    with input_errors.of_method("train_data"):
-        source = pipeline.as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
-    workers = parameter_servers.num_workers(strategy)
+    with input_errors.explain_missing_files("train_data"):
+        source = pipeline.as_source(
+            train_data(global_batch_size), "train_data", global_batch_size, shuffle=True
+        )
+    num_workers = parameter_servers.num_workers(strategy)
     skipped = start_examples // global_batch_size
     per_epoch: float | None
     if isinstance(source, ArrayData):
         per_epoch = source.steps_per_epoch
-        share, mode = _of_arrays(source, workers, seed, start_examples), "indexed"
+        open_share, mode = _share_of_arrays(source, num_workers, seed, start_examples), "indexed"
         description = f"{source.num_examples:,} examples in memory"
     elif isinstance(source, ExampleNumbers):
         per_epoch, mode = None, "indexed"
-        share, description = _of_numbers(source, workers, start_examples), "no data: example numbers"
+        open_share = _share_of_numbers(source, num_workers, start_examples)
+        description = "no data: example numbers"
     else:
         dataset_checks.check_dataset(source, "train_data", global_batch_size)
-        per_epoch = count = pipeline.cardinality(source)
-        share, mode = _of_dataset(source, workers, skipped, global_batch_size), "skip"
-        description = pipeline.describe_dataset(source, count, global_batch_size)
+        per_epoch = count = dataset_checks.cardinality(source)
+        open_share = _share_of_dataset(source, num_workers, skipped, global_batch_size)
+        mode = "skip"
+        description = dataset_checks.describe_dataset(source, count, global_batch_size)
     total = None
     if epochs is not None or (steps is None and mode == "skip"):
         if per_epoch is None:
-            per_epoch = _counted(source, epochs)
+            per_epoch = _count_batches(source, epochs)
         total = math.ceil((1 if epochs is None else epochs) * per_epoch)
-    iterator = iter(parameter_servers.coordinator(strategy).create_per_worker_dataset(share))
+    iterator = iter(parameter_servers.coordinator(strategy).create_per_worker_dataset(open_share))
     return Batches(
         iterator=iterator,
         steps=None if total is None else max(0, total - skipped),
-        ends_unknown=False,
+        has_unknown_end=False,
         steps_per_epoch=per_epoch,
         mode=mode,
-        description=f"{description}, every batch to one of {workers} workers",
-        certain=False,
+        description=f"{description}, every batch to one of {num_workers} workers",
+        has_exact_counts=False,
     )
 
 
-def _counted(source: Any, epochs: float | None) -> int:
-    """Batches of data of unknown length: workers at their own speed cannot find out as they train."""
+def _count_batches(source: Any, epochs: float | None) -> int:
+    """Reads data of unknown length and returns the number of batches. Workers cannot count them."""
     if not isinstance(source, tf.data.Dataset) or source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "train_data is endless and no number of steps was given. Write train(steps=...), or "
             "--train_steps."
         )
-    passes.whole_passes(epochs)
-    return passes.length_of(source)
+    passes.num_passes(epochs)
+    return passes.count_batches(source)
 
 
-def _of_arrays(source: ArrayData, workers: int, seed: int, start: int) -> Callable:
-    def share() -> Any:
+def _share_of_arrays(source: ArrayData, num_workers: int, seed: int, start: int) -> Callable:
+    def open_share() -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batches = source.replica_batches(
-            seed=seed, start=start, total=None, replicas=range(1), num_replicas=1, share=(worker, workers)
+            seed=seed,
+            start=start,
+            total=None,
+            replicas=range(1),
+            num_replicas=1,
+            share=(worker, num_workers),
         )
         return prefetched(batches)
 
-    return share
+    return open_share
 
 
-def _of_numbers(source: ExampleNumbers, workers: int, start: int) -> Callable:
-    def share() -> Any:
+def _share_of_numbers(source: ExampleNumbers, num_workers: int, start: int) -> Callable:
+    def open_share() -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return source.replica_batches(start, range(1), 1, share=(worker, workers))
+        return source.replica_batches(start, range(1), 1, share=(worker, num_workers))
 
-    return share
+    return open_share
 
 
-def _of_dataset(source: tf.data.Dataset, workers: int, skipped: int, size: int) -> Callable:
-    """The dataset goes to workers as a graph: `train_data` runs once, on the chief."""
+def _share_of_dataset(source: tf.data.Dataset, num_workers: int, skipped: int, size: int) -> Callable:
+    """Sends the dataset to workers as a graph, so that `train_data` runs once, on the chief."""
     policy = source.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     if policy == policies.FILE:
         raise UsageError(
-            "train_data is sharded by 'file', which parameter servers do not do: workers go at their "
-            "own speed. Leave ctl.shard out; each worker then serves batches of its own."
+            "train_data is sharded by 'file', which parameter servers do not support, because workers run "
+            "at their own speed. Leave ctl.shard out; each worker then reads its own batches."
         )
-    endless = pipeline.rows_checked(source, size).repeat()
-    endless = endless.skip(skipped) if skipped else endless
-    graph = _graph_of(endless)
-    spec, shared = endless.element_spec, policy != policies.OFF
+    repeated = pipeline.rows_checked(source, size).repeat()
+    repeated = repeated.skip(skipped) if skipped else repeated
+    graph = _serialize(repeated)
+    spec, is_shared = repeated.element_spec, policy != policies.OFF
 
-    def share() -> Any:
+    def open_share() -> Any:
         batches = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return prefetched(batches.shard(workers, worker) if shared else batches)
+        return prefetched(batches.shard(num_workers, worker) if is_shared else batches)
 
-    return share
+    return open_share
 
 
-def _graph_of(dataset: tf.data.Dataset) -> tf.Tensor:
+def _serialize(dataset: tf.data.Dataset) -> tf.Tensor:
     try:
-        graph = dataset_traits.graph_of(dataset)
+        graph = dataset_traits.serialized_graph(dataset)
     except (tf.errors.OpError, ValueError) as e:
-        raise UsageError(_not_sent(str(e).splitlines()[0][:200])) from None
-    if dataset_traits.operations(graph) & dataset_traits.PYTHON_OPS:
-        raise UsageError(_not_sent("it calls Python code, e.g. from_generator or py_function"))
+        raise UsageError(_unsendable_message(str(e).splitlines()[0][:200])) from None
+    if dataset_traits.operation_types(graph) & dataset_traits.PYTHON_OPS:
+        raise UsageError(_unsendable_message("it calls Python code, e.g. from_generator or py_function"))
     return graph
 
 
-def _not_sent(why: str) -> str:
+def _unsendable_message(reason: str) -> str:
     return (
-        f"train_data cannot be sent to workers of parameter servers: {why}. Expected TensorFlow "
+        f"train_data cannot be sent to workers of parameter servers: {reason}. Expected TensorFlow "
         "operations only. Write ctl.from_arrays(...), or read files with tf.data, e.g. TFRecordDataset."
     )

@@ -1,12 +1,12 @@
-"""A `tf.data.Dataset` of global batches becomes each replica's batches, with an exact position.
+"""Conversion of a `tf.data.Dataset` of global batches to replica batches, with an exact position.
 
-Every worker builds the same pipeline of global batches and keeps its own rows of each (shares.py).
-So all workers see the same number of batches (no agreement per step), a short batch is spread
-evenly, and the global batches are those of one device. `shard(dataset, "file")` and "off" hand the
-work to TensorFlow's auto-sharding instead.
+Every worker builds the same pipeline of global batches and keeps its rows of each batch, see
+`ctl/distribute/row_partition.py`. All workers therefore read the same number of batches without agreement
+in each step, a short batch is spread evenly, and the global batches equal those of one device. With
+`shard(dataset, "file")` or "off", TensorFlow's auto-sharding distributes the dataset instead.
 
-The position is the number of examples consumed: `arrays.ArrayData` jumps there, any other dataset
-is rebuilt from its seed and skipped.
+The position is the number of consumed examples. `arrays.ArrayData` starts there at once. Any other dataset
+is rebuilt from its seed, and its first batches are skipped.
 """
 
 import dataclasses
@@ -19,7 +19,14 @@ import numpy as np
 import tensorflow as tf
 from ctl.data import dataset_checks, input_errors, passes, resume_position, row_windows, sharding
 from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
-from ctl.data.batches import Batches, Cut, counted, device_of, from_replica_batches, prefetched
+from ctl.data.batches import (
+    Batches,
+    ShareExtractor,
+    counted_share,
+    device_of,
+    from_replica_batches,
+    prefetched,
+)
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
@@ -29,7 +36,7 @@ UNEQUAL_ROWS = "the components of a batch have unequal numbers of rows"
 
 
 def open_train_data(
-    make: Callable[[int], Any],
+    train_data: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     topology: Topology,
     *,
@@ -44,35 +51,47 @@ def open_train_data(
     rows_may_vary: bool = False,
     indexed: bool = False,
 ) -> Batches:
-    """Opens `train_data` at `start_examples` consumed examples, or where `position` was saved.
+    """Opens `train_data` at a position.
 
-    `batches_per_pass`, if an earlier run has counted data of unknown length. `indexed`: by the
-    compiled loop itself.
+    Seeds TensorFlow, so that an unseeded shuffle has the same order on every worker and after a resume.
 
-    Seeds TensorFlow first, so an unseeded shuffle is the same on every worker and after a resume.
-    Raises UsageError for anything that is not batches of `global_batch_size`, which on one replica
-    counts steps only if `rows_may_vary`.
+    Args:
+      train_data: The user's function (global batch size) -> data.
+      strategy, topology, global_batch_size, seed: Settings of the job.
+      start_examples: Number of consumed examples.
+      epochs: Number of epochs, possibly fractional. None: one pass over a dataset; arrays never end.
+      mode: Way to reach the position, one of `resume_position.MODES`.
+      position: Saved iterator to continue with. None: start from `start_examples`.
+      resumable: True if the run has checkpoints.
+      batches_per_pass: Number of batches that an earlier run has counted in data of unknown length, or
+        `passes.COUNT_AGAIN`. None: unknown.
+      rows_may_vary: True to allow batches of any size on one replica.
+      indexed: True if a compiled loop gathers the rows of arrays itself.
+
+    Raises:
+      UsageError: The data are not batches of `global_batch_size`, or do not fit the other arguments.
     """
-    # a job that goes on may have any number of workers
-    check_batch_size(global_batch_size, topology, whole=not start_examples)
+    is_resumed = start_examples > 0  # possibly with another number of replicas
+    dataset_checks.check_batch_size(global_batch_size, topology, is_divisible=not is_resumed)
     tf.random.set_seed(seed)
-    with input_errors.of_method("train_data"):
-        source = as_source(make(global_batch_size), "train_data", global_batch_size, shuffle=True)
+    with input_errors.explain_missing_files("train_data"):
+        source = as_source(train_data(global_batch_size), "train_data", global_batch_size, shuffle=True)
     _check_sharing(source, global_batch_size, topology, mode)
     if isinstance(source, ArrayData):
         return _open_arrays(source, strategy, topology, seed, start_examples, epochs, indexed)
     if indexed:
-        row_windows.refuse("only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset")
+        name = "only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset"
+        row_windows.raise_not_in_memory(name)
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, topology, start_examples)
     rows_may_vary &= topology.num_replicas == 1
-    dataset_checks.check_dataset(
-        source, "train_data", None if rows_may_vary else global_batch_size, topology
+    expected_rows = None if rows_may_vary else global_batch_size
+    dataset_checks.check_dataset(source, "train_data", expected_rows, topology)
+    source = resume_position.checked_dataset(
+        source, has_iterator=position is not None, is_chief=topology.is_chief, resumable=resumable
     )
-    how = "skip" if position is None else "iterator"
-    source = resume_position.checked_dataset(source, how, is_chief=topology.is_chief, resumable=resumable)
-    where = source, strategy, topology, global_batch_size
-    return _open_dataset(*where, start_examples, epochs, position, batches_per_pass, rows_may_vary)
+    job = source, strategy, topology, global_batch_size
+    return _open_dataset(*job, start_examples, epochs, position, batches_per_pass, rows_may_vary)
 
 
 def _open_dataset(
@@ -83,19 +102,19 @@ def _open_dataset(
     start_examples: int,
     epochs: float | None,
     position: resume_position.SavedIterator | None,
-    known: int | None,
+    batches_per_pass: int | None,
     rows_may_vary: bool,
 ) -> Batches:
-    count = cardinality(source)
-    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    if epochs is not None and endless:
+    count = dataset_checks.cardinality(source)
+    is_endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    if epochs is not None and is_endless:
         raise UsageError(
-            "epochs were asked for, but train_data is endless. Give steps (--train_steps) instead, or "
+            f"epochs is {epochs}, but train_data is endless. Give steps (--train_steps) instead, or "
             "return a finite dataset without repeat()."
         )
     skipped = start_examples // global_batch_size
-    if count is None and not endless:
-        number = passes.whole_passes(epochs)
+    if count is None and not is_endless:
+        number = passes.num_passes(epochs)
         if position is None:
             return passes.open_passes(
                 source,
@@ -104,17 +123,17 @@ def _open_dataset(
                 ),
                 number=number,
                 skipped=skipped,
-                known=known,
+                batches_per_pass=batches_per_pass,
             )
         source = source.repeat(number)
-    steps, description = count, describe_dataset(source, count, global_batch_size)
+    steps, description = count, dataset_checks.describe_dataset(source, count, global_batch_size)
     if epochs is not None and count is not None:
         steps = math.ceil(epochs * count)
-        # a saved iterator knows how often its data are repeated: a longer run needs the same number
+        # a saved iterator contains the number of repetitions, so a longer run must use the same number
         source = source.repeat(math.ceil(epochs) if position is None else resume_position.MOST_PASSES)
-    where = source, strategy, topology, global_batch_size
-    opened = _open_part(*where, skipped, steps, position, rows_may_vary)
-    return dataclasses.replace(opened, steps_per_epoch=count, description=description)
+    job = source, strategy, topology, global_batch_size
+    batches = _open_part(*job, skipped, steps, position, rows_may_vary)
+    return dataclasses.replace(batches, steps_per_epoch=count, description=description)
 
 
 def _open_part(
@@ -127,10 +146,11 @@ def _open_part(
     position: resume_position.SavedIterator | None,
     rows_may_vary: bool,
 ) -> Batches:
-    """Opens a dataset that ends after `steps` steps in all, or at a time that nobody knows, or never."""
-    endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    most_rows = None if rows_may_vary else global_batch_size
-    dataset = rows_checked(source, most_rows, num_replicas=topology.num_replicas)
+    """Opens a dataset that ends after `steps` steps from its start. None: endless, or of unknown length."""
+    is_endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
+    max_rows = None if rows_may_vary else global_batch_size
+    dataset = rows_checked(source, max_rows, num_replicas=topology.num_replicas)
+    is_sharded_by_tensorflow = sharding.is_by_tensorflow(source, topology)
     if steps is not None:
         steps = max(0, steps - skipped)
     if position is None:
@@ -139,56 +159,66 @@ def _open_part(
         if not position.variable.numpy():
             dataset = dataset.skip(skipped)
         iterator = iter(prefetched(dataset))
-        position.opened(iterator)
+        position.attach(iterator)
     return Batches(
         iterator=iterator,
-        steps=None if sharding.by_tensorflow(source, topology) else steps,
-        ends_unknown=(not endless and steps is None)
-        or (sharding.by_tensorflow(source, topology) and not endless),
+        steps=None if is_sharded_by_tensorflow else steps,
+        has_unknown_end=not is_endless and (steps is None or is_sharded_by_tensorflow),
         steps_per_epoch=None,
         mode="skip" if position is None else "iterator",
-        description=describe_dataset(source, cardinality(source), global_batch_size),
-        share_of=_share_of(source, topology) if position is None else _cut(source, topology),
-        even=_even(source, topology),
-        per_worker=sharding.is_per_worker(source),
+        description=dataset_checks.describe_dataset(
+            source, dataset_checks.cardinality(source), global_batch_size
+        ),
+        share_of=_share_of(source, topology) if position is None else _share_extractor(source, topology),
+        has_even_shares=_has_even_shares(source, topology),
+        is_per_worker=sharding.is_per_worker(source),
     )
 
 
 def open_eval_data(
-    make: Callable[[int], Any],
+    eval_data: Callable[[int], Any],
     strategy: tf.distribute.Strategy,
     topology: Topology,
     *,
     global_batch_size: int,
-    is_known: bool = False,
+    is_checked: bool = False,
 ) -> Batches:
-    """Opens `eval_data` for one pass; every example comes once, whatever the batch or the workers.
+    """Opens `eval_data` for one pass, in which every example occurs once for any number of workers.
 
-    `is_known` leaves out the checks that read the whole pipeline.
+    It sets no seed, because `tf.random.set_seed` would discard compiled kernels, including those of
+    training.
 
-    Nothing is seeded here: that would throw away TensorFlow's compiled kernels, training's too.
+    Args:
+      eval_data: The user's function (global batch size) -> data.
+      strategy: Strategy of the evaluation.
+      topology: Topology of the job.
+      global_batch_size: Argument of `eval_data`. Batches may have any number of rows.
+      is_checked: True to omit the checks that read the whole pipeline.
+
+    Raises:
+      UsageError: The data are not batches, or are endless.
     """
-    with input_errors.of_method("eval_data"):
-        source = as_source(make(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    with input_errors.explain_missing_files("eval_data"):
+        source = as_source(eval_data(global_batch_size), "eval_data", global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
-    dataset_checks.check_dataset(source, "eval_data", None, None if is_known else topology)
+    dataset_checks.check_dataset(source, "eval_data", None, None if is_checked else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
             "eval_data(...).take(n)."
         )
-    count = None if sharding.by_tensorflow(source, topology) else cardinality(source)
+    count = None if sharding.is_by_tensorflow(source, topology) else dataset_checks.cardinality(source)
     checked = rows_checked(source, None, num_replicas=topology.num_replicas)
     return Batches(
         iterator=_iterator(checked, strategy, topology),
         steps=count,
-        ends_unknown=count is None,
+        has_unknown_end=count is None,
         steps_per_epoch=count,
         mode="skip",
-        description=describe_dataset(source, count, global_batch_size),
+        description=dataset_checks.describe_dataset(source, count, global_batch_size),
         share_of=_share_of(source, topology),
-        even=_even(source, topology),
+        has_even_shares=_has_even_shares(source, topology),
     )
 
 
@@ -199,7 +229,7 @@ def _open_numbers(data: ExampleNumbers, strategy: Any, topology: Topology, start
     return Batches(
         iterator=from_replica_batches(replica_batches, strategy, topology),
         steps=None,
-        ends_unknown=False,
+        has_unknown_end=False,
         steps_per_epoch=None,
         mode="indexed",
         description=f"no data: the numbers of {data.batch_size} examples a step",
@@ -209,7 +239,7 @@ def _open_numbers(data: ExampleNumbers, strategy: Any, topology: Topology, start
 def _open_arrays(
     data: ArrayData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any, indexed: bool
 ) -> Batches:
-    total = None if epochs is None else data.examples_of(epochs)
+    total = None if epochs is None else data.num_examples_in(epochs)
     windows = None
     if indexed:
         windows = data.windows(seed=seed, start=start, total=total, device=device_of(strategy))
@@ -227,36 +257,37 @@ def _open_arrays(
     return Batches(
         iterator=windows.iterator if windows else from_replica_batches(replica_batches, strategy, topology),
         steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
-        ends_unknown=False,
+        has_unknown_end=False,
         steps_per_epoch=data.steps_per_epoch,
         mode="indexed",
         description=f"{data.num_examples:,} examples in memory, {order}",
         examples=total,
-        share_of=counted if data.counts_shares(start, total, topology.num_replicas) else Share,
-        even=data.batch_size % topology.num_replicas == 0,
+        share_of=counted_share if data.has_counted_shares(start, total, topology.num_replicas) else Share,
+        has_even_shares=data.batch_size % topology.num_replicas == 0,
         windows=windows,
     )
 
 
 def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode: str) -> None:
-    """Raises UsageError where the replicas cannot share the source, or the position cannot be kept."""
+    """Raises UsageError if the replicas cannot share the source, or the position cannot be saved."""
     in_memory = isinstance(source, (ArrayData, ExampleNumbers))
-    own_files = not in_memory and sharding.by_tensorflow(source, topology)
-    check_batch_size(global_batch_size, topology, whole=own_files or isinstance(source, ExampleNumbers))
-    resume_position.check_mode(mode, in_memory=in_memory, own_files=own_files)
+    is_per_worker = not in_memory and sharding.is_by_tensorflow(source, topology)
+    is_divisible = is_per_worker or isinstance(source, ExampleNumbers)
+    dataset_checks.check_batch_size(global_batch_size, topology, is_divisible)
+    resume_position.check_mode(mode, in_memory=in_memory, is_per_worker=is_per_worker)
 
 
 def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0) -> Any:
-    """Feeds `strategy.run` from the dataset of global batches, without the first `skipped` steps."""
-    if sharding.by_tensorflow(dataset, topology):
-        return sharding.iterator(dataset, strategy, skipped * topology.num_local_replicas)
+    """Returns an iterator for `strategy.run` over global batches, without the first `skipped` steps."""
+    if sharding.is_by_tensorflow(dataset, topology):
+        return sharding.distributed_iterator(dataset, strategy, skipped * topology.num_local_replicas)
     if skipped:
         dataset = dataset.skip(skipped)
-    is_counted = _counted(dataset, topology)
+    is_counted = _has_counted_shares(dataset, topology)
 
     def element(batch: tuple, replica: int) -> Any:
-        cut = share(_one(batch), replica, topology.num_replicas, counted=is_counted)
-        return tuple(cut) if is_counted else cut.rows
+        part = share(_joined(batch), replica, topology.num_replicas, counted=is_counted)
+        return tuple(part) if is_counted else part.rows
 
     def replica_batches(first_replica: int, count: int) -> Any:
         if topology.num_replicas == 1:
@@ -269,29 +300,30 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
             return functools.reduce(lambda a, b: a.concatenate(b), pieces)
 
         @tf.autograph.experimental.do_not_convert
-        def own_share(*batch: Any) -> Any:
+        def only_share(*batch: Any) -> Any:
             return element(batch, first_replica)
 
-        return dataset.map(own_share) if count == 1 else dataset.flat_map(split)
+        return dataset.map(only_share) if count == 1 else dataset.flat_map(split)
 
     return from_replica_batches(replica_batches, strategy, topology)
 
 
 def _share_of(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
-    return counted if _counted(source, topology) else Share
+    return counted_share if _has_counted_shares(source, topology) else Share
 
 
-def _cut(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
-    local = topology.num_local_replicas
-    return Cut(topology.worker_index * local, local, topology.num_replicas, _counted(source, topology))
+def _share_extractor(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
+    num_local, is_counted = topology.num_local_replicas, _has_counted_shares(source, topology)
+    return ShareExtractor(topology.worker_index * num_local, num_local, topology.num_replicas, is_counted)
 
 
-def _one(batch: tuple) -> Any:
-    """`Dataset.map` spreads tuples over arguments; this undoes it."""
-    return batch[0] if len(batch) == 1 else batch
+def _joined(components: tuple) -> Any:
+    """Returns a batch that `Dataset.map` has spread over arguments."""
+    return components[0] if len(components) == 1 else components
 
 
 def as_source(source: Any, name: str, batch_size: int, shuffle: bool) -> Any:
+    """Converts the return value of the user's method `name`: arrays to `ArrayData`. Raises UsageError."""
     if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
         return source
     if source is None:
@@ -309,70 +341,52 @@ def as_source(source: Any, name: str, batch_size: int, shuffle: bool) -> Any:
 
 
 def rows_checked(
-    dataset: tf.data.Dataset, most_rows: int | None, *, num_replicas: int = 1
+    dataset: tf.data.Dataset, max_rows: int | None, *, num_replicas: int = 1
 ) -> tf.data.Dataset:
-    """Returns the dataset with checks of rows that are not static, which raise as a batch is read.
+    """Returns the dataset with checks of rows that are not static. They raise when a batch is read.
 
-    No batch may have more than `most_rows` rows (None: any number). On several replicas, which each get
-    some of the rows of every component, all components have the same number.
+    On several replicas, which each get some rows of every component, all components must have the same
+    number of rows.
+
+    Args:
+      dataset: Dataset of batches.
+      max_rows: Maximum number of rows of a batch. None: any number.
+      num_replicas: Number of replicas that share a batch.
     """
     components = tf.nest.flatten(dataset.element_spec)
     static = [num_rows(spec) for spec in components]
-    checks_most = most_rows is not None and not isinstance(static[0], int)
-    checks_equal = num_replicas > 1 and (None in static or len(set(static)) > 1)
-    if not checks_most and not checks_equal:
+    should_check_max = max_rows is not None and not isinstance(static[0], int)
+    should_check_equal = num_replicas > 1 and (None in static or len(set(static)) > 1)
+    if not should_check_max and not should_check_equal:
         return dataset
 
     @tf.autograph.experimental.do_not_convert
     def check(*batch: Any) -> Any:
-        counts = [tf.cast(num_rows(part), tf.int64) for part in tf.nest.flatten(_one(batch))]
+        counts = [tf.cast(num_rows(part), tf.int64) for part in tf.nest.flatten(_joined(batch))]
         checks = []
-        if checks_equal and len(counts) > 1:
-            message = f"{UNEQUAL_ROWS} ({dataset_checks.tuple_of(dataset.element_spec)})"
+        if should_check_equal and len(counts) > 1:
+            message = f"{UNEQUAL_ROWS} ({dataset_checks.describe_element(dataset.element_spec)})"
             checks.append(tf.debugging.assert_equal(tf.stack(counts[1:]), counts[0], message))
         with tf.control_dependencies(checks):
-            most = tf.constant(most_rows or 0, tf.int64)
-        if checks_most:
-            message = f"{TOO_MANY_ROWS} {most_rows}"
-            checks.append(tf.debugging.assert_less_equal(counts[0], most, message))
+            limit = tf.constant(max_rows or 0, tf.int64)
+        if should_check_max:
+            message = f"{TOO_MANY_ROWS} {max_rows}"
+            checks.append(tf.debugging.assert_less_equal(counts[0], limit, message))
         with tf.control_dependencies(checks):
-            return tf.nest.map_structure(tf.identity, _one(batch), expand_composites=True)
+            return tf.nest.map_structure(tf.identity, _joined(batch), expand_composites=True)
 
     options = dataset.options()
     return dataset.map(check).with_options(options)
 
 
-def check_batch_size(global_batch_size: int, topology: Topology, whole: bool = True) -> None:
-    """Raises UsageError for a batch size that the replicas cannot share; `whole`: in equal parts."""
-    r = topology.num_replicas
-    if global_batch_size < r or (whole and global_batch_size % r):
-        low = max(r, global_batch_size // r * r)
-        raise UsageError(
-            f"global_batch_size is {global_batch_size}, which {r} replicas cannot split evenly. "
-            f"Write a multiple of {r}, e.g. {low} or {low + r}."
-        )
-
-
-def cardinality(dataset: tf.data.Dataset) -> int | None:
-    n = int(dataset.cardinality())
-    return n if n >= 0 else None
-
-
-def _counted(dataset: Any, topology: Topology) -> bool:
+def _has_counted_shares(dataset: Any, topology: Topology) -> bool:
+    """Returns True if a share may be empty, so that elements include the number of real rows."""
     rows = num_rows(dataset.element_spec)
-    return not sharding.by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
+    return not sharding.is_by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
 
 
-def _even(dataset: Any, topology: Topology) -> bool:
-    """Whether global batches of static size fall into equal shares."""
+def _has_even_shares(dataset: Any, topology: Topology) -> bool:
     rows = num_rows(dataset.element_spec)
     if rows is None or rows % topology.num_replicas:
         return False
-    return not sharding.by_tensorflow(dataset, topology)
-
-
-def describe_dataset(dataset: Any, count: int | None, batch_size: int) -> str:
-    if count is not None:
-        return f"{count:,} batches of {batch_size}"
-    endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-    return f"{'endless' if endless else 'unknown number of'} batches of {batch_size}"
+    return not sharding.is_by_tensorflow(dataset, topology)

@@ -1,8 +1,9 @@
-"""Whether a pipeline can be resumed exactly, and the position of its iterator.
+"""Position of a run in its data, and obstacles to an exact resume.
 
-indexed    examples in memory: any position is found at once
-skip       any dataset: made again from its seed, and skipped
-iterator   by choice: what the chief's iterator has read ahead is saved; nothing is read twice
+indexed    Examples in memory start at any position at once.
+skip       Any dataset is rebuilt from its seed, and its first batches are skipped.
+iterator   By request. The state of the chief's iterator is saved with its buffers, so no data are read
+twice.
 """
 
 import logging
@@ -16,94 +17,109 @@ from ctl.data import dataset_traits
 from ctl.errors import UsageError
 
 MODES = ("auto", "indexed", "skip", "iterator")
-MOST_PASSES = 2**40  # of a dataset whose iterator is saved: it never ends before the run does
+MOST_PASSES = 2**40  # of a dataset with a saved iterator; the run ends before
 _log = logging.getLogger("ctl")
 
 
 def _obstacles(dataset: tf.data.Dataset, traits: dataset_traits.Traits, resumable: bool) -> list[str]:
-    """What may keep a dataset from giving the same examples again, as parts of a sentence."""
-    found = traits.operations
+    """Returns the reasons why a dataset may not repeat its examples, as parts of a sentence."""
     reasons = []
-    if found & dataset_traits.PYTHON_OPS:
-        reasons.append("it calls Python code (from_generator, py_function), which has to repeat itself")
-    if found & dataset_traits.RANDOM_OPS:
-        names = ", ".join(sorted(found & dataset_traits.RANDOM_OPS))
+    if traits.operations & dataset_traits.PYTHON_OPS:
+        reasons.append("it calls Python code (from_generator, py_function), which must repeat its results")
+    random_ops = traits.operations & dataset_traits.RANDOM_OPS
+    if random_ops:
+        names = ", ".join(sorted(random_ops))
         reasons.append(f"it draws random numbers with a state ({names}); write tf.random.stateless_*")
-    if traits.any_order:
-        reasons.append(traits.any_order)
+    if traits.unordered_reason:
+        reasons.append(traits.unordered_reason)
     if resumable and traits.unseeded:
         reasons.append(
             f"it {traits.unseeded.cause} and was made before training began, so a resumed run would "
-            f"see some examples twice and others not at all; write {traits.unseeded.cure}, or make it in "
+            f"read some examples twice and miss other ones; write {traits.unseeded.fix}, or make it in "
             "train_data (for ctl.fit: after tf.random.set_seed(0))"
         )
     return reasons
 
 
-def check_mode(mode: str, *, in_memory: bool, own_files: bool) -> None:
-    """Raises UsageError for a mode that train_data cannot have; `own_files`: each worker reads its own."""
+def check_mode(mode: str, *, in_memory: bool, is_per_worker: bool) -> None:
+    """Raises UsageError for an unknown mode, or a mode that the data do not support.
+
+    Args:
+      mode: Value of `data_position`.
+      in_memory: True if the data are arrays or example numbers.
+      is_per_worker: True if each worker reads separate data.
+    """
     if mode not in MODES:
         raise UsageError(f"data_position is {mode!r}; expected one of {', '.join(MODES)}.")
     if (mode == "indexed" and not in_memory) or (mode in ("skip", "iterator") and in_memory):
-        has = "examples in memory, which are indexed" if in_memory else "a tf.data.Dataset"
+        data = "examples in memory, which are indexed" if in_memory else "a tf.data.Dataset"
         raise UsageError(
-            f"data_position is {mode!r}, and train_data gives {has}. Leave data_position out"
+            f"data_position is {mode!r}, and train_data returns {data}. Leave data_position out"
             + ("." if in_memory else ", or return ctl.from_arrays(...).")
         )
-    if mode == "iterator" and own_files:
+    if mode == "iterator" and is_per_worker:
         raise UsageError(
-            "data_position is 'iterator', which saves the chief's, and ctl.shard gives each worker data "
-            "of its own. Write data_position = 'skip'."
+            "data_position is 'iterator', which saves the iterator of the chief, and ctl.shard gives each "
+            "worker separate data. Write data_position = 'skip'."
         )
 
 
 def checked_dataset(
-    dataset: tf.data.Dataset, mode: str, *, is_chief: bool, resumable: bool = True
+    dataset: tf.data.Dataset, *, has_iterator: bool, is_chief: bool, resumable: bool = True
 ) -> tf.data.Dataset:
-    """Names, at start, what keeps `dataset` from being resumed exactly in `mode`, "skip" or "iterator".
+    """Logs the obstacles to an exact resume, and makes parallel random functions sequential.
 
-    A warning lists the obstacles if the run is `resumable`, which means that it has checkpoints. Returns
-    the same dataset, made repeatable where random layers are called in parallel. Raises UsageError where an
-    iterator could not be saved at all.
+    Args:
+      dataset: Dataset of `train_data`.
+      has_iterator: True if checkpoints contain the iterator of the dataset.
+      is_chief: True if this process logs.
+      resumable: True if the run has checkpoints. False: the obstacles are not logged.
+
+    Returns:
+      The dataset, with sequential calls of functions that have a state.
+
+    Raises:
+      UsageError: The iterator of the dataset cannot be saved.
     """
     traits = dataset_traits.Traits(dataset)
     reasons = _obstacles(dataset, traits, resumable)
-    if mode == "iterator" and any("Python" in r or "random" in r for r in reasons):
+    if has_iterator and any("Python" in r or "random" in r for r in reasons):
         raise UsageError(
             f"train_data cannot save its iterator: {'; '.join(reasons)}. Write data_position = 'skip', or "
             "use TensorFlow operations without a state."
         )
     if reasons and is_chief and resumable:
         _log.warning(
-            "train_data is resumed exactly only if it gives the same examples when it is made again: %s.",
+            "train_data is resumed exactly only if it yields the same examples when it is made again: %s.",
             "; ".join(reasons),
         )
-    if not traits.parallel_state or mode == "iterator":
+    if not traits.has_parallel_state or has_iterator:
         return dataset
     if is_chief:
         _log.info(
             "train_data draws random numbers in a map with num_parallel_calls, where their order differs "
-            "from run to run; that map is done one example at a time. To have it in parallel, write "
+            "from run to run. That map therefore runs one example at a time. For a parallel map, write "
             "tf.random.stateless_*, or move random layers to train_step."
         )
-    return dataset_traits.repeatable(dataset)
+    return dataset_traits.make_deterministic(dataset)
 
 
 class SavedIterator:
-    """The position of an iterator as a variable of bytes, so that any checkpoint manager keeps it.
+    """State of an iterator in a string variable, which any checkpoint manager can save.
 
     Attributes:
-      variable: `[]` string; "" before anything was taken or restored.
+      variable: String `[]`; "" until a state has been captured or restored.
     """
 
     def __init__(self) -> None:
         self.variable = tf.Variable("", trainable=False, name="data_iterator", dtype=tf.string)
         self._iterator: Any = None
 
-    def opened(self, iterator: Any) -> None:
-        """Puts a new iterator where the restored one was; from now on `take` is about it.
+    def attach(self, iterator: Any) -> None:
+        """Loads the restored state into a new iterator. From now on `capture` stores its state.
 
-        Raises UsageError for one that cannot be saved, or a restored position in another pipeline.
+        Raises:
+          UsageError: The iterator cannot be saved, or the restored state belongs to another pipeline.
         """
         packed = self.variable.numpy()
         if packed:
@@ -115,15 +131,15 @@ class SavedIterator:
                     status.assert_existing_objects_matched()
                 except tf.errors.NotFoundError as e:
                     raise UsageError(
-                        "data_position is 'iterator', and the checkpoint has the iterator of another "
+                        "data_position is 'iterator', and the checkpoint contains the iterator of another "
                         f"pipeline ({_first_line(e)}). Return the same train_data, and give epochs if that "
                         "run had epochs, steps if it had steps; or set data_position='skip'."
                     ) from e
         self._iterator = iterator
-        self.take()
+        self.capture()
 
-    def take(self) -> None:
-        """Notes the position of now, for a save."""
+    def capture(self) -> None:
+        """Stores the current state in the variable, before a save."""
         if self._iterator is None:
             return
         with tempfile.TemporaryDirectory(prefix="ctl-iterator-") as directory:
@@ -149,11 +165,11 @@ def _packed(files: list[tuple[str, bytes]]) -> bytes:
 
 
 def _unpacked(data: bytes) -> list[tuple[str, bytes]]:
-    (count,), at, files = struct.unpack_from("<I", data), 4, []
+    (count,), offset, files = struct.unpack_from("<I", data), 4, []
     for _ in range(count):
-        size, length = struct.unpack_from("<IQ", data, at)
-        at += 12
-        name = data[at : at + size].decode("ascii")
-        files.append((Path(name).name, data[at + size : at + size + length]))
-        at += size + length
+        size, length = struct.unpack_from("<IQ", data, offset)
+        offset += 12
+        name = data[offset : offset + size].decode("ascii")
+        files.append((Path(name).name, data[offset + size : offset + size + length]))
+        offset += size + length
     return files

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctl.callbacks.schedule import Every
 from ctl.data import dataset_checks
 from ctl.data.arrays import ArrayData, from_arrays
-from ctl.data.dataset_traits import made_of
+from ctl.data.dataset_traits import pipeline_parts
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import python_batches
@@ -172,7 +172,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
     for spec in tf.nest.flatten(source.element_spec):
         if spec.shape.rank and spec.shape[0] is not None:
             return int(spec.shape[0])
-    for part in made_of(source):  # to read a batch would disturb the order of a shuffle
+    for part in pipeline_parts(source):  # to read a batch would disturb the order of a shuffle
         size = getattr(part, "_batch_size", None)
         if size is not None and "Batch" in type(part).__name__:
             return int(size)
@@ -185,11 +185,11 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
 
 def _check_batched(dataset: tf.data.Dataset) -> None:
     """Raises UsageError for single examples in memory, as opposed to batches."""
-    slices = any(type(part).__name__ == "_TensorSliceDataset" for part in made_of(dataset))
+    slices = any(type(part).__name__ == "_TensorSliceDataset" for part in pipeline_parts(dataset))
     if slices and not dataset_checks.is_batched(dataset):
         raise UsageError(
-            f"x is not batched: its elements are {dataset_checks.tuple_of(dataset.element_spec)}. Write "
-            "dataset.batch(batch_size)."
+            f"x is not batched: its elements are {dataset_checks.describe_element(dataset.element_spec)}. "
+            "Write dataset.batch(batch_size)."
         )
 
 
@@ -212,7 +212,7 @@ def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
     """
     specs = tf.nest.flatten(data.element_spec)
     rows = [spec.shape[0] if spec.shape.rank else None for spec in specs]
-    if None in rows and not any("Batch" in type(part).__name__ for part in made_of(data)):
+    if None in rows and not any("Batch" in type(part).__name__ for part in pipeline_parts(data)):
         rows = [num_rows(part) for batch in data.take(1) for part in tf.nest.flatten(batch)]
     known = {int(n) for n in rows if n is not None}
     if len(known) > 1:

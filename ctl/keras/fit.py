@@ -32,7 +32,7 @@ from ctl.keras.predictor import KerasPredictor
 from ctl.keras.replaced_methods import replaced
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.adapter import MetricWriterLike
-from ctl.metrics.console_text import short_number
+from ctl.metrics.console_text import format_number
 from ctl.metrics.protocol import MetricWriter
 from ctl.step.randomness import GeneratorStates, tensorflow_seed_kept
 from ctl.training.default_writers import default_writers
@@ -85,7 +85,7 @@ class History(MetricWriter):
                 self.history[name] = list(seen)
 
     def __repr__(self) -> str:
-        newest = ", ".join(f"{name} {short_number(v[-1])}" for name, v in self.history.items() if v)
+        newest = ", ".join(f"{name} {format_number(v[-1])}" for name, v in self.history.items() if v)
         epochs = f"{len(self.epoch)} epoch{'' if len(self.epoch) == 1 else 's'}"
         return f"History({epochs}{': ' if newest else ''}{newest})"
 
@@ -277,7 +277,7 @@ def evaluate(
         values = dict(trainer.evaluate())
     caller.on_test_end(values)
     if verbose and trainer.topology.is_chief:
-        print("evaluation: " + ", ".join(f"{n} {short_number(v)}" for n, v in values.items()), flush=True)
+        print("evaluation: " + ", ".join(f"{n} {format_number(v)}" for n, v in values.items()), flush=True)
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else model._flatten_metrics_in_order(values)

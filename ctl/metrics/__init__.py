@@ -1,4 +1,4 @@
-"""Where numbers, images and events of a run go: console, TensorBoard, metrics.jsonl, memory.
+"""Metric writers for the console, TensorBoard, metrics.jsonl and memory.
 
-How numbers are computed belongs to `step/`. Steps and values come in, files and lines go out.
+This folder receives steps and values, and writes files and lines. The folder `step/` computes metrics.
 """

@@ -1,4 +1,4 @@
-"""What a user sees: a live bar on a terminal and in a notebook, plain lines everywhere else."""
+"""Console output: a progress bar in a terminal or notebook, else plain lines."""
 
 import os
 import sys
@@ -14,11 +14,15 @@ from ctl.metrics.protocol import Event, MetricWriter
 
 
 class ConsoleWriter(MetricWriter):
-    """Shows a run on `file`, by default standard output as it is when the writer is made.
+    """Metric writer for the console.
 
-    `live=None` takes the bar if `file` is a terminal that can move its cursor and show UTF-8, or the
-    output of a notebook's cell. NO_COLOR is honoured. Errors of the file, such as BrokenPipeError, are
-    raised.
+    It respects NO_COLOR, and raises errors of the file such as BrokenPipeError.
+
+    Args:
+      file: Text file to write to. None: `sys.stdout` at the time of the call.
+      live: True for a progress bar, False for plain lines. None: a bar if `file` is a terminal that can
+        move its cursor and show UTF-8, or the output of a notebook cell.
+      clock: Function that returns the time (seconds), for rates.
     """
 
     def __init__(
@@ -28,22 +32,22 @@ class ConsoleWriter(MetricWriter):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        shown_on = file or sys.stdout
-        in_cell = shown_on is sys.stdout and notebook.shell() is not None
-        if not (in_cell or _can_show_a_bar(shown_on) if live is None else live):
-            self._shown: LiveConsole | PlainConsole = PlainConsole(shown_on, clock)
+        output = file or sys.stdout
+        is_notebook = output is sys.stdout and notebook.shell() is not None
+        if not (is_notebook or _supports_bar(output) if live is None else live):
+            self._console: LiveConsole | PlainConsole = PlainConsole(output, clock)
         else:
-            screen = NotebookScreen(shown_on) if in_cell else TerminalScreen(shown_on)
-            self._shown = LiveConsole(screen, clock)
+            screen = NotebookScreen(output) if is_notebook else TerminalScreen(output)
+            self._console = LiveConsole(screen, clock)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        self._shown.write(step, values, run)
+        self._console.write(step, values, run)
 
     def note(self, event: Event) -> None:
-        self._shown.note(event)
+        self._console.note(event)
 
 
-def _can_show_a_bar(file: IO[str]) -> bool:
+def _supports_bar(file: IO[str]) -> bool:
     if not file.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return False
     return (getattr(file, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"

@@ -1,4 +1,4 @@
-"""Where the bar is drawn: at the foot of a terminal, or in the output of a notebook's cell."""
+"""Screens for a progress bar: the last lines of a terminal, or the output of a notebook cell."""
 
 import atexit
 import contextlib
@@ -17,39 +17,41 @@ _TEXT_COLUMNS = 200
 
 
 class Screen(Protocol):
-    """Text that stays, and a bar that is drawn again and again in the same place."""
+    """Output with permanent text and a progress bar that is redrawn in place."""
 
     @property
     def width(self) -> int:
-        """Columns of the bar."""
+        """Width of the bar (columns)."""
         ...
 
     def print(self, block: RenderableType) -> None:
-        """Shows what stays."""
+        """Prints permanent text."""
         ...
 
     def open(self, draw: Callable[[], Text]) -> None:
-        """Shows the bar that `draw` gives, until `close`."""
+        """Shows the bar that `draw` returns, until `close`."""
         ...
 
     def refresh(self) -> None:
-        """Draws the bar again; nothing happens unless it is open."""
+        """Redraws the bar. A no-op if no bar is open."""
         ...
 
     def close(self) -> None:
-        """Draws the bar once more and leaves it."""
+        """Draws the bar a last time, and leaves it on the screen."""
         ...
 
 
 class TerminalScreen:
-    """What is printed stays above the bar."""
+    """Screen of a terminal: permanent text is printed above the bar."""
 
     def __init__(self, file: IO[str]) -> None:
         self._console = _TerminalConsole(
             file=file, force_terminal=True, force_jupyter=False, markup=False, emoji=False, highlight=False
         )
         self._live: Live | None = None
-        self._handlers: list[tuple[logging.StreamHandler, Any]] = []  # redirected, with their own stream
+        self._handlers: list[
+            tuple[logging.StreamHandler, Any]
+        ] = []  # redirected, with their original stream
 
     @property
     def width(self) -> int:
@@ -59,13 +61,13 @@ class TerminalScreen:
         self._console.print(block, soft_wrap=isinstance(block, Text))
 
     def open(self, draw: Callable[[], Text]) -> None:
-        ours = self._console.file is sys.stdout  # then print() goes above the bar
+        is_stdout = self._console.file is sys.stdout  # then print() writes above the bar
         self._live = live = Live(
             console=self._console,
             get_renderable=draw,
             auto_refresh=False,
-            redirect_stdout=ours,
-            redirect_stderr=ours and sys.stderr.isatty(),
+            redirect_stdout=is_stdout,
+            redirect_stderr=is_stdout and sys.stderr.isatty(),
         )
         atexit.register(self._restore)
         streams = sys.stdout, sys.stderr
@@ -86,10 +88,10 @@ class TerminalScreen:
             live.stop()  # draws the newest state once more
 
     def _redirect_handlers(self, redirected: dict[int, Any]) -> None:
-        """Sends log records above the bar: handlers keep the stream that they were made with.
+        """Redirects log handlers, which keep the stream of their construction, to write above the bar.
 
         Args:
-          redirected: The id of a stream before the bar was opened -> the stream that replaces it.
+          redirected: The replacement by the id of the stream that it replaces.
         """
         absl = absl_handlers()
         for handler in [*logging.getLogger().handlers, *logging.getLogger("ctl").handlers, *absl]:
@@ -100,7 +102,7 @@ class TerminalScreen:
                 self._handlers.append((handler, stream))
 
     def _restore(self) -> None:
-        """At exit without `Ended`: the cursor comes back."""
+        """Restores the cursor at the exit of a process that has sent no `Ended`."""
         with contextlib.suppress(Exception):
             self.close()
 
@@ -113,15 +115,19 @@ def absl_handlers() -> list[logging.Handler]:
 
 
 class NotebookScreen:
-    """The bar is one display that is replaced, so a saved notebook has its last state; text is below it.
+    """Screen of a notebook cell: permanent text is printed below the bar.
 
-    `show(text)` displays a text and returns what replaces it, `replace(text)`.
+    The bar is one display that is replaced, so that a saved notebook contains its last state.
+
+    Args:
+      file: Output of the cell.
+      show: Function that displays a text, and returns a function that replaces the text.
     """
 
     width = _NOTEBOOK_COLUMNS
 
     def __init__(self, file: IO[str], show: Callable[[str], Callable[[str], Any]] | None = None) -> None:
-        self._file, self._show = file, show or _displayed
+        self._file, self._show = file, show or _display
         self._replace: Callable[[str], Any] | None = None
         self._draw: Callable[[], Text] = Text
 
@@ -131,26 +137,25 @@ class NotebookScreen:
 
     def open(self, draw: Callable[[], Text]) -> None:
         self._draw = draw
-        self._replace = self._show(self._drawn())
+        self._replace = self._show(self._bar())
 
     def refresh(self) -> None:
         if self._replace is not None:
-            self._replace(self._drawn())
+            self._replace(self._bar())
 
     def close(self) -> None:
         self.refresh()
         self._replace = None
 
-    def _drawn(self) -> str:
-        drawn = self._draw()
-        lines = drawn.split("\n", allow_blank=True)
+    def _bar(self) -> str:
+        lines = self._draw().split("\n", allow_blank=True)
         for line in lines:
             line.truncate(self.width, overflow="ellipsis")
         return "\n".join(line.plain.rstrip() for line in lines)
 
 
 def text_lines(block: RenderableType) -> list[str]:
-    """A block without colours, as lines without spaces at their ends."""
+    """Returns a block as lines without colours and trailing spaces."""
     text = io.StringIO()
     console = Console(
         file=text, width=_TEXT_COLUMNS, color_system=None, legacy_windows=False, force_jupyter=False
@@ -159,8 +164,8 @@ def text_lines(block: RenderableType) -> list[str]:
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def _displayed(text: str) -> Callable[[str], Any]:
-    """Shows a text in the output of the cell that runs; returns what replaces it."""
+def _display(text: str) -> Callable[[str], Any]:
+    """Displays a text in the running cell, and returns a function that replaces the text."""
     from IPython.display import display
 
     handle = display({"text/plain": text}, raw=True, display_id=True)
@@ -168,7 +173,7 @@ def _displayed(text: str) -> Callable[[str], Any]:
 
 
 class _TerminalConsole(Console):
-    """rich ends the process when the pipe breaks; here that is one more error of a writer."""
+    """Console that raises BrokenPipeError, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("the terminal that showed the progress is gone")
+        raise BrokenPipeError("the terminal that showed the progress is closed")

@@ -1,7 +1,7 @@
-"""Numbers and facts as people read them, on a terminal and in a log file alike.
+"""Formats of numbers, run headers and run summaries for terminals and log files.
 
-Names and values that come from outside are always `rich.text.Text`, never markup: a metric may be
-called `loss [/epoch]`.
+Names and values of the user are always `rich.text.Text`, never markup, because a metric may have the name
+`loss [/epoch]`.
 """
 
 import math
@@ -14,13 +14,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-_MOST_PARAMETER_ROWS = 8  # TensorBoard's model card has all
+_MAX_PARAMETER_ROWS = 8  # TensorBoard's model card has all
 _RATES = {"steps_per_sec": "steps/s", "examples_per_sec": "examples/s"}
 _SETTINGS = {"learning_rate": "lr", "gradient_norm": "grad"}
 
 
-def short_number(value: Any) -> str:
-    """Four digits: 0.2301, 1.2e-05, 12,346, nan."""
+def format_number(value: Any) -> str:
+    """Returns a number with four digits: 0.2301, 1.2e-05, 12,346, nan."""
     if not isinstance(value, float):
         return str(value)
     if 1e4 <= abs(value) < 1e9:
@@ -28,8 +28,8 @@ def short_number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def short_rate(value: float) -> str:
-    """Three digits: 0.42, 412, 4120, 52.7k, 1.3M."""
+def format_rate(value: float) -> str:
+    """Returns a rate with three digits: 0.42, 412, 4120, 52.7k, 1.3M."""
     if not math.isfinite(value) or value < 999.5:
         return f"{value:.3g}"
     if value < 1e4:
@@ -37,8 +37,8 @@ def short_rate(value: float) -> str:
     return f"{value / 1e3:.3g}k" if value < 999_500 else f"{value / 1e6:.3g}M"
 
 
-def duration(secs: float | None) -> str:
-    """0:01, 12:34, 1:02:03, or -:-- while unknown."""
+def format_duration(secs: float | None) -> str:
+    """Returns a duration as 0:01, 12:34 or 1:02:03. None or infinity: -:--."""
     if secs is None or not math.isfinite(secs):
         return "-:--"
     minutes, seconds = divmod(round(secs), 60)
@@ -46,40 +46,40 @@ def duration(secs: float | None) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def metric_words(values: Mapping[str, float]) -> list[str]:
-    """`name value` of everything that is neither a rate nor a setting."""
+def metric_texts(values: Mapping[str, float]) -> list[str]:
+    """Returns `name value` of each value that is neither a rate nor a setting."""
     return [
-        f"{name} {short_number(value)}"
+        f"{name} {format_number(value)}"
         for name, value in values.items()
         if name not in _RATES and name not in _SETTINGS
     ]
 
 
-def rate_words(values: Mapping[str, float]) -> list[str]:
-    """`412 steps/s`, `52.7k examples/s`."""
-    return [f"{short_rate(values[key])} {unit}" for key, unit in _RATES.items() if key in values]
+def rate_texts(values: Mapping[str, float]) -> list[str]:
+    """Returns the rates in `values`: `412 steps/s`, `52.7k examples/s`."""
+    return [f"{format_rate(values[key])} {unit}" for key, unit in _RATES.items() if key in values]
 
 
-def setting_words(values: Mapping[str, float]) -> list[str]:
-    """`lr 0.001`, `grad 1.32`."""
-    return [f"{word} {short_number(values[key])}" for key, word in _SETTINGS.items() if key in values]
+def setting_texts(values: Mapping[str, float]) -> list[str]:
+    """Returns the settings in `values`: `lr 0.001`, `grad 1.32`."""
+    return [f"{label} {format_number(values[key])}" for key, label in _SETTINGS.items() if key in values]
 
 
 def run_header(started: Started) -> Group:
-    """What runs, on what, with how many parameters; the weights one by one where they are few."""
+    """Returns model, settings and number of parameters of a run, and a table of a few weights."""
     parameters = started.info.parameters
-    rows = parameter_rows(parameters, len(parameters)) if len(parameters) <= _MOST_PARAMETER_ROWS else []
+    rows = parameter_rows(parameters, len(parameters)) if len(parameters) <= _MAX_PARAMETER_ROWS else []
     weights = Table.grid(padding=(0, 2, 0, 0))
     weights.add_column(overflow="fold")
     weights.add_column(overflow="fold")
     weights.add_column(justify="right")
     for row in rows:
         weights.add_row(*(Text(f"  {cell}" if not i else cell) for i, cell in enumerate(row)))
-    return Group(Text(started.info.model, style="bold"), _aligned(_facts(started)), weights)
+    return Group(Text(started.info.model, style="bold"), _aligned(_settings(started)), weights)
 
 
-def farewell(ended: Ended) -> Group:
-    """The reason of the end, further sentences, and the summary."""
+def run_footer(ended: Ended) -> Group:
+    """Returns the cause of the end, further sentences, and the summary."""
     sentences = list(ended.sentences)
     if not sentences or not sentences[0].startswith("Stopped"):
         sentences.insert(0, f"{ended.reason} at step {ended.step}")
@@ -90,29 +90,29 @@ def farewell(ended: Ended) -> Group:
     )
 
 
-def _facts(started: Started) -> list[tuple[str, str]]:
-    info, until = started.info, started.total_steps
+def _settings(started: Started) -> list[tuple[str, str]]:
+    info = started.info
     total = parameter_total(info.parameters)
-    facts = [
+    rows = [
         (
             "strategy",
             f"{info.strategy}, {_count(info.num_workers, 'worker')}, "
             f"{_count(info.num_replicas, 'replica')}",
         ),
         ("batch", f"{info.global_batch_size} examples, {_per_replica(info)} per replica"),
-        ("steps", _steps(started.step, until)),
+        ("steps", _steps(started.step, started.total_steps)),
         ("data", info.data),
         ("precision", info.precision),
         ("seed", f"{info.seed}{', random numbers differ by replica' if info.num_replicas > 1 else ''}"),
-        ("model_dir", info.model_dir or "none, nothing is kept"),
+        ("model_dir", info.model_dir or "none, no checkpoints"),
         (
             "parameters",
             f"{total.num_values:,}, {total.num_trainable:,} trainable, {total.num_bytes / 1e6:,.2f} MB",
         ),
     ]
     if started.resumed_from:
-        facts.insert(0, ("start", started.resumed_from))
-    return facts
+        rows.insert(0, ("start", started.resumed_from))
+    return rows
 
 
 def _steps(first: int, last: int | None) -> str:
@@ -134,5 +134,5 @@ def _aligned(rows: Iterable[tuple[str, Any]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows:
-        table.add_row(Text(f"  {label}", style="dim"), Text(short_number(value)))
+        table.add_row(Text(f"  {label}", style="dim"), Text(format_number(value)))
     return table

@@ -1,4 +1,4 @@
-"""What a user logs by name becomes a number to write, or an event for writers that can show it."""
+"""Conversion of logged values to numbers and to events for metric writers."""
 
 import math
 from typing import Any
@@ -8,13 +8,23 @@ from ctl.errors import UsageError
 from ctl.metrics.figures import Audio, Matrix, PrCurve
 from ctl.metrics.protocol import Event, HistogramLogged, TextLogged
 
-_MOST_INTERVALS = 30  # as tf.summary.histogram has by default
+_MAX_INTERVALS = 30  # the default of tf.summary.histogram
 
 
 def number_or_event(step: int, name: str, value: Any, run: str = "train") -> float | Event:
-    """A number `[]`; a text; an array of numbers, whose distribution is meant; or one of figures.py.
+    """Converts a value that the user logs.
 
-    Raises UsageError for anything else.
+    Args:
+      step: Number of completed steps.
+      name: Name of the value.
+      value: A number `[]`, a text, an array of numbers, or an object of figures.py.
+      run: "train" or "eval".
+
+    Returns:
+      A float for a number, a histogram for an array, else the event of the value.
+
+    Raises:
+      UsageError: The name is no string, or the value has another type.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"log() got the name {name!r}; expected a text such as 'temperature'.")
@@ -32,7 +42,7 @@ def number_or_event(step: int, name: str, value: Any, run: str = "train") -> flo
 
 
 def _histogram(step: int, name: str, array: np.ndarray, run: str) -> HistogramLogged:
-    """Of what is finite, in intervals of equal width."""
+    """Returns the histogram of the finite values, in intervals of equal width."""
     values = array.astype(np.float64).ravel()
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -40,5 +50,5 @@ def _histogram(step: int, name: str, array: np.ndarray, run: str) -> HistogramLo
     low, high = float(finite.min()), float(finite.max())
     if math.isclose(low, high):
         return HistogramLogged(step, name, (low - 0.5, low + 0.5), (float(finite.size),), run)
-    counts, edges = np.histogram(finite, _MOST_INTERVALS, (low, high))
+    counts, edges = np.histogram(finite, _MAX_INTERVALS, (low, high))
     return HistogramLogged(step, name, tuple(map(float, edges)), tuple(map(float, counts)), run)

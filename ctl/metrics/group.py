@@ -60,7 +60,7 @@ class WriterGroup:
                 except Exception as e:
                     self._writers.remove(writer)
                     _log.warning(
-                        "%s failed and is left out from now on: %s: %s",
+                        "%s failed and gets no further calls: %s: %s",
                         writer.class_name,
                         type(e).__name__,
                         e,

@@ -1,7 +1,7 @@
-"""One number of each evaluation for a hyperparameter tuning job on Vertex AI.
+"""Metric of each evaluation for a hyperparameter tuning job on Vertex AI.
 
-The service reads the file named by CLOUD_ML_HP_METRIC_FILE: a JSON object per line, the newest 100,
-all values but the time as text (the protocol of the package cloudml-hypertune).
+The service reads the file CLOUD_ML_HP_METRIC_FILE. It has one JSON object per line, for the newest 100
+evaluations; all values except the time are strings (the protocol of the package cloudml-hypertune).
 """
 
 import collections
@@ -16,14 +16,19 @@ from ctl.metrics.protocol import MetricWriter
 FILE = "CLOUD_ML_HP_METRIC_FILE"
 TRIAL = "CLOUD_ML_TRIAL_ID"
 _DEFAULT = "/tmp/hypertune/output.metrics"
-_MOST_LINES = 100
+_MAX_LINES = 100
 
 
 class HypertuneWriter(MetricWriter):
-    """Writes `metric` of each evaluation; the tag is the metric's name.
+    """Metric writer for one metric of each evaluation. The tag is the name of the metric.
+
+    Args:
+      metric: Name of the metric.
+      environ: Environment variables.
+      clock: Function that returns the Unix time (seconds).
 
     Attributes:
-      metric: the name; a trainer refuses one that its evaluation does not return.
+      metric: Name of the metric, which the evaluation of the trainer must return.
     """
 
     def __init__(
@@ -33,10 +38,10 @@ class HypertuneWriter(MetricWriter):
         self._path = Path(environ.get(FILE) or _DEFAULT)
         self._trial = environ.get(TRIAL) or "0"
         self._clock = clock
-        self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
+        self._lines: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Writes the newest lines; numbers of the training are left out."""
+        """Writes the newest lines of evaluations. Metrics of the training are ignored."""
         if run != "eval":
             return
         self._lines.append(

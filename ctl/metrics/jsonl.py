@@ -1,4 +1,4 @@
-"""A line of JSON per set of numbers: `{"step": 200, "run": "eval", "time": 1.7e9, "loss": 0.2}`."""
+"""Metrics as lines of JSON: `{"step": 200, "run": "eval", "time": 1.7e9, "loss": 0.2}`."""
 
 import collections
 import errno
@@ -15,22 +15,26 @@ from ctl.io import paths
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Started
 from ctl.metrics.publishing import Publishing
 
-MOST_WAITING = 10_000  # lines
-_OWN_KEYS = ("step", "run", "time")
+MAX_PENDING = 10_000  # lines
+_RESERVED_KEYS = ("step", "run", "time")
 _log = logging.getLogger("ctl")
 
 
 class JsonlWriter(MetricWriter):
-    """Appends to the file at `path` and flushes every line; `time` is in Unix seconds.
+    """Metric writer that appends lines of JSON to a file and flushes every line.
 
-    JSON has no NaN and no infinity, so these are the strings "NaN", "Infinity" and "-Infinity",
-    which `float()` takes back. All other floats keep every digit. A metric that is itself called
-    step, run or time becomes `metric.step`, `metric.run`, `metric.time`.
+    JSON has no NaN and no infinity, so their values are the strings "NaN", "Infinity" and "-Infinity",
+    which `float()` accepts. All other floats keep every digit. Metrics with the names step, run and time
+    have the keys `metric.step`, `metric.run` and `metric.time`.
 
-    `Started(step=k)` drops lines of an earlier attempt beyond step k, and lines cut short by a
-    kill; lines at step k stay. While a disk refuses for a time, up to `MOST_WAITING` lines wait and
-    are tried again with the next one; warnings say when it begins and ends. Raises OSError if the
-    file can never be written there.
+    `Started(step=k)` removes the lines of an earlier attempt after step k, and incomplete lines of a killed
+    process. While the disk fails, up to `MAX_PENDING` lines are pending, and each new line retries the
+    write. Warnings are logged at the first failure and at the next success. A permanent error raises
+    OSError.
+
+    Args:
+      path: Path of the file. Its directory is created if necessary.
+      clock: Function that returns the Unix time (seconds).
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
@@ -38,44 +42,48 @@ class JsonlWriter(MetricWriter):
         self._clock = clock
         self._file: IO[bytes] | None = None
         self._publishing = Publishing()
-        self._waiting: collections.deque[bytes] = collections.deque()
-        self._drop_beyond: int | None = None  # of `Started`, to be done before the next line
-        self._in_trouble = False  # the disk refuses, for now
-        self._lost = 0  # lines since then
+        self._pending: collections.deque[bytes] = collections.deque()
+        self._last_valid_step: int | None = None  # later lines are removed before the next write
+        self._is_failing = False  # True after a failed write
+        self._num_dropped = 0  # lines since the first failure
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         row: dict[str, Any] = {"step": int(step), "run": run, "time": self._clock()}
         for name, value in values.items():
-            row[f"metric.{name}" if name in _OWN_KEYS else name] = _json_number(value)
+            row[f"metric.{name}" if name in _RESERVED_KEYS else name] = _json_number(value)
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-        self._waiting.append(line.encode())
-        if len(self._waiting) > MOST_WAITING:
-            self._waiting.popleft()
-            self._lost += 1
-        self._write_waiting()
+        self._pending.append(line.encode())
+        if len(self._pending) > MAX_PENDING:
+            self._pending.popleft()
+            self._num_dropped += 1
+        self._write_pending()
 
     def note(self, event: Event) -> None:
         if isinstance(event, Started):
             self._close()
-            self._drop_beyond = event.step
-            kept = (line for line in self._waiting if json.loads(line)["step"] <= event.step)
-            self._waiting = collections.deque(kept)
-            self._write_waiting()
+            self._last_valid_step = event.step
+            valid_lines = (line for line in self._pending if json.loads(line)["step"] <= event.step)
+            self._pending = collections.deque(valid_lines)
+            self._write_pending()
         elif isinstance(event, Ended):
-            self._write_waiting(last=True)
+            self._write_pending(is_last=True)
             self._close()
 
     def abandon(self) -> bool:
-        """Discards the pending lines, as the file now belongs to another job."""
-        self._waiting.clear()
-        self._drop_beyond = None
+        """Discards the pending lines, because the file belongs to another job."""
+        self._pending.clear()
+        self._last_valid_step = None
         self._close()
         return True
 
-    def _write_waiting(self, last: bool = False) -> None:
-        """Writes what waits, and says when the disk begins to refuse, and when it no longer does."""
+    def _write_pending(self, is_last: bool = False) -> None:
+        """Writes the pending lines, and logs the first failure and the next success.
+
+        Args:
+          is_last: True to retry for some seconds, and to discard the lines if that fails.
+        """
         try:
-            if last:
+            if is_last:
                 paths.persistently(self._write_all, where=self._path)
             else:
                 self._write_all()
@@ -83,44 +91,44 @@ class JsonlWriter(MetricWriter):
             if paths.is_lasting(e):
                 raise
             self._close()
-            if last:
+            if is_last:
                 _log.warning(
-                    "%s: %d lines are lost; the disk still refuses.",
+                    "%s: %d lines are lost, because the disk still fails.",
                     self._path,
-                    self._lost + len(self._waiting),
+                    self._num_dropped + len(self._pending),
                 )
-                self._waiting.clear()
-            elif not self._in_trouble:
-                self._in_trouble = True
+                self._pending.clear()
+            elif not self._is_failing:
+                self._is_failing = True
                 _log.warning(
-                    "%s cannot be written for now (%s); up to %d lines wait, and are tried again.",
+                    "%s cannot be written for now (%s); up to %d lines are kept and written later.",
                     self._path,
                     e.strerror or e,
-                    MOST_WAITING,
+                    MAX_PENDING,
                 )
             return
-        if self._in_trouble:
-            self._in_trouble = False
-            _log.warning("%s is written again; %d lines were dropped.", self._path, self._lost)
-            self._lost = 0
+        if self._is_failing:
+            self._is_failing = False
+            _log.warning("%s is written again; %d lines were dropped.", self._path, self._num_dropped)
+            self._num_dropped = 0
 
     def _write_all(self) -> None:
         if self._file is None and self._path.exists() and not self._path.is_file():
             raise paths.NotAFile(errno.EINVAL, "is not a regular file; remove it", str(self._path))
-        if self._drop_beyond is not None:
-            self._drop_lines_beyond(self._drop_beyond)
-            self._drop_beyond = None
-        if self._file is not None and self._waiting and not self._is_there(self._file):
+        if self._last_valid_step is not None:
+            self._remove_lines_after(self._last_valid_step)
+            self._last_valid_step = None
+        if self._file is not None and self._pending and not self._is_in_place(self._file):
             self._close()
-            _log.warning("%s is gone, with what it held; it is begun anew.", self._path)
-        while self._waiting:
+            _log.warning("%s and its lines have been removed; a new file is started.", self._path)
+        while self._pending:
             file = self._file or self._open()
-            _append(file, self._waiting[0])
-            self._waiting.popleft()
-            self._publishing.flushed(file, self._path)
+            _append(file, self._pending[0])
+            self._pending.popleft()
+            self._publishing.after_flush(file, self._path)
 
-    def _is_there(self, file: IO[bytes]) -> bool:
-        """Whether the file still has its name; in an object store nobody can tell."""
+    def _is_in_place(self, file: IO[bytes]) -> bool:
+        """Returns False if another process has removed or replaced the file. In object stores: True."""
         try:
             return os.stat(self._path).st_ino == os.fstat(file.fileno()).st_ino
         except FileNotFoundError:
@@ -128,10 +136,10 @@ class JsonlWriter(MetricWriter):
 
     def _open(self) -> IO[bytes]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        torn = _ends_without_newline(self._path)
+        is_torn = _ends_without_newline(self._path)
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
-        if torn:
-            self._file.write(b"\n")  # so that the next line is not glued to half a line
+        if is_torn:
+            self._file.write(b"\n")  # ends an incomplete line
         return self._file
 
     def _close(self) -> None:
@@ -139,62 +147,63 @@ class JsonlWriter(MetricWriter):
         if file is not None:
             file.close()
 
-    def _drop_lines_beyond(self, step: int) -> None:
+    def _remove_lines_after(self, step: int) -> None:
         if not self._path.exists():
             return
         if not paths.has_rename(self._path):
-            self._drop_in_place(step)
+            self._remove_in_place(step)
             return
-        rest = self._path.with_name(self._path.name + ".tmp")
-        dropped = False
-        with open(rest, "wb") as file:
-            for line, keep in _judge(self._path, step):
-                dropped = dropped or not keep
-                if keep:
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        has_invalid_lines = False
+        with open(temporary, "wb") as file:
+            for line, is_valid in _read_lines(self._path, step):
+                has_invalid_lines = has_invalid_lines or not is_valid
+                if is_valid:
                     file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        if dropped:
-            os.replace(rest, self._path)
+        if has_invalid_lines:
+            os.replace(temporary, self._path)
         else:
-            rest.unlink()
+            temporary.unlink()
 
-    def _drop_in_place(self, step: int) -> None:
-        """Writes from the first line that goes on; mostly there is nothing to be kept after it."""
-        lines = list(_judge(self._path, step))
-        first = next((i for i, (_, keep) in enumerate(lines) if not keep), len(lines))
+    def _remove_in_place(self, step: int) -> None:
+        """Rewrites the file from its first invalid line. Usually no valid line follows that line."""
+        lines = list(_read_lines(self._path, step))
+        first = next((i for i, (_, is_valid) in enumerate(lines) if not is_valid), len(lines))
         if first == len(lines):
             return
         with open(self._path, "r+b") as file:
             file.seek(sum(len(line) for line, _ in lines[:first]))
-            file.write(b"".join(line for line, keep in lines[first:] if keep))
+            file.write(b"".join(line for line, is_valid in lines[first:] if is_valid))
             file.truncate()
             os.fsync(file.fileno())
 
 
 def _append(file: IO[bytes], line: bytes) -> None:
-    """Writes a line, all of it or nothing; raises OSError."""
-    before = os.fstat(file.fileno()).st_size
-    done = 0
+    """Writes a complete line. Raises OSError, and then removes an incomplete line."""
+    size = os.fstat(file.fileno()).st_size
+    num_written = 0
     try:
-        while done < len(line):
-            done += file.write(line[done:]) or 0
+        while num_written < len(line):
+            num_written += file.write(line[num_written:]) or 0
     except OSError:
-        if done and os.fstat(file.fileno()).st_size == before + done:  # nobody else has added a line
-            os.ftruncate(file.fileno(), before)
+        # the size differs if another process has added a line
+        if num_written and os.fstat(file.fileno()).st_size == size + num_written:
+            os.ftruncate(file.fileno(), size)
         raise
 
 
-def _judge(path: Path, last_step: int) -> Iterator[tuple[bytes, bool]]:
-    """Every line of the file and whether it is whole and not beyond `last_step`."""
+def _read_lines(path: Path, last_step: int) -> Iterator[tuple[bytes, bool]]:
+    """Yields each line of the file, and True if it is complete and has a step up to `last_step`."""
     with open(path, "rb") as file:
         for line in file:
             try:
                 row = json.loads(line)
-                keep = line.endswith(b"\n") and int(row.get("step", 0)) <= last_step
+                is_valid = line.endswith(b"\n") and int(row.get("step", 0)) <= last_step
             except (ValueError, TypeError, AttributeError, RecursionError):
-                keep = False
-            yield line, keep
+                is_valid = False
+            yield line, is_valid
 
 
 def _ends_without_newline(path: Path) -> bool:

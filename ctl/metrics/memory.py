@@ -1,4 +1,4 @@
-"""Keeps what it is told; for tests and for notebooks that draw their own charts."""
+"""Metric writer to memory, for tests and for notebooks that draw their own charts."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,12 @@ from ctl.metrics.protocol import Event, MetricWriter
 
 
 class MemoryWriter(MetricWriter):
-    """Remembers every call: `rows` of `(run, step, values)` and `events`, in order of arrival."""
+    """Metric writer that stores all metrics and events.
+
+    Attributes:
+      rows: Tuples (run, step, values) of all metrics, in the order of the calls.
+      events: All events, in the order of the calls.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict[str, float]]] = []

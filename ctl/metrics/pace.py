@@ -1,14 +1,23 @@
-"""How fast training goes and when it will be over."""
+"""Speed of training and estimated time of its end."""
 
 from collections.abc import Callable
 
-_SECS_BETWEEN_DRAWINGS = 0.1
+_SECS_BETWEEN_REDRAWS = 0.1
 
 
 class Pace:
-    """Counts from the step a run started at; the clock gives seconds.
+    """Speed of a run, without loops that compile.
 
-    What compiles never counts: the first loop, those that `leave_out` announces, and the first evaluation.
+    The first loop, the loops of `exclude_loop` and the first evaluation are excluded.
+
+    Args:
+      clock: Function that returns the time (seconds).
+      start_step: Number of completed steps at the start of the run.
+      total_steps: Number of steps at the end of the run. None: unknown.
+
+    Attributes:
+      step: Number of completed steps at the newest tick.
+      total_steps: As passed.
     """
 
     def __init__(
@@ -17,53 +26,53 @@ class Pace:
         self.total_steps = total_steps
         self.step = start_step
         self._clock = clock
-        self._started = self._newest = clock()
+        self._start_time = self._newest_time = clock()
         self._counted_steps, self._counted_secs = 0, 0.0
-        self._leave_out = True
+        self._is_excluded = True
         self._has_evaluated = False
-        self._next_drawing = float("-inf")
+        self._next_redraw = float("-inf")
 
     def tick(self, step: int) -> bool:
-        """Notes the step; True if the display is due, at most every 0.1 s. Costs nearly nothing."""
-        now = self._clock()
-        if not self._leave_out:
+        """Stores the step, and returns True if the display is to be redrawn: at most every 0.1 seconds."""
+        time = self._clock()
+        if not self._is_excluded:
             self._counted_steps += max(0, step - self.step)
-            self._counted_secs += now - self._newest
+            self._counted_secs += time - self._newest_time
         elif step > self.step:
-            self._leave_out = False
-        self.step, self._newest = step, now
-        if now < self._next_drawing:
+            self._is_excluded = False
+        self.step, self._newest_time = step, time
+        if time < self._next_redraw:
             return False
-        self._next_drawing = now + _SECS_BETWEEN_DRAWINGS
+        self._next_redraw = time + _SECS_BETWEEN_REDRAWS
         return True
 
-    def leave_out(self) -> None:
-        """The loop before the next tick compiled."""
-        self._leave_out = True
+    def exclude_loop(self) -> None:
+        """Excludes the loop before the next tick, because it has compiled."""
+        self._is_excluded = True
 
-    def evaluated(self) -> None:
-        """An evaluation has ended."""
+    def note_evaluation(self) -> None:
+        """Excludes the time of the first evaluation. Called after each evaluation."""
         if not self._has_evaluated:
-            self._has_evaluated, self._newest = True, self._clock()
+            self._has_evaluated, self._newest_time = True, self._clock()
 
     @property
     def elapsed_secs(self) -> float:
-        """Seconds from the start to the newest tick, compilation included."""
-        return self._newest - self._started
+        """Seconds from the start to the newest tick, including compilation."""
+        return self._newest_time - self._start_time
 
     @property
     def steps_per_sec(self) -> float | None:
-        """Over the loops that count, evaluation and saving between them included; None while unknown."""
+        """Steps per second, including evaluations and saves between loops. None: unknown."""
         if self._counted_steps <= 0 or self._counted_secs <= 0:
             return None
         return self._counted_steps / self._counted_secs
 
     @property
     def eta_secs(self) -> float | None:
-        """Seconds until `total_steps`; 0 at the end, None while unknown."""
+        """Seconds until `total_steps`. None: unknown."""
         if self.total_steps is None:
             return None
-        left, rate = max(0, self.total_steps - self.step), self.steps_per_sec
-        if not left:
+        remaining_steps, rate = max(0, self.total_steps - self.step), self.steps_per_sec
+        if not remaining_steps:
             return 0.0
-        return None if rate is None else left / rate
+        return None if rate is None else remaining_steps / rate

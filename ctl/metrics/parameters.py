@@ -1,4 +1,4 @@
-"""The weights of a model as a table for people."""
+"""Tables of the weights of a model."""
 
 import math
 import re
@@ -9,7 +9,13 @@ Parameter = tuple[str, tuple[int, ...], str, bool]  # name, shape, dtype, traina
 
 
 class ParameterTotal(NamedTuple):
-    """Sums over all weights; values are single numbers, not arrays."""
+    """Sums over all weights.
+
+    Attributes:
+      num_values: Number of elements of all weights.
+      num_trainable: Number of elements of the trainable weights.
+      num_bytes: Size of all weights.
+    """
 
     num_values: int
     num_trainable: int
@@ -17,20 +23,23 @@ class ParameterTotal(NamedTuple):
 
 
 def parameter_total(parameters: Sequence[Parameter]) -> ParameterTotal:
-    """Adds up counts, trainable counts and bytes."""
+    """Returns the sums over `parameters`."""
     counts = [math.prod(shape) for _, shape, _, _ in parameters]
     trainable = sum(n for n, p in zip(counts, parameters, strict=True) if p[3])
     bits = sum(n * _dtype_bits(p[2]) for n, p in zip(counts, parameters, strict=True))
     return ParameterTotal(sum(counts), trainable, math.ceil(bits / 8))
 
 
-def parameter_rows(parameters: Sequence[Parameter], most_rows: int) -> list[tuple[str, str, str]]:
-    """`(name, shape, count)` of every weight; longer tables lose their middle, and say so."""
+def parameter_rows(parameters: Sequence[Parameter], max_rows: int) -> list[tuple[str, str, str]]:
+    """Returns a row (name, shape, number of elements) for each weight.
+
+    With more than `max_rows` weights, one row with their number replaces those in the middle.
+    """
     rows = [(name, _shape(shape), f"{math.prod(shape):,}") for name, shape, _, _ in parameters]
-    if len(rows) <= most_rows:
+    if len(rows) <= max_rows:
         return rows
-    head = most_rows // 2
-    tail = len(rows) - (most_rows - 1 - head)
+    head = max_rows // 2
+    tail = len(rows) - (max_rows - 1 - head)
     middle = sum(math.prod(shape) for _, shape, _, _ in parameters[head:tail])
     return [*rows[:head], (f"... {tail - head} more ...", "", f"{middle:,}"), *rows[tail:]]
 
@@ -40,7 +49,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _dtype_bits(dtype: str) -> int:
-    """float32 -> 32, bfloat16 -> 16, float8_e4m3fn -> 8, bool -> 8, string -> 0."""
+    """Returns the size of an element (bits): float32 -> 32, float8_e4m3fn -> 8, bool -> 8, string -> 0."""
     digits = re.search(r"\d+", dtype)
     if digits:
         return int(digits.group())

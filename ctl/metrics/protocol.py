@@ -18,51 +18,77 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What does not change during a run."""
+    """Description of a run.
 
-    model: str  # name of the Trainer subclass
-    strategy: str  # the word, e.g. "multi_worker"
+    Attributes:
+      model: Name of the Trainer subclass.
+      strategy: Name of the strategy, e.g. "multi_worker".
+      num_workers: Number of workers.
+      num_replicas: Number of replicas of all workers.
+      global_batch_size: Global batch size (examples).
+      data: One line about the training data.
+      precision: Name of the dtype policy, e.g. "float32" or "mixed_bfloat16".
+      seed: Seed of the run.
+      model_dir: Directory of checkpoints, or None.
+      parameters: Tuple (name, shape, dtype, is_trainable) of each weight.
+      config: All settings, with values that JSON can represent.
+      hparams: Hyperparameters: values of type bool, int, float or str.
+    """
+
+    model: str
+    strategy: str
     num_workers: int
-    num_replicas: int  # over all workers
-    global_batch_size: int  # examples
-    data: str  # one line about the training data
-    precision: str  # e.g. "float32", "mixed_bfloat16"
+    num_replicas: int
+    global_batch_size: int
+    data: str
+    precision: str
     seed: int
     model_dir: str | None
     parameters: tuple[tuple[str, tuple[int, ...], str, bool], ...] = ()
-    # ^ (name, shape, dtype, trainable) of every weight
-    config: Mapping[str, Any] = field(default_factory=dict)  # everything, JSON-able
-    hparams: Mapping[str, Any] = field(default_factory=dict)  # what a user tunes: bool, number, str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hparams: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Started:
-    """Training begins at `step` completed steps (0, or where a checkpoint was restored)."""
+    """Start of a run.
+
+    Attributes:
+      step: Number of completed steps: 0, or the step of the restored checkpoint.
+      total_steps: Number of steps at the end of the run. None: the run ends with the data.
+      info: Description of the run.
+      resumed_from: One line about the restored checkpoint. None: a new run.
+      compiles: True if the first loop traces and compiles, False if an earlier run has done so.
+    """
 
     step: int
-    total_steps: int | None  # None: until the data ends
+    total_steps: int | None
     info: RunInfo
-    resumed_from: str | None = None  # one line for people, or None on a fresh start
-    compiles: bool = True  # the first loop traces and compiles; False where an earlier run did
+    resumed_from: str | None = None
+    compiles: bool = True
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The step's graph exists; comes after each loop that compiled, before its `Progressed`."""
+    """Graph of a step. It is sent after each loop that has compiled, before the `Progressed` of the loop.
 
-    graph_def: Any  # a `tf.compat.v1.GraphDef`
+    Attributes:
+      graph_def: A `tf.compat.v1.GraphDef`.
+    """
+
+    graph_def: Any
 
 
 @dataclass(frozen=True)
 class Progressed:
-    """`step` steps are complete; comes after every loop, so it must cost next to nothing."""
+    """Completion of `step` steps, sent after every loop. Writers must handle it quickly."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class TextLogged:
-    """A text at a step, in Markdown, for writers that can show one."""
+    """A text in Markdown at a step, for writers that support it."""
 
     step: int
     name: str
@@ -72,30 +98,41 @@ class TextLogged:
 
 @dataclass(frozen=True)
 class HistogramLogged:
-    """How often values lie in each of a row of intervals, for writers that can show that."""
+    """A histogram at a step, for writers that support it.
+
+    Attributes:
+      edges: Ascending edges of the intervals, `[n + 1]`.
+      counts: Number of values in each interval, `[n]`.
+    """
 
     step: int
     name: str
-    edges: tuple[float, ...]  # ascending; one more than counts
+    edges: tuple[float, ...]
     counts: tuple[float, ...]
     run: str = "train"
 
 
 @dataclass(frozen=True)
 class ImageLogged:
-    """An image at a step, for writers that can show one."""
+    """An image at a step, for writers that support it.
+
+    Attributes:
+      png: Content of a PNG file.
+      width: Width (pixels).
+      height: Height (pixels).
+    """
 
     step: int
     name: str
     png: bytes
-    width: int  # pixels
+    width: int
     height: int
     run: str = "train"
 
 
 @dataclass(frozen=True)
 class AudioLogged:
-    """A sound at a step, for writers that can play one."""
+    """A sound at a step, as the content of a WAV file, for writers that support it."""
 
     step: int
     name: str
@@ -105,18 +142,26 @@ class AudioLogged:
 
 @dataclass(frozen=True)
 class CurveLogged:
-    """A precision-recall curve at a step, for writers that can show one."""
+    """A precision-recall curve at a step, for writers that support it.
+
+    Attributes:
+      table: Float32 `[6, n]` for n thresholds from 0 to 1. The rows are true positives, false positives,
+        true negatives, false negatives, precision and recall.
+    """
 
     step: int
     name: str
-    table: Any  # `[6, n]` for n thresholds from 0 to 1: true and false positives, true and false
-    # ^ negatives, precision, recall
+    table: Any
     run: str = "train"
 
 
 @dataclass(frozen=True)
 class SharesLogged:
-    """Shares of something whole at a step, by name, for writers that can draw a chart."""
+    """Shares of a total at a step, for writers that support it.
+
+    Attributes:
+      shares: Share by name, from 0 to 1.
+    """
 
     step: int
     name: str
@@ -126,7 +171,12 @@ class SharesLogged:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint was committed."""
+    """Commit of a checkpoint.
+
+    Attributes:
+      step: Step of the checkpoint.
+      path: Directory of the checkpoint.
+    """
 
     step: int
     path: str
@@ -137,7 +187,7 @@ class RunEnd(enum.Enum):
 
     DONE = "done"
     DATA_ENDED = "data ended"
-    FEWER_DATA_THAN_STEPS = "fewer data than steps"  # the length of the data was known before
+    FEWER_DATA_THAN_STEPS = "fewer data than steps"  # for data of known length
     NO_STEPS_LEFT = "no steps left"  # all steps were complete before the run
     STOPPED = "stopped"  # by a callback or a hook
     SIGNAL = "stopped by a signal"
@@ -152,9 +202,10 @@ class Ended:
     Attributes:
       step: Completed steps.
       end: Cause of the end.
-      summary: Label -> value, shown to people in this order.
-      sentences: Sentences shown before the summary, such as the reason of a callback that stopped the run.
-      requested_steps: The steps that the user requested, or None.
+      summary: Value by label, in the order in which the console prints them.
+      sentences: Sentences to print before the summary, such as the reason of a callback that stopped the
+        run.
+      requested_steps: Number of steps that the user requested, or None.
       detail: Name of the error's class; of an evaluator, the reason for which the training ended.
     """
 
@@ -167,14 +218,14 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """The cause as a phrase for people, such as "done" or "failed: ValueError"."""
+        """The cause for the console, e.g. "done" or "failed: ValueError"."""
         requested = self.requested_steps
         if self.end is RunEnd.FEWER_DATA_THAN_STEPS:
-            return f"the data ended, {requested} steps were asked for,"
+            return f"the data ended, {requested} steps were requested,"
         if self.end is RunEnd.NO_STEPS_LEFT:
             if requested is None or requested >= self.step:
-                return "nothing left to do: complete"
-            return f"nothing left to do, {requested} steps were requested: complete"
+                return "no steps left: complete"
+            return f"no steps left, {requested} steps were requested: complete"
         if self.end is RunEnd.TRAINING_ENDED:
             return f"{self.end.value} ({self.detail})"
         return f"{self.end.value}: {self.detail}" if self.detail else self.end.value
@@ -196,10 +247,16 @@ class MetricWriter:
     metric: str | None = None
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Receives metrics at `step` completed steps; `run` is "train" or "eval"."""
+        """Receives metrics.
+
+        Args:
+          step: Number of completed steps.
+          values: Metric by name.
+          run: "train" or "eval".
+        """
 
     def note(self, event: Event) -> None:
-        """Receives an event. Unknown events are to be ignored."""
+        """Receives an event. A writer must ignore events of unknown types."""
 
     def abandon(self) -> bool:
         """Discards pending data because another job has taken over model_dir.

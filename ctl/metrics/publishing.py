@@ -1,4 +1,4 @@
-"""Files that grow for hours in a mounted object store: others see what was synced or closed."""
+"""Periodic syncs of open files in mounted object stores, which otherwise show a file when it is closed."""
 
 import contextlib
 import os
@@ -9,26 +9,31 @@ from typing import IO
 
 from ctl.io import paths
 
-EVERY_SECS = 30.0  # each time the whole object is written anew
+EVERY_SECS = 30.0  # a sync uploads the complete object
 
 
 class Publishing:
-    """Syncs an open file now and then, if it is in an object store; does nothing elsewhere."""
+    """Periodic sync of one open file in an object store. A no-op in other file systems.
+
+    Args:
+      every_secs: Minimum time between two syncs (seconds).
+      clock: Function that returns the time (seconds).
+    """
 
     def __init__(self, every_secs: float = EVERY_SECS, clock: Callable[[], float] = time.monotonic):
         self._every_secs = every_secs
         self._clock = clock
         self._synced_secs = clock()
-        self._bytes = 0
+        self._num_bytes = 0
 
-    def flushed(self, file: IO, path: Path) -> None:
-        """To be called after `file.flush()`; a store that refuses is borne."""
-        now = self._clock()
-        if now - self._synced_secs < self._every_secs:
+    def after_flush(self, file: IO, path: Path) -> None:
+        """Syncs the file if the interval has passed. Called after `file.flush()`. Ignores errors."""
+        time_secs = self._clock()
+        if time_secs - self._synced_secs < self._every_secs:
             return
-        self._synced_secs = now
+        self._synced_secs = time_secs
         size = os.fstat(file.fileno()).st_size
-        if size != self._bytes and not paths.has_rename(path):
+        if size != self._num_bytes and not paths.has_rename(path):
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
-        self._bytes = size
+        self._num_bytes = size

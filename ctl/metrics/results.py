@@ -1,18 +1,18 @@
-"""Numbers that a call returns, readable where they are shown."""
+"""Dictionary of results with a short `repr`."""
 
 from typing import Any
 
 
 class Results(dict[str, Any]):
-    """A dictionary like any other, whose `repr` has six digits instead of 17.
+    """A dictionary with six digits per float in its `repr`.
 
     >>> Results(loss=0.2244170904159546)
     {'loss': 0.224417}
     """
 
     def __repr__(self) -> str:
-        return repr({name: _short(value) for name, value in self.items()})
+        return repr({name: _rounded(value) for name, value in self.items()})
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value

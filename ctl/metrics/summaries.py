@@ -1,4 +1,4 @@
-"""Numbers, text cards and hyperparameters in TensorBoard's own messages, without TensorFlow."""
+"""TensorBoard summaries of scalars, texts, figures and hyperparameters, without TensorFlow."""
 
 import json
 import math
@@ -21,9 +21,9 @@ from tensorboard.plugins.text import metadata as text_metadata
 
 CONFIGURATION_TAG = "configuration"
 MODEL_TAG = "model"
-_MOST_PARAMETER_ROWS = 200
+_MAX_PARAMETER_ROWS = 200
 _TIME_SHARES = "time shares"
-_GROUP_OF = {
+_GROUP_BY_TAG = {
     "steps_per_sec": "speed", "examples_per_sec": "speed", "learning_rate": "optimizer",
     "gradient_norm": "optimizer", "loss_scale": "optimizer", _TIME_SHARES: _TIME_SHARES,
 }  # fmt: skip
@@ -38,7 +38,7 @@ _TEXT = text_metadata.create_summary_metadata(display_name=None, description=Non
 
 
 def scalars_summary(values: Mapping[str, float]) -> Any:
-    """What `tf.summary.scalar` would write, for all tags in one event; values become float32."""
+    """Returns the summary of `tf.summary.scalar` with a value for each tag. Values become float32."""
     summary = summary_pb2.Summary()
     for tag, value in values.items():
         tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_shape=_RANK_0, float_val=[value])
@@ -47,11 +47,11 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 
 
 def layout_summary(tags: Iterable[str]) -> Any:
-    """The tab CUSTOM SCALARS: a chart for each tag, with all runs, in groups."""
+    """Returns the layout of the tab CUSTOM SCALARS: one chart of all runs per tag, in groups."""
     layout = layout_pb2.Layout()
     groups: dict[str, list[str]] = {"metrics": [], "speed": [], "optimizer": [], _TIME_SHARES: []}
     for tag in sorted(tags):
-        groups[_GROUP_OF.get(tag.partition("/")[0], "metrics")].append(tag)
+        groups[_GROUP_BY_TAG.get(tag.partition("/")[0], "metrics")].append(tag)
     for title, members in groups.items():
         if members:
             category = layout.category.add(title=title)
@@ -72,7 +72,7 @@ def layout_summary(tags: Iterable[str]) -> Any:
 
 
 def text_summary(tag: str, markdown: str) -> Any:
-    """What `tf.summary.text` would write."""
+    """Returns the summary of `tf.summary.text`."""
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING, tensor_shape=_RANK_0, string_val=[markdown.encode()]
     )
@@ -82,7 +82,7 @@ def text_summary(tag: str, markdown: str) -> Any:
 
 
 def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
-    """What `tf.summary.image` would write for one picture."""
+    """Returns the summary of `tf.summary.image` for one picture. Width and height are in pixels."""
     shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING,
@@ -95,7 +95,7 @@ def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
 
 
 def audio_summary(tag: str, wav: bytes) -> Any:
-    """What `tf.summary.audio` would write for one sound."""
+    """Returns the summary of `tf.summary.audio` for one sound."""
     size = tensor_shape_pb2.TensorShapeProto.Dim
     shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=1), size(size=2)])
     tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=[wav, b""])
@@ -105,7 +105,7 @@ def audio_summary(tag: str, wav: bytes) -> Any:
 
 
 def curve_summary(tag: str, table: Any) -> Any:
-    """A curve `[6, n]` for the PR CURVES tab."""
+    """Returns a curve for the tab PR CURVES. `table` is `[6, n]`, see `CurveLogged`."""
     size = tensor_shape_pb2.TensorShapeProto.Dim
     shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=d) for d in table.shape])
     tensor = tensor_pb2.TensorProto(
@@ -120,7 +120,7 @@ def curve_summary(tag: str, table: Any) -> Any:
 
 
 def histogram_summary(tag: str, edges: Sequence[float], counts: Sequence[float]) -> Any:
-    """What `tf.summary.histogram` would write: rows of left edge, right edge, count."""
+    """Returns the summary of `tf.summary.histogram`: rows of left edge, right edge and count."""
     rows = [x for row in zip(edges[:-1], edges[1:], counts, strict=True) for x in row]
     size = tensor_shape_pb2.TensorShapeProto.Dim
     shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=len(counts)), size(size=3)])
@@ -131,7 +131,12 @@ def histogram_summary(tag: str, edges: Sequence[float], counts: Sequence[float])
 
 
 def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
-    """A session of the HPARAMS tab: bool, number and str stay, anything else is shown as text."""
+    """Returns the start of a session in the tab HPARAMS.
+
+    Args:
+      hparams: Value by name. Other values than bool and finite numbers become strings.
+      start_secs: Unix time (seconds).
+    """
     info = plugin_data_pb2.SessionStartInfo(start_time_secs=start_secs)
     for name, value in hparams.items():
         entry = info.hparams[name]
@@ -147,7 +152,7 @@ def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
 
 
 def session_end_summary(succeeded: bool, end_secs: float) -> Any:
-    """The end of that session."""
+    """Returns the end of a session in the tab HPARAMS. `end_secs` is a Unix time (seconds)."""
     status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
     info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=end_secs)
     return _hparams_summary(
@@ -156,23 +161,23 @@ def session_end_summary(succeeded: bool, end_secs: float) -> Any:
 
 
 def is_card_or_session(event: Any) -> bool:
-    """True for what every attempt writes anew: the text cards, the layout and the session."""
+    """Returns True for an event that each attempt writes again: text cards, layout and session."""
     tags = [value.tag for value in event.summary.value]
-    anew = (CONFIGURATION_TAG, MODEL_TAG, layout_metadata.CONFIG_SUMMARY_TAG)
-    return any(tag in anew or tag.startswith("_hparams_/") for tag in tags)
+    card_tags = (CONFIGURATION_TAG, MODEL_TAG, layout_metadata.CONFIG_SUMMARY_TAG)
+    return any(tag in card_tags or tag.startswith("_hparams_/") for tag in tags)
 
 
 def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:
-    """Markdown: one row per setting, names and values shown literally."""
+    """Returns a Markdown table with one row per setting."""
     rows = [(name, _value_text(value)) for name, value in config.items()]
     table = _markdown_table(("setting", "value"), rows)
     return f"{_literal(resumed_from)}\n\n{table}" if resumed_from else table
 
 
 def model_card(model: str, parameters: Sequence[Parameter]) -> str:
-    """Markdown: one row per weight, then the totals."""
+    """Returns a Markdown table with one row per weight, and with the totals."""
     total = parameter_total(parameters)
-    rows = parameter_rows(parameters, _MOST_PARAMETER_ROWS)
+    rows = parameter_rows(parameters, _MAX_PARAMETER_ROWS)
     rows.append(("total", "", f"{total.num_values:,}"))
     rows.append(("trainable", "", f"{total.num_trainable:,}"))
     rows.append(("MB", "", f"{total.num_bytes / 1e6:,.2f}"))
@@ -200,6 +205,6 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 
 def _literal(text: str) -> str:
-    """The text with everything that Markdown or HTML could read as its own turned into entities."""
-    shown = " ".join(text.split())
-    return "".join(c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in shown)
+    """Returns the text with entities for all characters that Markdown or HTML could interpret."""
+    line = " ".join(text.split())
+    return "".join(c if c.isalnum() or c in " ,:/=%'\"" or ord(c) > 127 else f"&#{ord(c)};" for c in line)

@@ -1,4 +1,4 @@
-"""TensorBoard event files, written by a thread of their own."""
+"""Metric writer for TensorBoard, with a background thread."""
 
 import atexit
 import collections
@@ -15,22 +15,30 @@ from ctl.io import paths
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
-_HEEDED = (Started, Traced, Saved, Ended, *get_args(Shown))
+_HANDLED_EVENTS = (Started, Traced, Saved, Ended, *get_args(Shown))
 _STOP = object()
-_LAST_SECS = 5.0  # for a disk that refuses at the end
+_CLOSE_RETRY_SECS = 5.0  # duration of retries if the disk fails at the end
 _RETRY_SECS = 0.2
 _log = logging.getLogger("ctl")
 
 
 class TensorBoardWriter(MetricWriter):
-    """Writes `logs_dir/train` and `logs_dir/eval`; the caller only puts things on a queue.
+    """Metric writer for TensorBoard.
 
-    `Started(step=k)` takes back what an earlier attempt wrote beyond step k, so a program that
-    only adds to the same folder, such as an evaluator, must not send it. `Ended` waits until
-    everything is on disk, at most `close_timeout_secs`. Nothing here raises or waits otherwise: while
-    the disk refuses, entries wait and are tried again, with a warning at the beginning, and one at the
-    end that says how many were dropped; if `queue_size` entries wait, new ones are dropped with one
-    warning. `logs_dir` is a local or mounted path.
+    Calls put entries in a queue. A background thread writes them to `logs_dir/train` and `logs_dir/eval`.
+
+    `Started(step=k)` removes the events of an earlier attempt after step k. A program that adds events to
+    the same folder, such as an evaluator, must not send it. `Ended` blocks until all entries are on disk,
+    at most `close_timeout_secs`. No other call blocks, and no call raises an error. While the disk fails,
+    entries are pending and are retried. Warnings are logged at the first failure and at the next success,
+    with the number of dropped entries. New entries are dropped while `queue_size` entries are pending.
+
+    Args:
+      logs_dir: A local or mounted directory.
+      queue_size: Maximum number of pending entries.
+      flush_every_secs: Interval at which pending events are written (seconds).
+      close_timeout_secs: Maximum wait at the end of a run (seconds).
+      clock: Function that returns the Unix time (seconds).
     """
 
     def __init__(
@@ -49,10 +57,10 @@ class TensorBoardWriter(MetricWriter):
         self._clock = clock
         self._queue: queue.Queue[Any] = queue.Queue(queue_size)
         self._thread: threading.Thread | None = None
-        self._failed = False
-        self._dropped = False
-        self._in_trouble = False  # the disk refuses, for now
-        self._lost = 0  # entries since then
+        self._has_failed = False
+        self._has_dropped = False
+        self._is_failing = False  # True after a failed write
+        self._num_dropped = 0  # entries since the first failure
         self._abandoned = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -60,7 +68,7 @@ class TensorBoardWriter(MetricWriter):
         self._post((self._clock(), int(step), numbers, run))
 
     def note(self, event: Event) -> None:
-        if type(event) not in _HEEDED:
+        if type(event) not in _HANDLED_EVENTS:
             return
         if type(event) is Ended:
             self._close((self._clock(), event))
@@ -68,26 +76,26 @@ class TensorBoardWriter(MetricWriter):
             self._post((self._clock(), event))
 
     def abandon(self) -> bool:
-        """Discards the pending entries, as the directory now belongs to another job."""
-        self._failed = self._abandoned = True
+        """Discards the pending entries, because the directory belongs to another job."""
+        self._has_failed = self._abandoned = True
         thread, self._thread = self._thread, None
         if thread is not None:
             atexit.unregister(self._close)
         return True
 
     def _post(self, item: tuple[Any, ...]) -> None:
-        if self._failed:
+        if self._has_failed:
             return
         if self._thread is None:
             self._start()
         try:
             self._queue.put_nowait(item)
         except queue.Full:
-            if not self._dropped:
-                self._dropped = True
+            if not self._has_dropped:
+                self._has_dropped = True
                 _log.warning(
-                    "TensorBoard logs in %s: the disk is too slow, %d entries wait; new ones are "
-                    "dropped until it catches up. Log less often, or to a faster disk.",
+                    "TensorBoard logs in %s: the disk is too slow, and %d entries are pending. New "
+                    "entries are dropped until it catches up. Log less often, or to a faster disk.",
                     self._logs_dir,
                     self._queue_size,
                 )
@@ -95,10 +103,10 @@ class TensorBoardWriter(MetricWriter):
     def _start(self) -> None:
         self._queue = queue.Queue(self._queue_size)
         self._thread = threading.Thread(
-            target=self._serve, args=(self._queue,), name="ctl-tensorboard", daemon=True
+            target=self._run, args=(self._queue,), name="ctl-tensorboard", daemon=True
         )
         self._thread.start()
-        atexit.register(self._close)  # for numbers written without or after `Ended`
+        atexit.register(self._close)  # for metrics without or after `Ended`
 
     def _close(self, *last_items: Any) -> None:
         thread, self._thread = self._thread, None
@@ -113,31 +121,31 @@ class TensorBoardWriter(MetricWriter):
             pass
         if thread.is_alive():
             _log.warning(
-                "TensorBoard logs in %s: still not written after %g s; the newest are lost.",
+                "TensorBoard logs in %s: not completely written after %g s; the newest entries are lost.",
                 self._logs_dir,
                 self._close_timeout_secs,
             )
 
-    def _serve(self, items: queue.Queue[Any]) -> None:
+    def _run(self, items: queue.Queue[Any]) -> None:
         log = TensorBoardLog(self._logs_dir, self._clock)
-        waiting: collections.deque[tuple[Any, ...]] = collections.deque()
+        pending: collections.deque[tuple[Any, ...]] = collections.deque()
         try:
-            self._write_until_stopped(log, items, waiting)
+            self._write_until_stopped(log, items, pending)
             if not self._abandoned:
-                self._close_log(log, waiting)
+                self._close_log(log, pending)
         except Exception as error:
-            self._failed = True
+            self._has_failed = True
             _log.warning(
-                "TensorBoard logs in %s cannot be written (%s: %s); training goes on without them.",
+                "TensorBoard logs in %s cannot be written (%s: %s); training continues without them.",
                 self._logs_dir,
                 type(error).__name__,
                 error,
             )
-            while not items.empty():  # so that `Ended` finds room and does not wait
+            while not items.empty():  # so that `Ended` does not block
                 items.get_nowait()
 
     def _write_until_stopped(
-        self, log: TensorBoardLog, items: queue.Queue[Any], waiting: collections.deque
+        self, log: TensorBoardLog, items: queue.Queue[Any], pending: collections.deque
     ) -> None:
         flush_at = time.monotonic()
         while True:
@@ -147,77 +155,83 @@ class TensorBoardWriter(MetricWriter):
                 item = None
             if item is _STOP or self._abandoned:
                 return
-            if item is not None and len(waiting) < self._queue_size:
-                waiting.append(item)
+            if item is not None and len(pending) < self._queue_size:
+                pending.append(item)
             elif item is not None:
-                self._lost += 1
-            # a run that goes on from a checkpoint does not write the numbers before it again
-            due = item is None or isinstance(item[1], Saved) or time.monotonic() >= flush_at
-            if self._in_trouble and not due:
+                self._num_dropped += 1
+            # a run that is resumed from a checkpoint does not write the metrics before it again
+            is_due = item is None or isinstance(item[1], Saved) or time.monotonic() >= flush_at
+            if self._is_failing and not is_due:
                 continue
-            self._written(log, waiting, flush=due)
-            if due:
+            self._write_pending(log, pending, flush=is_due)
+            if is_due:
                 flush_at = time.monotonic() + self._flush_every_secs
 
-    def _written(self, log: TensorBoardLog, waiting: collections.deque, flush: bool) -> bool:
-        """Writes what waits, and says when the disk begins to refuse, and when it no longer does."""
+    def _write_pending(self, log: TensorBoardLog, pending: collections.deque, flush: bool) -> bool:
+        """Writes pending entries, and logs the first failure and the next success.
+
+        Returns:
+          False if the write has failed and can be retried.
+        """
         try:
-            if self._in_trouble:
+            if self._is_failing:
                 log.flush()
-            while waiting:
-                _apply(log, waiting[0])
-                waiting.popleft()
+            while pending:
+                _apply(log, pending[0])
+                pending.popleft()
             if flush:
                 log.flush()
         except OSError as error:
             if paths.is_lasting(error):
                 raise
-            if not self._in_trouble:
-                self._in_trouble = True
+            if not self._is_failing:
+                self._is_failing = True
                 _log.warning(
-                    "TensorBoard logs in %s cannot be written for now (%s: %s); up to %d entries wait, "
-                    "and are tried again.",
+                    "TensorBoard logs in %s cannot be written for now (%s: %s); up to %d entries are "
+                    "kept and written later.",
                     self._logs_dir,
                     type(error).__name__,
                     error,
                     self._queue_size,
                 )
             return False
-        if flush and self._in_trouble:
-            self._in_trouble = False
+        if flush and self._is_failing:
+            self._is_failing = False
             _log.warning(
                 "TensorBoard logs in %s are written again; %d entries were dropped.",
                 self._logs_dir,
-                self._lost,
+                self._num_dropped,
             )
-            self._lost = 0
+            self._num_dropped = 0
         return True
 
-    def _close_log(self, log: TensorBoardLog, waiting: collections.deque) -> None:
-        """Writes the rest; a disk that refuses is given some seconds."""
-        until = time.monotonic() + min(self._close_timeout_secs / 2, _LAST_SECS)
-        while not self._written(log, waiting, flush=True):
-            if time.monotonic() >= until:
+    def _close_log(self, log: TensorBoardLog, pending: collections.deque) -> None:
+        """Writes the remaining entries, and retries for some seconds."""
+        deadline = time.monotonic() + min(self._close_timeout_secs / 2, _CLOSE_RETRY_SECS)
+        while not self._write_pending(log, pending, flush=True):
+            if time.monotonic() >= deadline:
                 _log.warning(
-                    "TensorBoard logs in %s: %d entries are lost; the disk still refuses.",
+                    "TensorBoard logs in %s: %d entries are lost, because the disk still fails.",
                     self._logs_dir,
-                    self._lost + len(waiting) or 1,
+                    self._num_dropped + len(pending) or 1,
                 )
-                self._lost = 0
+                self._num_dropped = 0
                 return
             time.sleep(min(_RETRY_SECS, self._close_timeout_secs / 10))
         log.close()
 
 
 def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
-    wall_time, what, *rest = item
-    if isinstance(what, Started):
-        log.start(what, wall_time)
-    elif isinstance(what, Traced):
-        log.trace(what, wall_time)
-    elif isinstance(what, Shown):
-        log.show(what, wall_time)
-    elif isinstance(what, Ended):
-        log.end(what, wall_time)
-    elif not isinstance(what, Saved):
-        log.scalars(wall_time, what, *rest)
+    """Writes an entry: (time, event) or (time, step, values, run)."""
+    wall_time, event, *metrics = item
+    if isinstance(event, Started):
+        log.start(event, wall_time)
+    elif isinstance(event, Traced):
+        log.trace(event, wall_time)
+    elif isinstance(event, Shown):
+        log.show(event, wall_time)
+    elif isinstance(event, Ended):
+        log.end(event, wall_time)
+    elif not isinstance(event, Saved):
+        step, (values, run) = event, metrics
+        log.scalars(wall_time, step, values, run)

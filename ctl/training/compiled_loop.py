@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data.batches import Batches, device_of, on_cpu
-from ctl.data.dataset_traits import RANDOM_OPS, nodes_of
-from ctl.data.row_windows import RowWindows, batch_of
+from ctl.data.batches import Batches, device_of, is_on_cpu
+from ctl.data.dataset_traits import RANDOM_OPS, nodes_of_graph
+from ctl.data.row_windows import RowWindows, gather_batch
 from ctl.errors import UsageError
 from ctl.step import finiteness, random_in_xla
 from ctl.step.replica_step import ReplicaStep
@@ -95,7 +95,7 @@ class CompiledLoop:
 
         def steps_of(arrays: Any, window: Any, first: Any, steps: Any, packed: Any) -> Any:
             def step(done: Any, packed: Any, told: Any, _: Any) -> tuple:
-                batch = batch_of(arrays, _rows(window, first + done * size, size), functions)
+                batch = gather_batch(arrays, _rows(window, first + done * size, size), functions)
                 result = self._strategy.run(replica, (batch,))
                 return done + 1, *self._summed(result, packed, told, done)
 
@@ -116,7 +116,7 @@ class CompiledLoop:
         with tf.device(device_of(self._strategy)):
             with errors_of_a_trace(batch), random_in_xla.same_numbers():
                 program = function.get_concrete_function(specs, rows, number, number, packed)
-            _check_operations(program.graph, on_cpu(self._strategy))
+            _check_operations(program.graph, is_on_cpu(self._strategy))
             none, totals = self._number(0), tf.zeros([len(self.totals.names), 2], tf.float64)
             program(windows.arrays, tf.zeros(rows.shape, rows.dtype), none, none, totals)
         return program
@@ -185,7 +185,7 @@ def _rows(window: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
 
 def _check_operations(graph: tf.Graph, is_on_cpu: bool) -> None:
     """Raises UsageError for operations that XLA seeds with the time of day; warns of others."""
-    nodes, functions = nodes_of(graph.as_graph_def())
+    nodes, functions = nodes_of_graph(graph.as_graph_def())
     everywhere = {
         node.op for body in (nodes, *functions.values()) for node in body if _AVERAGES_OWN not in node.name
     }

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctl.collectives.graph_nodes import NODE_NAME
 from ctl.data import dataset_traits
 from ctl.data.batches import Batches
-from ctl.data.dataset_checks import tuple_of
+from ctl.data.dataset_checks import describe_element
 from ctl.distribute import collective_debug, replica_sum
 from ctl.distribute.topology import Topology
 from ctl.io import error_report
@@ -41,9 +41,9 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
             raise
         if own_error is not None:
             raise own_error from None  # AutoGraph wraps errors of unknown classes
-        explained = step_mistakes.explain_step_error(e, tuple_of(spec), _keys(spec))
+        explained = step_mistakes.explain_step_error(e, describe_element(spec), _keys(spec))
         if explained is None:
-            error_report.add_note(e, f"The batch is {tuple_of(spec)}.")
+            error_report.add_note(e, f"The batch is {describe_element(spec)}.")
             raise
         error_report.mark_as_common(explained)
         raise explained from e
@@ -107,7 +107,7 @@ class StepLoop:
         if self._bound[0] is not batches:
             self.trace(batches)
         function, self.has_run = self._bound[1], True
-        if batches.ends_unknown:
+        if batches.has_unknown_end:
             packed, ran = function(batches.iterator, self._length(steps), packed)
             return packed, int(ran)
         if self._single:
@@ -129,9 +129,12 @@ class StepLoop:
             if any(other[:4] == key[:4] for other in self._functions):
                 _log.info(TRACED_AGAIN)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
-            run_many = self._until_end if batches.ends_unknown else self._many
-            single = self._single and not batches.ends_unknown
-            self._replica, self.has_run = self._step.function(batches.share_of, batches.even), False
+            run_many = self._until_end if batches.has_unknown_end else self._many
+            single = self._single and not batches.has_unknown_end
+            self._replica, self.has_run = (
+                self._step.function(batches.share_of, batches.has_even_shares),
+                False,
+            )
             function = tf.function(self._run_one if single else run_many, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
@@ -140,7 +143,7 @@ class StepLoop:
     def _key(self, batches: Batches) -> tuple:
         """Returns the values on which a trace depends."""
         spec = tf.type_spec_from_value(batches.iterator)
-        return spec, batches.ends_unknown, batches.share_of, batches.even, self._trained()
+        return spec, batches.has_unknown_end, batches.share_of, batches.has_even_shares, self._trained()
 
     def names(self, batches: Batches) -> list[str]:
         """Returns the names of the values of a step from its trace. All workers call it."""
@@ -153,7 +156,7 @@ class StepLoop:
     def communicates(self, batches: Batches) -> bool:
         """Returns True if the traced function contains collectives."""
         self.trace(batches)
-        nodes, functions = dataset_traits.nodes_of(self._bound[1].graph.as_graph_def())
+        nodes, functions = dataset_traits.nodes_of_graph(self._bound[1].graph.as_graph_def())
         all_nodes = itertools.chain(nodes, *functions.values())
         return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in all_nodes)
 

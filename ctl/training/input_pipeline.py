@@ -33,9 +33,9 @@ def open_train_batches(
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
     batches = _open_batches(trainer, session, steps, epochs)
-    left = batches.passes.steps if batches.passes else batches.steps
+    left = batches.passes.remaining_steps if batches.passes else batches.steps
     if left is None:
-        if steps is None and not batches.ends_unknown:
+        if steps is None and not batches.has_unknown_end:
             raise UsageError(
                 "train_data is endless and no number of steps was given. Write train(steps=...), or "
                 "--train_steps."
@@ -58,7 +58,7 @@ def _open_batches(
         )
     compiled = config.jit_compile(trainer.jit_compile) == "loop"
     if compiled and parts is not None:
-        row_windows.refuse("a pipeline per worker (train_data_fn)")
+        row_windows.raise_not_in_memory("a pipeline per worker (train_data_fn)")
     if served:
         if parts is not None:
             raise UsageError(
@@ -80,7 +80,7 @@ def _open_batches(
             trainer.topology,
             step=session.step,
             epochs=epochs,
-            total=session.agreement.sum,
+            sum_over_workers=session.agreement.sum,
             **where,
         )
     return pipeline.open_train_data(
@@ -106,7 +106,7 @@ def open_eval_batches(trainer: TrainerProtocol) -> Batches:
         strategies.local(trainer.strategy),
         trainer.topology,
         global_batch_size=trainer.global_batch_size,
-        is_known=trainer._eval_is_known,
+        is_checked=trainer._eval_is_known,
     )
     trainer._eval_is_known = True
     return opened
@@ -120,7 +120,7 @@ def warn_of_small_batches(
     if interval.has_full_batches():
         trainer._warned = True  # or rather, need not be
     session.short_steps += interval.steps
-    known = batches.examples is not None or batches.steps is not None or not batches.certain
+    known = batches.examples is not None or batches.steps is not None or not batches.has_exact_counts
     known |= session.short_steps < 2 or trainer._warned
     if not known and trainer.topology.num_replicas < rows < size:
         trainer._warned = True

@@ -52,14 +52,14 @@ def check_configuration(
     before = {
         "seed": resumed.data.get("seed"),
         "global_batch_size": resumed.world.get("global_batch_size"),
-        "train_data": _source_before(resumed, batches) if batches.certain else None,
+        "train_data": _source_before(resumed, batches) if batches.has_exact_counts else None,
     }
     now = {
         "seed": trainer.seed,
         "global_batch_size": trainer.global_batch_size,
         "train_data": batches.description,
     }
-    if batches.per_worker:
+    if batches.is_per_worker:
         before["workers"] = resumed.world.get("workers")
         now["workers"] = trainer.topology.num_workers
     order = [k for k in before if before[k] is not None and before[k] != now[k]]

@@ -247,10 +247,10 @@ class Run:
         assert passes is not None
         if not self._session.progress.examples + self._in_pass:
             return RunEnd.DATA_ENDED
-        self._batches = passes.ended(self._in_pass)
+        self._batches = passes.open_next(self._in_pass)
         self._session.record_pass(int(self._batches.steps_per_epoch or 0))
         self.loop.continue_with(self._batches)
-        if passes.last or self._failure is not None:
+        if passes.is_last or self._failure is not None:
             if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)
             return RunEnd.DATA_ENDED

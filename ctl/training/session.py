@@ -102,7 +102,7 @@ class Session:
             self.progress, data_position_mode=batches.mode, data_description=batches.description
         )
         if self.position is not None:
-            self.position.take()
+            self.position.capture()
 
     def record_pass(self, num_batches: int) -> None:
         """Sets the number of batches of a pass over data of unknown length."""

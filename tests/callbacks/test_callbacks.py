@@ -257,7 +257,7 @@ class Scheduled(Watched):
     ("make", "words"),
     [
         (lambda: run(lambda: ["loss"]), "expected an object with on_metrics"),
-        (lambda: run(lambda: [ctl.EarlyStopping("acc")]), "the eval numbers are loss"),
+        (lambda: run(lambda: [ctl.EarlyStopping("acc")]), "the eval metrics are loss"),
         (lambda: run(lambda: [ctl.SaveBest("loss")]), "needs a place"),
         (lambda: Scheduled(scheduled, intervals=TWOS, writers=[]).train(2), "as a schedule"),
         (lambda: ctl.EarlyStopping("loss", patiance=3), "patiance"),
@@ -377,7 +377,7 @@ def test_a_decision_takes_what_numpy_and_paths_make_and_holds_plain_values(tmp_p
                         directory=tmp_path)  # fmt: skip
     assert json.loads(json.dumps(dataclasses.asdict(made)))["directory"] == str(tmp_path)
     assert made.stop is True and made.export == ("keras",) == ctl.Decision(export="keras").export
-    with pytest.raises(ctl.UsageError, match="that cannot be"):
+    with pytest.raises(ctl.UsageError, match="of the wrong type"):
         ctl.Decision(learning_rate_factor="half")
 
 

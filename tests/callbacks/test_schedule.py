@@ -73,7 +73,7 @@ def test_every_refuses_what_cannot_be(options):
 
 
 def test_epochs_of_data_without_a_length_say_what_to_write():
-    with pytest.raises(ctl.UsageError, match=r"train_data that ends.*Every\(steps=\.\.\.\)"):
+    with pytest.raises(ctl.UsageError, match=r"finite train_data.*Every\(steps=\.\.\.\)"):
         ctl.Every(epochs=1).next_mark(0, None)
 
 
@@ -114,21 +114,19 @@ def test_the_next_mark_of_intervals_is_the_first_of_any():
 
 def test_timers_are_due_once_each_by_the_clock_they_are_given():
     intervals = ctl.Intervals(log=ctl.Every(secs=10), save=ctl.Every(secs=25))
-    timers = Timers(intervals, now=100.0)
+    timers = Timers(intervals, time_secs=100.0)
     assert timers
-    due = {t: timers.due(now=100.0 + t) for t in (0, 9.9, 10, 19, 20.5, 25, 26, 60)}
+    due = {t: timers.due(time_secs=100.0 + t) for t in (0, 9.9, 10, 19, 20.5, 25, 26, 60)}
     assert due == {
         0: NO_ACTION, 9.9: NO_ACTION, 10: Action.LOG, 19: NO_ACTION, 20.5: Action.LOG, 25: Action.SAVE,
         26: NO_ACTION, 60: Action.LOG | Action.SAVE,
     }  # fmt: skip
-    assert not Timers(ctl.Intervals(), now=0.0)
-    assert Timers(ctl.Intervals(), now=0.0).due(now=1e9) == NO_ACTION
+    assert not Timers(ctl.Intervals(), time_secs=0.0)
+    assert Timers(ctl.Intervals(), time_secs=0.0).due(time_secs=1e9) == NO_ACTION
 
 
 def test_all_actions_of_a_step_are_due_together():
-    intervals = ctl.Intervals(
-        log=ctl.Every(steps=2), evaluate=ctl.Every(steps=6), save=ctl.Every(epochs=1)
-    )
+    intervals = ctl.Intervals(log=ctl.Every(steps=2), evaluate=ctl.Every(steps=6), save=ctl.Every(epochs=1))
     due = [intervals.due(step, 3.0) for step in range(1, 7)]
     log, save = Action.LOG, Action.SAVE
     assert due == [NO_ACTION, log, save, log, NO_ACTION, log | save | Action.EVALUATE]

@@ -11,7 +11,7 @@ def batches(data, *, replicas=1, start=0, total=None, steps=None, seed=3):
     dataset = data.replica_batches(
         seed=seed, start=start, total=total, replicas=range(replicas), num_replicas=replicas
     )
-    counted = data.counts_shares(start, total, replicas)
+    counted = data.has_counted_shares(start, total, replicas)
     taken = dataset.take(steps * replicas if steps else -1).as_numpy_iterator()
     parts = [b[0][: b[1]].tolist() if counted else b.tolist() for b in taken]
     turns = [parts[i : i + replicas] for i in range(0, len(parts), replicas)]

@@ -75,7 +75,7 @@ def test_a_seed_made_of_an_example_is_a_seed():
 
 @pytest.mark.parametrize("name", ["shuffle", "flat_map", "random", "filter"])
 def test_pipelines_too_large_to_be_serialized_are_looked_at_too(name, monkeypatch):
-    monkeypatch.setattr(dataset_traits, "_MOST_BYTES", -1)
+    monkeypatch.setattr(dataset_traits, "_MAX_BYTES", -1)
     with pytest.raises(ctl.UsageError, match="without a seed"):
         check(DRAWN[name](None))
     check(DRAWN[name](0))
@@ -162,5 +162,5 @@ def test_options_of_a_dataset_that_a_function_makes_do_nothing():
     assert [int(x) for x in inside] == list(range(40))
     assert [int(x) for x in outside.with_options(in_any_order())] != list(range(40))
     check(inside)
-    with pytest.raises(ctl.UsageError, match="its options say deterministic=False"):
+    with pytest.raises(ctl.UsageError, match="its options have deterministic=False"):
         check(outside.with_options(in_any_order()))

@@ -33,7 +33,7 @@ class Slow:
 @pytest.fixture
 def release(monkeypatch):
     monkeypatch.setattr(iterator_release.exit_hook, "keep", lambda *_, **__: None)
-    monkeypatch.setattr(iterator_release, "_ROOM_SECS", 0.2)
+    monkeypatch.setattr(iterator_release, "_MAX_WAIT_SECS", 0.2)
     Slow.running = Slow.most = 0
     return iterator_release.IteratorRelease()
 
@@ -49,15 +49,15 @@ def test_several_are_destroyed_at_a_time_and_others_wait(release):
     event = threading.Event()
     for _ in range(20):
         release.release(release.register(Slow(event)))
-    wait_until(lambda: Slow.running == iterator_release._MOST_THREADS)
-    assert len(release.unreleased()) == 20 - iterator_release._MOST_THREADS
+    wait_until(lambda: Slow.running == iterator_release._MAX_THREADS)
+    assert len(release.unreleased()) == 20 - iterator_release._MAX_THREADS
     event.set()
     wait_until(lambda: not release.unreleased() and not Slow.running)
-    assert Slow.most == iterator_release._MOST_THREADS
+    assert Slow.most == iterator_release._MAX_THREADS
 
 
 def test_registering_waits_while_many_are_left(release, monkeypatch):
-    monkeypatch.setattr(iterator_release, "_ROOM_SECS", TIMEOUT_SECS)
+    monkeypatch.setattr(iterator_release, "_MAX_WAIT_SECS", TIMEOUT_SECS)
     event, registered = threading.Event(), []
 
     def register():
@@ -67,7 +67,7 @@ def test_registering_waits_while_many_are_left(release, monkeypatch):
 
     thread = threading.Thread(target=register, daemon=True)
     thread.start()
-    wait_until(lambda: Slow.running == iterator_release._MOST_THREADS)
+    wait_until(lambda: Slow.running == iterator_release._MAX_THREADS)
     thread.join(0.3)
     assert thread.is_alive() and len(registered) < 30
     event.set()
@@ -120,7 +120,7 @@ def test_many_evaluations_leave_few_iterators_and_threads(two_replicas):
         trainer.evaluate()
         most = max(most, len(iterator_release.iterators.unreleased()))
     most -= of_other_tests
-    assert most <= iterator_release._MOST_THREADS + iterator_release._MOST_WAITING + 4
+    assert most <= iterator_release._MAX_THREADS + iterator_release._MAX_DELAYED + 4
     gc.collect()
     wait_until(lambda: len(iterator_release.iterators.unreleased()) <= of_other_tests + 3)
     wait_until(lambda: len(os.listdir("/proc/self/task")) <= before + 40)

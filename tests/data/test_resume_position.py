@@ -127,14 +127,14 @@ class HastyMap(Least):
 @pytest.fixture(params=["serialized", "too large to be serialized"])
 def looked_at(request, monkeypatch):
     if request.param != "serialized":
-        monkeypatch.setattr(dataset_traits, "_MOST_BYTES", -1)
+        monkeypatch.setattr(dataset_traits, "_MAX_BYTES", -1)
 
 
 @pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False"),
-     (HastyMap, "an operation in it says deterministic=False")],
+     (HastyMap, "one of its operations has deterministic=False")],
 )  # fmt: skip
 def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog, tmp_path):
     kind(strategy="default", global_batch_size=BATCH, writers=[]).train(1)

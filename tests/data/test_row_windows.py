@@ -20,7 +20,7 @@ def batches_of(windows, steps):
     ({"epochs_apart": True}, 0, 48), ({"epochs_apart": True}, 32, 48), ({"epochs_apart": True}, 20, None),
 ])  # fmt: skip
 def test_segments_are_the_batches_of_the_pipeline(monkeypatch, options, start, total):
-    monkeypatch.setattr(row_windows, "_MOST_ROWS", 12)  # three batches begin in a window
+    monkeypatch.setattr(row_windows, "_MAX_ROWS", 12)  # three batches begin in a window
     data = ctl.from_arrays(np.arange(22), 4, **options)
     where = {"seed": 7, "start": start, "total": total}
     pipeline = data.replica_batches(replicas=range(1), num_replicas=1, **where)
@@ -40,7 +40,7 @@ def test_functions_get_and_give_what_they_do_in_a_pipeline():
     data = data.map(lambda x, y: {"sum": x + y, "both": [x, y]})
     (expected,) = data.replica_batches(seed=0, start=0, total=3, replicas=range(1), num_replicas=1)
     windows = data.windows(seed=0, start=0, total=3, device=None)
-    found = row_windows.batch_of(windows.arrays, tf.range(3), windows.functions)
+    found = row_windows.gather_batch(windows.arrays, tf.range(3), windows.functions)
     assert found.keys() == expected.keys()
     for name in found:
         np.testing.assert_array_equal(found[name], expected[name])

@@ -198,6 +198,6 @@ def test_workers_share_the_batches_of_the_endless_order(start):
 def test_a_dataset_with_python_code_cannot_be_sent_and_random_operations_can():
     dataset = tf.data.Dataset.range(9).batch(3)
     with pytest.raises(ctl.UsageError, match=r"calls Python code.*Write ctl\.from_arrays"):
-        per_worker._graph_of(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
+        per_worker._serialize(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
     noisy = dataset.shuffle(3).map(lambda x: tf.random.uniform([]))
-    assert per_worker._graph_of(noisy).dtype == tf.string
+    assert per_worker._serialize(noisy).dtype == tf.string

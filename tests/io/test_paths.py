@@ -118,7 +118,7 @@ def test_a_growing_file_is_synced_now_and_then_in_a_store_only(store, monkeypatc
             for now[0] in range(0, 100, 10):
                 file.write("x")
                 file.flush()
-                published.flushed(file, path)
+                published.after_flush(file, path)
         assert synced == [30, 60, 90]
 
 

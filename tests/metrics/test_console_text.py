@@ -1,5 +1,5 @@
 import pytest
-from ctl.metrics.console_text import duration, short_number, short_rate
+from ctl.metrics.console_text import format_duration, format_number, format_rate
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from ctl.metrics.console_text import duration, short_number, short_rate
     ],
 )
 def test_numbers_have_four_digits(value, shown):
-    assert short_number(value) == shown
+    assert format_number(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_numbers_have_four_digits(value, shown):
     ],
 )
 def test_rates_have_three_digits(value, shown):
-    assert short_rate(value) == shown
+    assert format_rate(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_rates_have_three_digits(value, shown):
     ],
 )
 def test_durations_read_like_a_clock(secs, shown):
-    assert duration(secs) == shown
+    assert format_duration(secs) == shown

@@ -63,7 +63,7 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
 
 
 def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
-    monkeypatch.setattr("ctl.metrics.jsonl.MOST_WAITING", 50)
+    monkeypatch.setattr("ctl.metrics.jsonl.MAX_PENDING", 50)
     path = small_disk / "metrics.jsonl"
     writer = JsonlWriter(path)
     small_disks.fill(small_disk / "filler")
@@ -83,4 +83,4 @@ def test_a_file_that_is_deleted_is_begun_anew_with_a_warning(tmp_path, caplog):
     path.parent.rmdir()
     writer.write(2, {"loss": 1.0})
     assert json.loads(path.read_text())["step"] == 2
-    assert "is gone, with what it held" in caplog.text
+    assert "and its lines have been removed" in caplog.text

@@ -66,9 +66,9 @@ def test_what_compiles_in_the_middle_does_not_count(compiles):
         pace.tick(step)
     clock.now += COMPILE_SECS
     if compiles == "the step again":
-        pace.leave_out()
+        pace.exclude_loop()
     else:
-        pace.evaluated()
+        pace.note_evaluation()
         clock.now += 0.01
     pace.tick(101)
     clock.now += 0.01
@@ -84,7 +84,7 @@ def test_later_evaluations_count_for_the_time_left():
         clock.now += 0.1
         pace.tick(step)
         clock.now += 0.9
-        pace.evaluated()
+        pace.note_evaluation()
     assert pace.eta_secs == pytest.approx(10, rel=0.2)
 
 

@@ -79,7 +79,7 @@ def test_rubbish_at_the_end_is_cut(logs, tail):
 
 
 def test_an_interrupted_rewrite_leaves_the_old_events_whole(logs, monkeypatch, warnings_logged):
-    monkeypatch.setattr("ctl.metrics.tensorboard._LAST_SECS", 0.3)
+    monkeypatch.setattr("ctl.metrics.tensorboard._CLOSE_RETRY_SECS", 0.3)
     attempt(logs, 0, range(1, 9))
     before = [path.read_bytes() for path in files(logs / "train")]
 

@@ -100,7 +100,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_lo
     writer.write(1, {"loss": 1.0})
     writer.note(Ended(1, RunEnd.DONE))
     gate.set()
-    assert ["still not written" in message for message in warnings_logged()] == [True]
+    assert ["not completely written" in message for message in warnings_logged()] == [True]
 
 
 def test_nothing_is_dropped_normally(logs, warnings_logged):

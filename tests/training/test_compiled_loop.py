@@ -252,8 +252,8 @@ class Printed(Follower):
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    (Datasets, "gives a tf.data.Dataset. Return ctl.from_arrays"), (Numbers, "gives only numbers"),
-    (Strings, "with string in train_data: XLA knows numbers only"),
+    (Datasets, "returns a tf.data.Dataset. Return ctl.from_arrays"), (Numbers, "returns only numbers"),
+    (Strings, "with string in train_data: XLA supports numbers only"),
     (Chance, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this"),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_what_no_program_can_have_is_refused_before_the_first_step(kind, words):

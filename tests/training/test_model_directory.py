@@ -7,7 +7,7 @@ import ctl
 import pytest
 from ctl.checkpoints import saving
 from ctl.io import paths
-from ctl.metrics.console_text import farewell, run_header
+from ctl.metrics.console_text import run_footer, run_header
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunEnd, Started
 from ctl.training.ends import precise_end
@@ -90,11 +90,11 @@ def test_fewer_steps_than_are_complete_are_no_share():
     ("end", "start", "requested", "phrase"),
     [
         (RunEnd.DONE, 0, None, "done"), (RunEnd.DONE, 0, 40, "done"),
-        (RunEnd.DONE, 0, 50, "the data ended, 50 steps were asked for,"),
-        (RunEnd.DONE, 40, 50, "the data ended, 50 steps were asked for,"),
-        (RunEnd.DONE, 40, 40, "nothing left to do: complete"),
-        (RunEnd.DONE, 40, None, "nothing left to do: complete"),
-        (RunEnd.DONE, 40, 20, "nothing left to do, 20 steps were requested: complete"),
+        (RunEnd.DONE, 0, 50, "the data ended, 50 steps were requested,"),
+        (RunEnd.DONE, 40, 50, "the data ended, 50 steps were requested,"),
+        (RunEnd.DONE, 40, 40, "no steps left: complete"),
+        (RunEnd.DONE, 40, None, "no steps left: complete"),
+        (RunEnd.DONE, 40, 20, "no steps left, 20 steps were requested: complete"),
         (RunEnd.DATA_ENDED, 0, 50, "data ended"), (RunEnd.STOPPED, 40, 50, "stopped"),
         (RunEnd.SIGNAL, 40, 50, "stopped by a signal"), (RunEnd.FAILED, 0, 50, "failed"),
     ],
@@ -102,7 +102,7 @@ def test_fewer_steps_than_are_complete_are_no_share():
 def test_the_phrase_for_the_end_of_a_run(end, start, requested, phrase):
     ended = Ended(40, precise_end(end, start, 40, requested), requested_steps=requested)
     assert ended.reason == phrase
-    assert str(farewell(ended).renderables[0]) == f"{phrase} at step 40"
+    assert str(run_footer(ended).renderables[0]) == f"{phrase} at step 40"
 
 
 def test_the_phrase_for_the_end_of_a_run_has_its_detail():
@@ -112,7 +112,7 @@ def test_the_phrase_for_the_end_of_a_run_has_its_detail():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("monitor", r"EarlyStopping\(monitor=.loss.\) came; expected only the arguments.*Write metric="),
+    [("monitor", r"got EarlyStopping\(monitor=.loss.\); expected only the arguments.*Write metric="),
      ("restore_best_weights", "Write restore_best="), ("patiense", "Write patience=")],
 )  # fmt: skip
 def test_a_name_of_keras_is_refused_with_that_of_ctl(name, words):

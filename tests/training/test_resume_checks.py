@@ -24,8 +24,8 @@ def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, b
         topology=SimpleNamespace(is_chief=True),
     )  # fmt: skip
     batches = Batches(
-        iterator=None, steps=None, ends_unknown=False, steps_per_epoch=None, mode="indexed",
-        description=source, certain=certain,
+        iterator=None, steps=None, has_unknown_end=False, steps_per_epoch=None, mode="indexed",
+        description=source, has_exact_counts=certain,
     )  # fmt: skip
     check_configuration(trainer, before, batches, {"learning_rate": 0.1, "workers": 2, **config})
 

@@ -41,7 +41,7 @@ def test_fewer_files_than_workers_are_refused_on_every_worker_before_training(fo
     for worker in (0, 1):
         case = found[worker]["one file"]
         assert case["step"] == 0
-        assert "shared by files among 2 workers" in case["error"]
+        assert "sharded by files over 2 workers" in case["error"]
         assert found[worker]["files"]["step"] > 0 and "error" not in found[worker]["files"]
 
 

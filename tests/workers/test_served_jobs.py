@@ -110,7 +110,7 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
         "python": "UsageError: train_data cannot be sent to workers of parameter servers: it calls Py",
         "list": "UsageError: the step returned list; expected a dictionary",
         "endless": "UsageError: train_data is endless and no number of steps was given",
-        "file": "UsageError: train_data is sharded by 'file', which parameter servers do not do",
+        "file": "UsageError: train_data is sharded by 'file', which parameter servers do not support",
         "nan": "NonFiniteError: Step 1: the loss and the gradient are NaN or infinite.",
     }.items():
         assert chief.json[name].startswith(text), chief.json[name]
