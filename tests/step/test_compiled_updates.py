@@ -1,0 +1,63 @@
+"""Updates after a step that is compiled with XLA, and weights that are trained now."""
+
+import logging
+
+import ctl
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ctl.checkpoints.tracked_state import trained_weights_of
+from ctl.step import keras_losses
+from ctl.step.keras_losses import GlobalMeans
+
+
+class EveryOther(ctl.Trainer):
+    """Applies its update after each second step only."""
+
+    def build(self):
+        keras.utils.set_random_seed(0)
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_data(self, batch_size):
+        x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+        return ctl.from_arrays((x, x[:, :1]), batch_size)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_mean((self.model(x) - y) ** 2, axis=1)
+            loss = self.average(losses)
+        self.minimize(loss, tape, when=self.step_variable % 2 == 1)
+        return {"loss": losses}
+
+
+def weights_after(steps, jit_compile):
+    options = {"strategy": "default", "writers": [], "global_batch_size": 8, "steps_per_loop": 1}
+    trainer = EveryOther(jit_compile=jit_compile, **options)
+    trainer.train(steps)
+    return trainer.model.get_weights()[0]
+
+
+def test_a_condition_holds_for_the_update_after_a_compiled_step():
+    none, one, two = (weights_after(steps, "step") for steps in (1, 2, 3))
+    assert np.array_equal(one, two) and not np.array_equal(none, one)
+    np.testing.assert_allclose(one, weights_after(2, "off"), rtol=1e-5)
+
+
+def test_weights_of_frozen_layers_and_variables_are_not_trained():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.layers[0].trainable = False
+    fixed, free = tf.Variable(1.0, trainable=False), tf.Variable(2.0)
+    trained = trained_weights_of([{"model": model}, fixed, free])
+    assert [id(v) for v in trained] == [id(v) for v in [*model.layers[1].weights, free]]
+
+
+@pytest.mark.parametrize(("replicas", "count"), [(1, 0), (2, 1)])
+def test_a_scalar_loss_is_mentioned_on_several_replicas_only(caplog, replicas, count):
+    keras_losses._warn_of_scalar.cache_clear()
+    with caplog.at_level(logging.WARNING, "ctl"):
+        share = GlobalMeans(3, replicas).reduce(tf.constant(6.0), None, None, "sum", None)
+    assert share.numpy() == 6.0 / replicas
+    assert len([r for r in caplog.records if "returned a scalar" in r.getMessage()]) == count
