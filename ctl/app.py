@@ -203,11 +203,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the default formats that can be written; logs why there are none."""
-    from ctl.checkpoints.export import default_formats, possible
+    from ctl.checkpoints.export import default_formats, supported_formats
 
     if not config.model_dir or config.mode in ("eval", "predict"):
         return ()
-    possible_formats = tuple(word for word in formats if word in possible(trainer.model))
+    possible_formats = tuple(word for word in formats if word in supported_formats(trainer.model))
     if not possible_formats and config.mode != "export":
         try:
             default_formats(trainer)

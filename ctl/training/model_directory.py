@@ -72,5 +72,5 @@ def _obstacle(path: str) -> str:
 
 def _has_checkpoints(model_dir: paths.AnyPath) -> bool:
     with contextlib.suppress(OSError):
-        return bool(commit.scan(model_dir / "checkpoints"))
+        return bool(commit.list_checkpoints(model_dir / "checkpoints"))
     return False

@@ -109,18 +109,22 @@ def restore(
 
     directory, steps = manager.directory, []
     if directory is not None:
-        steps = restoring.newest_of_workers(agreement, state.topology, directory)
+        steps = restoring.newest_step_by_worker(agreement, state.topology, directory)
 
     def chosen() -> int | None:
         if directory is not None and steps:
-            restoring.check_sees_newest(directory, steps)
+            restoring.check_newest_is_visible(directory, steps)
         step = manager.choose()
         if step is None:
             _check_not_deleted(trainer, manager)
         return step
 
-    return restoring.chosen_by_chief(
-        agreement, state.topology, chosen, lambda step: manager.restore(state, step), restoring.checksum_of
+    return restoring.load_choice_of_chief(
+        agreement,
+        state.topology,
+        chosen,
+        lambda step: manager.restore(state, step),
+        restoring.manifest_checksum,
     )
 
 
@@ -242,7 +246,7 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
         session.save_asked = True
         return None
     saved: list[str] = []
-    with saving.around(session.manager, session.state, lambda step, path: saved.append(path)):
+    with saving.opened_manager(session.manager, session.state, lambda step, path: saved.append(path)):
         path = _save(trainer, session, session.step)
     session.agreement.sum([0.0])  # the chief has written
     return path or next(iter(saved), None)
@@ -287,12 +291,12 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
         return found
 
     topology, state = session.state.topology, session.state
-    manifest = restoring.chosen_by_chief(
+    manifest = restoring.load_choice_of_chief(
         session.agreement,
         topology,
         choose,
         lambda chosen: manager.restore(state, chosen),
-        restoring.checksum_of,
+        restoring.manifest_checksum,
     )
     assert manifest is not None  # `choose` always chooses
     session.take(manifest, trainer.global_batch_size)

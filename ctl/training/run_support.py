@@ -39,7 +39,7 @@ def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContext
         session.saved = step
         writers.note(Saved(step, path))
 
-    return checkpoint_saving.around(session.manager, session.state, told)
+    return checkpoint_saving.opened_manager(session.manager, session.state, told)
 
 
 def requested_actions(session: Session, profiler: StepProfiler) -> Action:
