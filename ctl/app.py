@@ -51,10 +51,10 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     """
     _check_not_in_notebook(trainer)
     exit_hook.install_exit_hook()
-    heartbeat.here.start()
+    heartbeat.current.start()
     gc.freeze()  # what was imported stays; looking through it took 0.2 s before the first step
     code: Any = 0
-    with signals.starting():
+    with signals.immediate_exit():
         try:
             config_lib.define_flags()
             app.run(lambda _: _main(trainer, settings), flags_parser=parse)

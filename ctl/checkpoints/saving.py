@@ -29,10 +29,10 @@ def opened_manager(
     """
 
     def finish() -> None:
-        with heartbeat.here.doing(heartbeat.SAVING):
+        with heartbeat.current.enter_phase(heartbeat.SAVING):
             manager.finish()
 
-    with heartbeat.here.doing(heartbeat.SAVING):
+    with heartbeat.current.enter_phase(heartbeat.SAVING):
         manager.begin(state, on_saved)
     try:
         yield

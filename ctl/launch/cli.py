@@ -281,7 +281,7 @@ def _claim_model_dir(command: list[str]) -> None:
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
-        lease.claim_lease(str(model_dir))
+        lease.check_model_dir_is_free(str(model_dir))
 
 
 def log_dir_of(option: str | None, command: list[str]) -> Path:

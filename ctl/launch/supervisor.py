@@ -151,7 +151,7 @@ class _Supervisor:
             "CTL_STARTUP_TIMEOUT_SECS": f"{self._settings.timeouts.startup:g}",
         }
         environ |= {"CTL_RESTART_REASON": self._reason} if self._reason else {}
-        environ |= {lease.DEAD_HOLDERS: dead} if (dead := lease.found_dead()) else {}
+        environ |= {lease.DEAD_HOLDERS: dead} if (dead := lease.dead_holders()) else {}
         self._heartbeats.reset(places.tasks)
         try:
             for task in places.tasks:

@@ -128,7 +128,7 @@ def _run(
                 error = e
             if has_run:
                 length.took(steps=ran, secs=time.perf_counter() - start)
-            heartbeat.here.progressed()
+            heartbeat.current.record_progress()
             done, left = done + ran, left - ran
             _agree(agreement, length, is_chief, signals, error)
             if ran < asked:
@@ -163,7 +163,7 @@ def _agree(
     error: Exception | None,
 ) -> None:
     """Workers compare notes: the chief's length holds, anybody's signal or error ends the evaluation."""
-    wishes = signals.wishes() if signals else [0.0, 0.0]
+    wishes = signals.votes() if signals else [0.0, 0.0]
     leads = is_chief or agreement.num_workers == 1  # an evaluator is alone, and no chief
     mine = [float(length.proposed) if leads else 0.0, float(error is not None), *wishes]
     steps, failed, *wishes = agreement.sum(mine)
@@ -172,5 +172,5 @@ def _agree(
         raise error
     if failed:
         raise FailedElsewhere
-    if signals is not None and signals.agree(wishes):
+    if signals is not None and signals.apply_votes(wishes):
         raise Interrupted

@@ -17,7 +17,7 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, RunEnd
 from ctl.supervision import signals
 from ctl.supervision.lease import LOCK_NAME, Lease
-from ctl.supervision.process_identity import process_started
+from ctl.supervision.process_identity import process_start_time
 from ctl.training import evaluation
 from ctl.training.checkpoint_follower import Evaluated, Following
 from ctl.training.default_writers import default_writers
@@ -40,7 +40,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
     place, watched = paths.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
-        watched, Lease(place / LOCK_NAME), Evaluated(place / EVALUATED), born=process_started()
+        watched, Lease(place / LOCK_NAME), Evaluated(place / EVALUATED), born=process_start_time()
     )
     means: dict[str, float] = {}
     received = prepared.signals = signals.Signals()
@@ -78,7 +78,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
 def _stopped(received: signals.Signals, following: Following) -> Stopped:
     number = received.received or signal.SIGTERM
     return Stopped(
-        f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
+        f"Stopped by {signals.signal_name(number)} after {following.count} evaluations; the same command "
         "goes on from there.",
         signals.exit_code(number),
     )

@@ -192,7 +192,7 @@ class TrainLoop:
             step += ran
             self._check_lease()
             self._writers.note(Progressed(step))
-            heartbeat.here.reached(step)
+            heartbeat.current.record_step(step)
             due = NO_ACTION
             if step == mark:
                 due = self.due(step)
@@ -241,7 +241,7 @@ class TrainLoop:
     def _run(self, asked: int, *, timed: bool = True) -> int:
         """One graph call; returns the steps that it ran. The first one also compiles, and is not timed."""
         compiled, start = self._graph_loop.has_run, time.perf_counter()
-        with heartbeat.here.doing(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
+        with heartbeat.current.enter_phase(heartbeat.TRAINING if compiled else heartbeat.COMPILING):
             self.interval.packed, ran = self._graph_loop.run(self._batches, asked, self.interval.packed)
         secs = (end := time.perf_counter()) - start
         if self.profiler is not None:
@@ -289,7 +289,7 @@ class TrainLoop:
             return stop, due | self._due_by_clock(), signals.received is not None
         if step < self._agree_at and not due and self._after_loop is None:
             return stop, due, False
-        sigterm, interrupt = signals.wishes()
+        sigterm, interrupt = signals.votes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
@@ -305,7 +305,7 @@ class TrainLoop:
         total = self._sum_of_votes(vote)
         self._length.length = int(total.length)
         self._agree_at = step + max(1, int(total.wait))
-        signalled = signals.agree([total.sigterm, total.interrupt])
+        signalled = signals.apply_votes([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled
 
     def _sum_of_votes(self, vote: Vote) -> Vote:

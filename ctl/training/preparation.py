@@ -62,7 +62,10 @@ def prepared(trainer: SessionOwner, checkpoints: CheckpointManager | None = None
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
-        with heartbeat.here.limited(trainer.step_timeout_secs), error_translation.peer_errors(trainer):
+        with (
+            heartbeat.current.limit_phase(trainer.step_timeout_secs),
+            error_translation.peer_errors(trainer),
+        ):
             trainer._session = prepare_session(trainer, watched or checkpoints or trainer._checkpoints)
     return trainer._session
 

@@ -30,7 +30,7 @@ _log = logging.getLogger("ctl")
 def claim(trainer: TrainerProtocol) -> None:
     """Raises UsageError while another job trains in the trainer's model_dir."""
     if trainer.topology.is_chief:
-        lease.claim_lease(trainer.model_dir)
+        lease.check_model_dir_is_free(trainer.model_dir)
 
 
 _COUNTED_BATCHES = re.compile(r"([\d,]+) batches of (\d+)")

@@ -24,10 +24,10 @@ _log = logging.getLogger("ctl")
 
 def watched(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
     """Somebody looks whether steps go on; those within a long graph call count."""
-    heartbeat.here.reached(session.step)
+    heartbeat.current.record_step(session.step)
     served = parameter_servers.is_used(trainer.strategy)
     look = None if served else lambda: int(session.state.step.numpy())
-    return heartbeat.here.watched(trainer.step_timeout_secs, look)
+    return heartbeat.current.supervise_training(trainer.step_timeout_secs, look)
 
 
 def saving(session: Session, writers: WriterGroup) -> contextlib.AbstractContextManager[None]:
@@ -116,7 +116,9 @@ def exported(trainer: TrainerProtocol, session: Session, formats: tuple) -> list
 def stopped(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
     """What a run ends with after a signal."""
     after = "; the same command goes on from there." if trainer.model_dir else "."
-    return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
+    return Stopped(
+        f"Stopped by {signals.signal_name(signal)} at step {step}{after}", signals.exit_code(signal)
+    )
 
 
 def error_to_raise(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:
