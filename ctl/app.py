@@ -122,7 +122,7 @@ def _fail(error: CtlError) -> None:
     print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
     _await_report_of_chief(line)
     if error.exit_code == EXIT_RETRY:
-        exit_hook.end(EXIT_RETRY)
+        exit_hook.end_process(EXIT_RETRY)
     sys.exit(error.exit_code)
 
 
@@ -242,7 +242,7 @@ def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
 
 def _has_checkpoints(model_dir: str) -> bool:
     try:
-        return paths.persistently(paths.path(f"{model_dir}/checkpoints").is_dir)
+        return paths.call_with_retries(paths.path(f"{model_dir}/checkpoints").is_dir)
     except OSError as e:
         kind = StorageError if disk_errors.is_transient(e) else UsageError
         raise kind(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None

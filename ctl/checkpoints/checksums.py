@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 import google_crc32c
-from ctl.io.paths import AnyPath, blocks
+from ctl.io.paths import AnyPath, read_blocks
 
 CRC32C = "crc32c"
 
@@ -35,4 +35,4 @@ def compute_checksum(chunks: Iterable[bytes], like: str = CRC32C) -> str:
 
 def compute_file_checksum(path: AnyPath, like: str = CRC32C) -> str:
     """Returns the checksum of a file; see `compute_checksum`. Raises OSError if it cannot be read."""
-    return compute_checksum(blocks(path), like)
+    return compute_checksum(read_blocks(path), like)

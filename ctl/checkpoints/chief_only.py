@@ -174,12 +174,14 @@ class ChiefOnlyCheckpoints(CheckpointManager):
           StorageError: If there may be space later.
         """
         num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
-        free = paths.bytes_free(self.directory)
+        free = paths.free_bytes(self.directory)
         try:
             _check_free_bytes(free, num_bytes)
-            paths.persistently(
+            paths.call_with_retries(
                 lambda: paths.probe(self.directory, min(num_bytes, _MAX_PROBE_BYTES)),
-                is_lasting=lambda error: disk_errors.is_full(error) or not disk_errors.is_transient(error),
+                is_permanent=lambda error: (
+                    disk_errors.is_full(error) or not disk_errors.is_transient(error)
+                ),
             )
         except OSError as e:
             available = "" if free is None else f" and {free:,} are free"
@@ -190,7 +192,7 @@ class ChiefOnlyCheckpoints(CheckpointManager):
             if int(state.step.numpy()):  # the disk of a resumed run may have space by the next save
                 _log.warning("%s", message)
                 return
-            is_too_small = num_bytes > paths.bytes_in_total(self.directory)
+            is_too_small = num_bytes > paths.total_bytes(self.directory)
             may_pass = disk_errors.is_transient(e) and not is_too_small
             raise (StorageError if may_pass else UsageError)(message) from e
 
@@ -229,7 +231,7 @@ class ChiefOnlyCheckpoints(CheckpointManager):
                 manifest.step,
             )
         try:
-            _check_free_bytes(paths.bytes_free(self.directory), num_bytes)
+            _check_free_bytes(paths.free_bytes(self.directory), num_bytes)
             commit.write_checkpoint(self.directory, manifest, write, owner=self._owner, fence=self._fence)
         except OSError as e:
             with contextlib.suppress(OSError):

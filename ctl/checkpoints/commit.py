@@ -135,7 +135,7 @@ def write_manifest(path: AnyPath, manifest: Manifest) -> None:
 def amend_manifest(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
     """Replaces the metrics and the loop state of a checkpoint. Raises OSError or CheckpointError."""
     manifest = replace(read_manifest(path), metrics=metrics, state=state)
-    paths.write_whole(path / MANIFEST, manifest.to_json(), durable=True)
+    paths.write_atomically(path / MANIFEST, manifest.to_json(), durable=True)
     paths.sync(path)
 
 
@@ -159,7 +159,7 @@ def survey_checkpoints(
 
     Args:
       directory: Directory of the checkpoints.
-      call: Calls its argument and returns the result, such as `paths.persistently`.
+      call: Calls its argument and returns the result, such as `paths.call_with_retries`.
 
     Returns:
       The committed checkpoints, oldest first, and path -> error for the other directories with the name of
@@ -367,7 +367,7 @@ def _write_listing(directory: AnyPath, newest: AnyPath) -> None:
         return
     committed = [p for p in _checkpoint_directories(directory) if not _is_replaced(p) and is_committed(p)]
     names = {newest.name, *(p.name for p in committed)}
-    paths.write_whole(directory / LISTING, json.dumps(sorted(names)) + "\n")
+    paths.write_atomically(directory / LISTING, json.dumps(sorted(names)) + "\n")
 
 
 def _read_listing(directory: AnyPath) -> list[AnyPath]:

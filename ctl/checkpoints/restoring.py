@@ -75,13 +75,15 @@ def newest_checkpoint(directory: AnyPath) -> Choice | None:
 
 def _survey(directory: AnyPath) -> tuple[list, dict]:
     try:
-        return paths.persistently(lambda: commit.survey_checkpoints(directory, paths.persistently))
+        return paths.call_with_retries(
+            lambda: commit.survey_checkpoints(directory, paths.call_with_retries)
+        )
     except OSError as e:
         raise commit.read_error(directory, e) from e
 
 
 def _find_damage(path: AnyPath, manifest: Manifest) -> str | None:
-    return paths.persistently(functools.partial(commit.find_damage, path, manifest))
+    return paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
 
 
 def _check_newer_are_readable(unread: Mapping[int, CheckpointError], step: int) -> None:

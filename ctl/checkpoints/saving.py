@@ -110,9 +110,9 @@ def save_error(step: int, path: AnyPath, error: OSError, num_bytes: int, newest:
       num_bytes: Size of the checkpoint (bytes).
       newest: Step of the newest committed checkpoint, or None.
     """
-    free = paths.bytes_free(path.parent)
+    free = paths.free_bytes(path.parent)
     available = "" if free is None else f", {free:,} are free there"
-    inodes = paths.inodes_free(path.parent)
+    inodes = paths.free_inodes(path.parent)
     if error.errno == errno.ENOSPC and inodes is not None and inodes < _FEW_INODES:
         available += f", and {inodes:,} more files (inodes) fit there: delete files"
     saved = "There is no checkpoint yet" if newest is None else f"The newest checkpoint is of step {newest}"

@@ -148,7 +148,7 @@ def restore_state(state: TrackedState, path: AnyPath, saved: Mapping[str, Any]) 
       CheckpointError: If restoring fails for another reason.
     """
     try:
-        paths.persistently(lambda: _restore(state.checkpoint_for(saved), path), where=path)
+        paths.call_with_retries(lambda: _restore(state.checkpoint_for(saved), path), where=path)
     except OSError as e:
         raise read_error(f"The checkpoint {path}", e) from e
 

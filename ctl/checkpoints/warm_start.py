@@ -112,7 +112,7 @@ def _load(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequen
             "variables have these names."
         )
     keys = {name: manifest.keys[saved_names[name]] for name in matching}
-    values = paths.persistently(lambda: _read_tensors(path, keys))
+    values = paths.call_with_retries(lambda: _read_tensors(path, keys))
     return _Loaded(path, manifest, saved_names, reasons, values)
 
 
@@ -164,7 +164,7 @@ def find_source(source: str) -> tuple[AnyPath, Manifest]:
     """Returns the checkpoint `source`, or the newest undamaged one in it; see `load_initial_values`."""
     path = paths.path(source)
     try:
-        checkpoint = paths.persistently(lambda: _find_undamaged(path))
+        checkpoint = paths.call_with_retries(lambda: _find_undamaged(path))
     except ReadError:
         raise
     except OSError as e:
@@ -183,8 +183,8 @@ def _find_undamaged(path: AnyPath) -> tuple[AnyPath, Manifest] | None:
     if commit.step_of(path) >= 0 or (path / commit.MANIFEST).exists():
         if not path.is_dir():
             return None
-        manifest = paths.persistently(functools.partial(commit.read_manifest, path))
-        damage = paths.persistently(functools.partial(commit.find_damage, path, manifest))
+        manifest = paths.call_with_retries(functools.partial(commit.read_manifest, path))
+        damage = paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
         if damage is not None:
             raise CheckpointError(damage)
         return path, manifest

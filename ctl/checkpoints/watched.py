@@ -60,7 +60,7 @@ class WatchedCheckpoints(CheckpointManager):
                 cached = self._cached_manifests.get(name)
                 manifest = cached[1] if cached and cached[0] == modified else commit.read_manifest(path)
             except OSError as e:
-                if not paths.is_lasting(e):  # a lasting error: it is being deleted
+                if not paths.is_permanent_error(e):  # with a permanent error, it is being deleted
                     self.unread = _as_read_error(path, e)
                 continue
             except CheckpointError as e:
@@ -86,8 +86,8 @@ class WatchedCheckpoints(CheckpointManager):
             return None
         path = self.directory / f"ckpt-{step}"
         try:
-            manifest = paths.persistently(functools.partial(commit.read_manifest, path))
-            fault = paths.persistently(functools.partial(commit.find_damage, path, manifest))
+            manifest = paths.call_with_retries(functools.partial(commit.read_manifest, path))
+            fault = paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
         except ReadError:
             if path.exists():
                 raise
@@ -115,7 +115,7 @@ class WatchedCheckpoints(CheckpointManager):
 
     def _list_names(self) -> list[str]:
         try:
-            steps = paths.persistently(lambda: commit.list_steps(self.directory))
+            steps = paths.call_with_retries(lambda: commit.list_steps(self.directory))
         except FileNotFoundError:
             return []
         except OSError as e:

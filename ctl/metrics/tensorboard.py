@@ -170,7 +170,7 @@ class TensorBoardWriter(MetricWriter):
             if flush:
                 log.flush()
         except OSError as error:
-            if paths.is_lasting(error):
+            if paths.is_permanent_error(error):
                 raise
             if not self._in_trouble:
                 self._in_trouble = True

@@ -301,7 +301,7 @@ class Lease:
             if holder is not None and holder.identity != own_holder.identity:
                 return  # another process has taken the lease
             content = {**asdict(own_holder), "beat": time.time(), **changes}
-            paths.write_whole(self._path, json.dumps(content, indent=1) + "\n")
+            paths.write_atomically(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
             self._warn_once(e)
         finally:

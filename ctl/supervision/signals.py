@@ -151,7 +151,7 @@ def _end_process(number: int, frame: Any) -> None:
     timeout.start()
     with contextlib.suppress(Exception):
         print(f"Stopped by {signal_name(number)}; no step was under way.", file=sys.stderr)
-    exit_hook.end(exit_code(number))
+    exit_hook.end_process(exit_code(number))
 
 
 def _ignore(number: int, frame: Any) -> None:

@@ -28,9 +28,9 @@ def check_model_directory(path: str | None) -> None:
     _check_name(path)
     directory = paths.path(path)
     try:
-        paths.persistently(
+        paths.call_with_retries(
             lambda: paths.probe(directory, _PROBE_BYTES),
-            is_lasting=lambda error: not disk_errors.is_transient(error),
+            is_permanent=lambda error: not disk_errors.is_transient(error),
             where=directory,
         )
     except (FileExistsError, NotADirectoryError):

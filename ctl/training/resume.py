@@ -278,7 +278,7 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
         directory = given.parent
     else:
         inside = given / "checkpoints"
-        directory = inside if paths.persistently(inside.is_dir) else given
+        directory = inside if paths.call_with_retries(inside.is_dir) else given
     manager = ChiefOnlyCheckpoints(str(directory))
 
     def choose() -> int:

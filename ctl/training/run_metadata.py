@@ -165,7 +165,7 @@ def write_config(trainer: TrainerProtocol) -> None:
     settings["strategy"] = strategies.word_of(trainer.strategy)
     text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
     try:
-        paths.write_whole(final, text)
+        paths.write_atomically(final, text)
     except OSError as e:
         _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
 

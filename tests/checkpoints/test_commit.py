@@ -245,9 +245,9 @@ def test_a_url_is_no_local_path(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError):
             action()
     path.unlink(missing_ok=True)
-    assert not path.exists() and not path.is_file() and paths.bytes_free(path) is None
+    assert not path.exists() and not path.is_file() and paths.free_bytes(path) is None
     assert list(tmp_path.iterdir()) == []
-    assert paths.bytes_free(tmp_path / "not" / "there") > 0
+    assert paths.free_bytes(tmp_path / "not" / "there") > 0
     assert paths.has_rename(tmp_path) and not paths.has_rename(path)
     assert not paths.has_rename(paths.path("/gcs/bucket/run"))
 

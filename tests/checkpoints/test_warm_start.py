@@ -133,7 +133,7 @@ if second:  # it sees the newest checkpoint late, or cannot read it
             raise OSError(errno.EIO, "Input/output error")
         return manifest(path)
 
-    paths.persistently.__defaults__ = ((0.01, 0.01),)
+    paths.call_with_retries.__defaults__ = ((0.01, 0.01),)
     faults = (listed, manifest) if fault == "late" else (directories, read)
     commit._checkpoint_directories, commit.read_manifest = faults
 try:
@@ -224,7 +224,7 @@ def test_a_damaged_one_is_passed_over_or_an_error(source, tmp_path, damage):
 
 def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_path, monkeypatch):
     """The files agree with the manifest, and TensorFlow cannot read one of the tensors."""
-    monkeypatch.setattr("ctl.io.paths.persistently.__defaults__", ((0.01,),))
+    monkeypatch.setattr("ctl.io.paths.call_with_retries.__defaults__", ((0.01,),))
     trainer = WithHead(model_dir=str(tmp_path / "c"), **OPTIONS)
     trainer.train(2)
     manager, state = trainer._session.manager, trainer._session.state
