@@ -51,10 +51,10 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     """
     _check_not_in_notebook(trainer)
     exit_hook.install_exit_hook()
-    heartbeat.here.start()
+    heartbeat.current.start()
     gc.freeze()  # what was imported stays; looking through it took 0.2 s before the first step
     code: Any = 0
-    with signals.starting():
+    with signals.immediate_exit():
         try:
             config_lib.define_flags()
             app.run(lambda _: _main(trainer, settings), flags_parser=parse)
@@ -122,7 +122,7 @@ def _fail(error: CtlError) -> None:
     print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
     _await_report_of_chief(line)
     if error.exit_code == EXIT_RETRY:
-        exit_hook.end(EXIT_RETRY)
+        exit_hook.end_process(EXIT_RETRY)
     sys.exit(error.exit_code)
 
 
@@ -203,11 +203,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the default formats that can be written; logs why there are none."""
-    from ctl.checkpoints.export import default_formats, possible
+    from ctl.checkpoints.export import default_formats, supported_formats
 
     if not config.model_dir or config.mode in ("eval", "predict"):
         return ()
-    possible_formats = tuple(word for word in formats if word in possible(trainer.model))
+    possible_formats = tuple(word for word in formats if word in supported_formats(trainer.model))
     if not possible_formats and config.mode != "export":
         try:
             default_formats(trainer)
@@ -242,7 +242,7 @@ def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
 
 def _has_checkpoints(model_dir: str) -> bool:
     try:
-        return paths.persistently(paths.path(f"{model_dir}/checkpoints").is_dir)
+        return paths.call_with_retries(paths.path(f"{model_dir}/checkpoints").is_dir)
     except OSError as e:
         kind = StorageError if disk_errors.is_transient(e) else UsageError
         raise kind(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None

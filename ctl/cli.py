@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from ctl.errors import EXIT_DONE, EXIT_USAGE
-from ctl.io.console import reader_may_leave
+from ctl.io.console import ignore_closed_stdout
 from ctl.version import __version__
 
 # name -> (module, what it does in one line)
@@ -26,7 +26,7 @@ _SUBCOMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `ctl <subcommand> …` and returns its exit code; by default the words of the line."""
     code = EXIT_DONE
-    with reader_may_leave():
+    with ignore_closed_stdout():
         code = _run(list(sys.argv[1:] if argv is None else argv))
     return code
 

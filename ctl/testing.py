@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.checkpoints.protocol import NullCheckpoints
-from ctl.checkpoints.tracked_state import collect, is_model
+from ctl.checkpoints.tracked_state import collect_owners, is_model
 from ctl.distribute import devices
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.strategies import make_strategy
@@ -131,7 +131,7 @@ def _two_replicas() -> tf.distribute.Strategy:
 
 def _weights(trainer: Any) -> dict[str, np.ndarray]:
     """Returns the trainable variables of the models of a trainer by name."""
-    models = {name: part for name, part in collect(trainer).items() if is_model(part)}
+    models = {name: part for name, part in collect_owners(trainer).items() if is_model(part)}
     return {
         f"{name}, weight {i} {tuple(variable.shape)}": plain(variable).numpy()
         for name, model in models.items()

@@ -195,7 +195,7 @@ class Trainer(OptionalMethods):
             return Results(evaluator.follow(self, preparation.prepared(self)))
         resume.claim(self)
         prepared = preparation.prepared(self)
-        held = lease.holding(self.model_dir if self.topology.is_chief else None, lambda: prepared.saved)
+        held = lease.hold_lease(self.model_dir if self.topology.is_chief else None, lambda: prepared.saved)
         with error_translation.peer_errors(self), held as prepared.lease:
             done = run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
             return Results(done)

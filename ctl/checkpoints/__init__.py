@@ -1,4 +1,4 @@
-"""Checkpoints: which variables, saving, verifying, restoring, keeping, exporting.
+"""Checkpoints: tracked variables, saving, verification, restoring, retention and export of models.
 
-When to save belongs to `training/`. The variables of a trainer come in, directories go out.
+The schedule of saves belongs to `training/`.
 """

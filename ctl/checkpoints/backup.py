@@ -1,4 +1,4 @@
-"""A backup against interruption: one checkpoint, deleted when the run is complete."""
+"""Temporary checkpoints that protect a run against interruptions."""
 
 from typing import Any
 
@@ -10,11 +10,15 @@ from ctl.io import paths
 
 
 class BackupCheckpoints(ChiefOnlyCheckpoints):
-    """Keeps the newest state until the run succeeds. The same command resumes an interrupted run.
+    """A manager that keeps only the newest checkpoint, and deletes it when the run has succeeded.
+
+    The same command resumes an interrupted run. Modelled on `keras.callbacks.BackupAndRestore`; an `Every`
+    defines when to save.
 
     >>> ctl.fit(model, data, epochs=3, checkpoints=ctl.BackupCheckpoints("/tmp/backup"))
 
-    Modelled on `keras.callbacks.BackupAndRestore`; when to save is an `Every`.
+    Args:
+      directory: A local path or a URL.
     """
 
     is_temporary = True
@@ -26,7 +30,7 @@ class BackupCheckpoints(ChiefOnlyCheckpoints):
         """Deletes the backup, and its directory if it has no other files."""
         if not state.topology.is_chief:
             return
-        for path, _ in commit.scan(self.directory):
-            commit.discard(path)
-        if self.directory.is_dir() and all(p.name == commit.NOTE for p in self.directory.iterdir()):
+        for path, _ in commit.list_checkpoints(self.directory):
+            commit.discard_directory(path)
+        if self.directory.is_dir() and all(p.name == commit.LISTING for p in self.directory.iterdir()):
             paths.remove_tree(self.directory)

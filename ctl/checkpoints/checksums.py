@@ -1,33 +1,38 @@
-"""Checksums of files and texts, as "crc32c:<8 hex digits>"; those of before, "sha256:<hex>", are read."""
+"""Checksums of files and texts: "crc32c:<hex digits>" or, in older checkpoints, "sha256:<hex digits>"."""
 
 import hashlib
 from collections.abc import Iterable
 
 import google_crc32c
-from ctl.io.paths import AnyPath, blocks
+from ctl.io.paths import AnyPath, read_blocks
 
-KIND = "crc32c"
+CRC32C = "crc32c"
 
 
-def of(content: Iterable[bytes], like: str = KIND) -> str:
-    """The checksum of pieces of bytes, of the kind that the checksum (or word) `like` is.
+def compute_checksum(chunks: Iterable[bytes], like: str = CRC32C) -> str:
+    """Returns the checksum of the concatenated chunks.
 
-    Raises ValueError for a kind that is not known.
+    Args:
+      chunks: Pieces of the content.
+      like: Name of the algorithm, or a checksum that was computed with it.
+
+    Raises:
+      ValueError: For an unknown algorithm.
     """
-    kind = like.partition(":")[0]
-    if kind == "sha256":
+    algorithm = like.partition(":")[0]
+    if algorithm == "sha256":
         digest = hashlib.sha256()
-        for block in content:
-            digest.update(block)
+        for chunk in chunks:
+            digest.update(chunk)
         return f"sha256:{digest.hexdigest()}"
-    if kind != KIND:
-        raise ValueError(f"a checksum of the unknown kind {kind!r}")
+    if algorithm != CRC32C:
+        raise ValueError(f"unknown checksum algorithm {algorithm!r}; expected {CRC32C} or sha256")
     value = 0
-    for block in content:
-        value = google_crc32c.extend(value, block)
-    return f"{KIND}:{value:08x}"
+    for chunk in chunks:
+        value = google_crc32c.extend(value, chunk)
+    return f"{CRC32C}:{value:08x}"
 
 
-def of_file(path: AnyPath, like: str = KIND) -> str:
-    """The checksum of a file; raises OSError."""
-    return of(blocks(path), like)
+def compute_file_checksum(path: AnyPath, like: str = CRC32C) -> str:
+    """Returns the checksum of a file; see `compute_checksum`. Raises OSError if it cannot be read."""
+    return compute_checksum(read_blocks(path), like)

@@ -1,12 +1,13 @@
-"""The default manager: all workers take part in a save, the chief writes it.
+"""Default checkpoint manager: all workers read the variables, and only the chief writes files.
 
-Reading a variable that is a sum over workers (metrics, some normalizations) is a collective, and would
-wait for ever if only the chief saved. Therefore all workers read the variables, and the chief alone writes
-files, so that an error of the disk cannot change the order of collectives.
+Reading a variable that is a sum over workers (metrics, some normalizations) is a collective, which blocks
+until all workers take part. Writing contains no collective, so an error of the chief's disk cannot change
+their order.
 """
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -17,21 +18,29 @@ from typing import Any
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.retention import Keep
-from ctl.checkpoints.saving import Saving, failed
-from ctl.checkpoints.snapshot import Reader, restore_state, write_plainly
+from ctl.checkpoints.saving import Saving, save_error
+from ctl.checkpoints.snapshot import SnapshotReader, restore_state, write_with_tensorflow
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError, StorageError, UsageError
 from ctl.io import disk_errors, paths
 from ctl.io.paths import AnyPath
 
-_MOST_PROBED = 1 << 26  # bytes that are written to see whether there is room
+_MAX_PROBE_BYTES = 1 << 26
 _log = logging.getLogger("ctl")
 
 
 class ChiefOnlyCheckpoints(CheckpointManager):
-    """Checkpoints in `directory/ckpt-<step>/`; all workers must see the same directory.
+    """A manager of checkpoints in `directory/ckpt-<step>/`, which all workers must share.
 
     >>> manager = ctl.ChiefOnlyCheckpoints("/tmp/m/checkpoints", keep=ctl.Keep(newest=3))
+
+    Args:
+      directory: A local path, or a URL such as gs://bucket/run/checkpoints.
+      keep: The checkpoints to keep.
+      background: If True, the chief copies the variables and writes them in a thread while training
+        continues.
+      on_error: Reaction to a checkpoint that cannot be written, for example because the disk is full:
+        "continue" with a warning, or "raise". The last save of a run always raises.
     """
 
     directory: AnyPath
@@ -45,159 +54,161 @@ class ChiefOnlyCheckpoints(CheckpointManager):
         background: bool = False,
         on_error: str = "continue",
     ):
-        """Keeps; touches nothing.
-
-        Args:
-          directory: a path, or a URL such as gs://bucket/run/checkpoints.
-          background: write while training goes on; a save then takes the time of a copy.
-          on_error: what a full disk does to training: "continue" with a warning, or "raise". The
-            last save of a run raises in any case.
-        """
         self.directory = paths.path(directory)
         self.keep = keep
         self._background = bool(background)
         self._saving = Saving(on_error=on_error)
-        self._reader = Reader()
-        self._damaged: list[AnyPath] = []  # seen when a checkpoint was chosen
-        self._there = False  # whether something was saved or restored here
+        self._reader = SnapshotReader()
         self._choice: restoring.Choice | None = None
-        self._told: Callable[[int, str], None] = lambda step, path: None
+        self._damaged_paths: list[AnyPath] = []  # of the newest choice
+        self._has_checkpoint = False  # a checkpoint has been saved or restored
+        self._on_saved: Callable[[int, str], None] = lambda step, path: None
         self._fence: Callable[[], None] = lambda: None
-        self._owner = secrets.token_hex(4)  # in the names of what is not complete
+        self._owner = secrets.token_hex(4)  # part of the names of incomplete directories
 
     def fence(self, check: Callable[[], None]) -> None:
-        """Calls `check` before each commit: it raises where another job has taken the directory over."""
+        """Calls `check` before each commit. It raises if another job has taken the directory over."""
         self._fence = check
 
     def save(self, state: TrackedState, manifest: Manifest) -> str | None:
-        """Writes and commits; returns the path on the chief, None elsewhere.
+        """Writes and commits a checkpoint.
 
-        In the background it begins to, and returns None; the save before is complete then, or its
-        error is raised. Raises SaveError as `on_error` says.
+        Waits for the previous background save.
+
+        Returns:
+          The path on the chief, None on the other workers and for a background save, which only starts.
+
+        Raises:
+          SaveError: If this or the previous background save failed and `on_error` is "raise".
         """
         self._saving.wait()
         self._saving.check()
-        chief = state.topology.is_chief
-        if chief:
+        is_chief = state.topology.is_chief
+        if is_chief:
             manifest = replace(manifest, paths=state.paths)
-        snapshot = self._reader.take(state, keep=chief, copy=self._background)
+        snapshot = self._reader.take(state, keep=is_chief, copy=self._background)
         if snapshot is None:
-            return self._save_together(state, manifest)
-        if not chief:
+            return self._save_on_all_workers(state, manifest)
+        if not is_chief:
             return None
         manifest = replace(manifest, keys=snapshot.keys)
+        write = functools.partial(self._commit, manifest, snapshot.write, snapshot.num_bytes)
         if self._background:
-            self._saving.start(
-                lambda: self._told(
-                    manifest.step, self._commit(manifest, snapshot.write, snapshot.num_bytes)
-                )
-            )
+            self._saving.start(lambda: self._on_saved(manifest.step, write()))
             return None
-        return self._here(manifest, snapshot.write, snapshot.num_bytes)
+        return self._saving.run(write)
 
     def choose(self) -> int | None:
-        """The step to restore: that of the newest undamaged checkpoint; None if there is none.
+        """Returns the step of the newest undamaged checkpoint, or None if there is no checkpoint.
 
-        For the chief, who decides for all workers; the others then restore this step. Damaged ones
-        are passed over with a warning that names the file and the cause; `begin` sets them aside.
-        Raises CheckpointError if all are damaged, ReadError where one cannot be read for now.
+        Only the chief calls it; all workers then restore this step. A warning names the file and the cause
+        for each damaged checkpoint. `begin` moves the damaged ones away.
+
+        Raises:
+          CheckpointError: If all checkpoints are damaged.
+          ReadError: If a newer checkpoint cannot be read at present.
         """
         self._saving.wait()
-        self._damaged = []  # nothing is touched if this raises
+        self._damaged_paths = []  # stays empty if the next line raises
         self._choice = restoring.newest_checkpoint(self.directory)
         if self._choice is None:
             return None
-        self._damaged = list(self._choice.damaged)
+        self._damaged_paths = list(self._choice.damaged)
         return self._choice.manifest.step
 
     def restore(self, state: TrackedState, step: int | None = None) -> Manifest | None:
-        """Restores the newest undamaged checkpoint, or exactly that of `step`.
+        """Restores the checkpoint of `step`, by default the newest undamaged one.
 
-        A worker that is not the chief waits until it sees the one of `step`. Raises what `choose`
-        does; CheckpointError if there is no good one of `step`, or it is of another model.
+        Workers other than the chief wait until the checkpoint is visible to them.
+
+        Raises:
+          CheckpointError: If there is no undamaged checkpoint of `step`, or it belongs to another model.
+          ReadError: If it cannot be read at present.
         """
         self._saving.wait()
         if step is None:
             step = self.choose()
             if step is None:
                 return None
-        chosen, self._choice = self._choice, None
-        if chosen is not None and chosen.manifest.step == step:
-            path, manifest = chosen.path, chosen.manifest  # just verified
+        choice, self._choice = self._choice, None
+        if choice is not None and choice.manifest.step == step:
+            path, manifest = choice.path, choice.manifest  # verified by `choose`
         elif state.topology.is_chief or state.topology.num_workers == 1:
-            path, manifest = restoring.of_step(self.directory, step)
+            path, manifest = restoring.find_checkpoint(self.directory, step)
         else:
-            path, manifest = restoring.awaited(self.directory, step)
+            path, manifest = restoring.wait_for_checkpoint(self.directory, step)
         state.check_matches(manifest.variables, str(path))
         restore_state(state, path, manifest.variables)
-        self._there = True
+        self._has_checkpoint = True
         return manifest
 
-    def begin(self, state: TrackedState, told: Callable[[int, str], None]) -> None:
-        """Tidies up, on the chief: left-overs are deleted, damaged checkpoints are set aside.
+    def begin(self, state: TrackedState, on_saved: Callable[[int, str], None]) -> None:
+        """Cleans up the directory on the chief: deletes leftovers, moves damaged checkpoints away.
 
-        To be called when every worker has restored, by a run that saves here: until then another
-        worker, or the training that this directory belongs to, may be busy in it.
+        A run that saves in this directory calls it after all workers have restored. Before, another worker
+        or the job that owns the directory may still use these files.
         """
-        self._told = told
+        self._on_saved = on_saved
         if not state.topology.is_chief:
             return
-        for path in self._damaged:
+        for path in self._damaged_paths:
             try:
                 if path.exists():
-                    _log.warning("Set aside: %s is now %s.", path.name, commit.set_aside(path))
+                    moved = commit.move_to_damaged(path)
+                    _log.warning("Moved the damaged checkpoint %s to %s.", path.name, moved)
             except OSError as e:
-                _log.warning("Cannot set the damaged checkpoint %s aside: %s.", path, e)
-        self._damaged = []
+                _log.warning("Cannot move the damaged checkpoint %s: %s.", path, e)
+        self._damaged_paths = []
         try:
-            for name in commit.sweep(self.directory):
+            for name in commit.delete_leftovers(self.directory):
                 _log.info("Removed %s, left by an interrupted save in %s.", name, self.directory)
         except OSError as e:
-            _log.warning("Cannot tidy up %s: %s.", self.directory, e)
-        self._check_room(state)
+            _log.warning("Cannot clean up %s: %s.", self.directory, e)
+        self._check_disk_space(state)
 
-    def _check_room(self, state: TrackedState) -> None:
-        """Checks before the first step whether a checkpoint fits on the disk.
+    def _check_disk_space(self, state: TrackedState) -> None:
+        """Checks before the first step that a checkpoint fits on the disk.
 
         Raises:
-          UsageError: If the disk is too small, or a later attempt would fail as well.
+          UsageError: If the disk is too small, or a later attempt would also fail.
           StorageError: If there may be space later.
         """
         num_bytes = sum(v.dtype.size * (v.shape.num_elements() or 0) for v in state.variables.values())
-        free = paths.bytes_free(self.directory)
+        free = paths.free_bytes(self.directory)
         try:
-            if free is not None and free < num_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            paths.persistently(
-                lambda: paths.probe(self.directory, min(num_bytes, _MOST_PROBED)),
-                is_lasting=lambda error: disk_errors.is_full(error) or not disk_errors.is_transient(error),
+            _check_free_bytes(free, num_bytes)
+            paths.call_with_retries(
+                lambda: paths.probe(self.directory, min(num_bytes, _MAX_PROBE_BYTES)),
+                is_permanent=lambda error: (
+                    disk_errors.is_full(error) or not disk_errors.is_transient(error)
+                ),
             )
         except OSError as e:
-            left = "" if free is None else f" and {free:,} are free"
-            said = (
+            available = "" if free is None else f" and {free:,} are free"
+            message = (
                 f"{self.directory} cannot hold a checkpoint: {e.strerror or e}. It needs {num_bytes:,} "
-                f"bytes{left}. Free some space, or give another --model_dir."
+                f"bytes{available}. Free some space, or give another --model_dir."
             )
-            if int(state.step.numpy()):  # a run that goes on: its disk may have room again by the next save
-                _log.warning("%s", said)
+            if int(state.step.numpy()):  # the disk of a resumed run may have space by the next save
+                _log.warning("%s", message)
                 return
-            is_too_small = num_bytes > paths.bytes_in_total(self.directory)
+            is_too_small = num_bytes > paths.total_bytes(self.directory)
             may_pass = disk_errors.is_transient(e) and not is_too_small
-            raise (StorageError if may_pass else UsageError)(said) from e
+            raise (StorageError if may_pass else UsageError)(message) from e
 
     def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
-        """Notes, on the chief, what was evaluated after the save of `step`; False if it cannot be."""
+        """Adds an evaluation to the manifest of `step`, on the chief. Returns False if this fails."""
         self._saving.wait()
         try:
             self._fence()
-            commit.amend(self.directory / f"ckpt-{step}", metrics, state)
+            commit.amend_manifest(self.directory / f"ckpt-{step}", metrics, state)
         except (OSError, CheckpointError):
             return False
-        self._delete_surplus()  # the best may be another one now
+        self._delete_surplus()  # the best checkpoint may have changed
         return True
 
     def finish(self) -> None:
-        """Waits for a save in the background; raises SaveError if the newest save failed."""
+        """Waits for a background save. Raises SaveError if the newest save failed."""
         self._saving.wait()
         self._saving.raise_error()
 
@@ -206,62 +217,65 @@ class ChiefOnlyCheckpoints(CheckpointManager):
         return self.keep.best
 
     def steps(self) -> list[int]:
-        """Steps of the committed checkpoints, ascending."""
-        return [m.step for _, m in commit.scan(self.directory)]
+        """Returns the steps of the committed checkpoints, ascending."""
+        return [m.step for _, m in commit.list_checkpoints(self.directory)]
 
     def _commit(self, manifest: Manifest, write: Callable[[str], object], num_bytes: int) -> str:
-        """Writes, deletes what need not stay, tells; on any thread."""
+        """Writes a checkpoint, deletes surplus ones and returns the path. Runs on any thread."""
         path = self.directory / f"ckpt-{manifest.step}"
-        if self._there and not self.directory.exists():
+        if self._has_checkpoint and not self.directory.exists():
             _log.warning(
-                "%s was deleted while training: its checkpoints are lost. That of step %d begins it anew.",
+                "%s was deleted during training: its checkpoints are lost. The checkpoint of step %d is "
+                "the first in the new directory.",
                 self.directory,
                 manifest.step,
             )
         try:
-            free = paths.bytes_free(self.directory)
-            if free is not None and free < num_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _check_free_bytes(paths.free_bytes(self.directory), num_bytes)
             commit.write_checkpoint(self.directory, manifest, write, owner=self._owner, fence=self._fence)
         except OSError as e:
             with contextlib.suppress(OSError):
-                self._fence()  # then the other job has tidied up what was being written
-            raise failed(manifest.step, path, e, num_bytes, self._newest()) from e
-        self._there = True
+                self._fence()  # the other job may have deleted the incomplete files
+            raise save_error(manifest.step, path, e, num_bytes, self._newest_step()) from e
+        self._has_checkpoint = True
         self._delete_surplus()
         return str(path)
 
-    def _here(self, manifest: Manifest, write: Callable[[str], object], num_bytes: int) -> str | None:
-        done: list[str] = []
-        self._saving.run(lambda: done.append(self._commit(manifest, write, num_bytes)))
-        return done[0] if done else None
-
-    def _save_together(self, state: TrackedState, manifest: Manifest) -> str | None:
-        """As TensorFlow does it: reading is part of writing, so every worker writes, here and now."""
+    def _save_on_all_workers(self, state: TrackedState, manifest: Manifest) -> str | None:
+        """Saves synchronously with `tf.train.Checkpoint.write`, which reads on every worker."""
         if state.topology.is_chief:
-            return self._here(manifest, lambda prefix: write_plainly(state, prefix), 0)
-        own = self.directory / f"workertemp_{state.topology.worker_index}"
+            return self._saving.run(
+                lambda: self._commit(manifest, lambda prefix: write_with_tensorflow(state, prefix), 0)
+            )
+        temporary = self.directory / f"workertemp_{state.topology.worker_index}"
         try:
-            own.mkdir(parents=True, exist_ok=True)
-            write_plainly(state, str(own / commit.STATE))
+            temporary.mkdir(parents=True, exist_ok=True)
+            write_with_tensorflow(state, str(temporary / commit.STATE))
         finally:
-            commit.discard(own)
+            commit.discard_directory(temporary)
         return None
 
     def _delete_surplus(self) -> None:
         try:
-            found = commit.scan(self.directory)
+            checkpoints = commit.list_checkpoints(self.directory)
         except OSError as e:
-            _log.warning("Cannot look for old checkpoints in %s: %s.", self.directory, e)
+            _log.warning("Cannot list the checkpoints in %s: %s.", self.directory, e)
             return
-        places = {m.step: p for p, m in found}
-        for manifest in self.keep.surplus([m for _, m in found]):
+        path_by_step = {m.step: path for path, m in checkpoints}
+        for manifest in self.keep.surplus([m for _, m in checkpoints]):
+            path = path_by_step[manifest.step]
             try:
-                commit.remove_checkpoint(places[manifest.step])
+                commit.remove_checkpoint(path)
             except OSError as e:
-                _log.warning("Cannot delete the old checkpoint %s: %s.", places[manifest.step], e)
+                _log.warning("Cannot delete the old checkpoint %s: %s.", path, e)
 
-    def _newest(self) -> int | None:
+    def _newest_step(self) -> int | None:
         with contextlib.suppress(OSError):
             return max(self.steps(), default=None)
         return None
+
+
+def _check_free_bytes(free: int | None, num_bytes: int) -> None:
+    """Raises OSError (ENOSPC) if fewer than `num_bytes` are free. None: unknown."""
+    if free is not None and free < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,12 +1,13 @@
-"""A checkpoint directory is complete or it is not there.
+"""Atomic commits of checkpoint directories.
 
     ckpt-400/
       state.index, state.data-00000-of-00001    tf.train.Checkpoint(...).read(".../ckpt-400/state")
-      manifest.json                             written last; without it this is no checkpoint
+      manifest.json                             written last; a directory without it is not a checkpoint
 
-Where directories can be renamed, everything is written under a temporary name, synced, and renamed.
-In object stores it is written in place, and the manifest marks it as complete. Their listings may be
-old, so files are looked for by name, and checkpoints.json beside them names the committed ones.
+If directories can be renamed, files are written to a temporary directory, synced, and renamed. In object
+stores they are written in place, and the manifest marks the checkpoint as complete. Listings of object
+stores may be outdated. Therefore files are also opened by name, and checkpoints.json lists the committed
+checkpoints.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctl.checkpoints import checksums
+from ctl.checkpoints.checksums import compute_file_checksum
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import CheckpointError, ReadError
 from ctl.io import paths
@@ -27,11 +28,11 @@ from ctl.io.paths import AnyPath
 STATE = "state"
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
-NOTE = "checkpoints.json"
+LISTING = "checkpoints.json"
 _NAME = re.compile(r"(replaced-)?ckpt-(0|[1-9]\d*)", re.ASCII)
-_TENSORS = (f"{STATE}.data-00000-of-00001", f"{STATE}.index")
-_TEMPORARY = ".tempstate"  # in the names of files that TensorFlow renames when they are complete
-_LEFT_OVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+(-[0-9a-f]+)?|workertemp_\d+)(_temp)?", re.ASCII)
+_TENSOR_FILES = (f"{STATE}.data-00000-of-00001", f"{STATE}.index")
+_TEMPORARY = ".tempstate"  # part of the names of files that TensorFlow has not completed
+_LEFTOVER = re.compile(r"((tmp|deleted|replaced)-ckpt-\d+(-[0-9a-f]+)?|workertemp_\d+)(_temp)?", re.ASCII)
 
 
 def write_checkpoint(
@@ -42,14 +43,19 @@ def write_checkpoint(
     owner: str = "",
     fence: Callable[[], None] = lambda: None,
 ) -> AnyPath:
-    """Commits `directory/ckpt-<step>`; on any error nothing of it is left.
+    """Writes and commits `directory/ckpt-<step>`. On an error no part of it remains.
 
-    One that is there already stays, or what replaces it is there, at every moment.
+    If there is a checkpoint of this step, either that one or its replacement is listed at any time.
 
     Args:
-      write_state: writes the tensors to files that start with the prefix it is given.
-      owner: hexadecimal, in the name of what is not complete: another job has names of its own.
-      fence: raises where another job has taken the directory over; called just before the commit.
+      directory: Directory of the checkpoints.
+      manifest: Manifest without the list of files.
+      write_state: Writes the tensors. Its argument is the prefix of the file names.
+      owner: Hexadecimal text in the names of incomplete directories, which differs between jobs.
+      fence: Called just before the commit. Raises an error if another job has taken the directory over.
+
+    Returns:
+      The path of the checkpoint.
     """
     final = directory / f"ckpt-{manifest.step}"
     if isinstance(directory, Path) and paths.has_rename(directory):
@@ -70,123 +76,125 @@ def _write_and_rename(
 ) -> None:
     temporary = directory / (f"tmp-{final.name}-{owner}" if owner else f"tmp-{final.name}")
     replaced = directory / f"replaced-{final.name}"
-    discard(temporary)
+    discard_directory(temporary)
     try:
         temporary.mkdir(parents=True)
-        fill(temporary, manifest, write_state)
+        write_checkpoint_files(temporary, manifest, write_state)
         fence()
         if final.exists():
-            discard(replaced)
-            Path(final).rename(replaced)  # still listed, until the next line is done
+            discard_directory(replaced)
+            Path(final).rename(replaced)  # under this name it is listed until the next line has run
         temporary.rename(final)
         paths.sync(directory)
     except BaseException:
-        discard(temporary)
+        discard_directory(temporary)
         raise
-    discard(replaced)
+    discard_directory(replaced)
 
 
 def _write_in_place(directory: AnyPath, final: AnyPath, manifest: Manifest, write_state: Any) -> None:
     replaced = directory / f"replaced-{final.name}"
-    again = is_committed(final)
-    if again:  # a second copy is listed while the first is written anew
-        discard(replaced)
-        replaced.mkdir(parents=True, exist_ok=True)
-        try:
-            fill(replaced, manifest, write_state)
-        except BaseException:
-            discard(replaced)
-            raise
-    discard(final)
+    is_replacement = is_committed(final)
+    if is_replacement:  # a second copy is listed while the first is overwritten
+        _write_or_discard(replaced, manifest, write_state)
+    _write_or_discard(final, manifest, write_state)
+    if is_replacement:
+        discard_directory(replaced)
+    _write_listing(directory, final)
+
+
+def _write_or_discard(path: AnyPath, manifest: Manifest, write_state: Any) -> None:
+    discard_directory(path)
     try:
-        final.mkdir(parents=True, exist_ok=True)
-        fill(final, manifest, write_state)
+        path.mkdir(parents=True, exist_ok=True)
+        write_checkpoint_files(path, manifest, write_state)
     except BaseException:
-        discard(final)
+        discard_directory(path)
         raise
-    if again:
-        discard(replaced)
-    _note(directory, final)
 
 
-def fill(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> None:
-    """Writes the tensors, then the manifest, into an empty directory."""
+def write_checkpoint_files(path: AnyPath, manifest: Manifest, write_state: Callable[[str], object]) -> None:
+    """Writes the tensors and then the manifest to an empty directory."""
     write_state(str(path / STATE))
-    names = _files(path)
-    listed = {
-        n: {"size": (path / n).stat().st_size, "checksum": checksums.of_file(path / n)} for n in names
+    files = {
+        name: {"size": (path / name).stat().st_size, "checksum": compute_file_checksum(path / name)}
+        for name in _list_files(path)
     }
-    for name in names:
+    for name in files:
         paths.sync(path / name)
-    mark(path, manifest.with_files(listed))
+    write_manifest(path, manifest.with_files(files))
 
 
-def mark(path: AnyPath, manifest: Manifest) -> None:
+def write_manifest(path: AnyPath, manifest: Manifest) -> None:
     """Writes the manifest, which makes a directory a checkpoint."""
     (path / MANIFEST).write_bytes(manifest.to_json().encode())
     paths.sync(path / MANIFEST)
     paths.sync(path)
 
 
-def amend(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
-    """Gives a committed checkpoint new metrics and loop state; raises OSError, CheckpointError."""
+def amend_manifest(path: AnyPath, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
+    """Replaces the metrics and the loop state of a checkpoint. Raises OSError or CheckpointError."""
     manifest = replace(read_manifest(path), metrics=metrics, state=state)
-    paths.write_whole(path / MANIFEST, manifest.to_json(), durable=True)
+    paths.write_atomically(path / MANIFEST, manifest.to_json(), durable=True)
     paths.sync(path)
 
 
-def steps_listed(directory: AnyPath) -> list[int]:
-    """Steps of what looks like a checkpoint by its name, complete or not; raises OSError."""
-    return sorted(step_of(p) for p in _directories(directory) if not _is_replaced(p))
+def list_steps(directory: AnyPath) -> list[int]:
+    """Returns the steps in the names of checkpoints, complete or not, ascending. Raises OSError."""
+    return sorted(step_of(p) for p in _checkpoint_directories(directory) if not _is_replaced(p))
 
 
-def scan(directory: AnyPath) -> list[tuple[AnyPath, Manifest]]:
-    """Committed checkpoints, oldest first. Directories without a readable manifest are not listed.
+def list_checkpoints(directory: AnyPath) -> list[tuple[AnyPath, Manifest]]:
+    """Returns the committed checkpoints, oldest first. Directories without a valid manifest are left out.
 
-    One that was being replaced when the process was killed is listed where its successor is not.
+    If the replacement of a checkpoint was interrupted, the replaced one is listed.
     """
-    return survey(directory)[0]
+    return survey_checkpoints(directory)[0]
 
 
-def survey(
-    directory: AnyPath, attempt: Callable = lambda act: act()
+def survey_checkpoints(
+    directory: AnyPath, call: Callable = lambda function: function()
 ) -> tuple[list[tuple[AnyPath, Manifest]], dict[AnyPath, CheckpointError]]:
-    """Committed checkpoints, oldest first; and directories named like such, with what is wrong there.
-
-    In object stores one without a manifest was never complete, and is in neither.
+    """Lists the committed and the faulty checkpoints of a directory.
 
     Args:
-      attempt: calls what it is given, such as `paths.persistently`.
+      directory: Directory of the checkpoints.
+      call: Calls its argument and returns the result, such as `paths.call_with_retries`.
+
+    Returns:
+      The committed checkpoints, oldest first, and path -> error for the other directories with the name of
+      a checkpoint. In object stores a directory without a manifest was never complete and is left out.
     """
-    found: dict[int, tuple[AnyPath, Manifest]] = {}
+    checkpoint_by_step: dict[int, tuple[AnyPath, Manifest]] = {}
     faults: dict[AnyPath, CheckpointError] = {}
-    renamed = paths.has_rename(directory)
-    for path in sorted(_directories(directory), key=lambda p: p.name, reverse=True):
+    can_rename = paths.has_rename(directory)
+    # descending, so that "ckpt-3" overwrites "replaced-ckpt-3"
+    for path in sorted(_checkpoint_directories(directory), key=lambda p: p.name, reverse=True):
         try:
-            manifest = attempt(functools.partial(read_manifest, path))
+            manifest = call(functools.partial(read_manifest, path))
             if manifest.step != step_of(path):
                 raise CheckpointError(f"its {MANIFEST} is of step {manifest.step}")
-            found[manifest.step] = (path, manifest)  # "ckpt-3" comes after "replaced-ckpt-3"
+            checkpoint_by_step[manifest.step] = (path, manifest)
         except CheckpointError as e:
-            missing = isinstance(e.__cause__, FileNotFoundError)
-            if not _is_replaced(path) and (renamed or not missing):
+            is_missing = isinstance(e.__cause__, FileNotFoundError)
+            if not _is_replaced(path) and (can_rename or not is_missing):
                 faults[path] = e
-    return [found[step] for step in sorted(found)], dict(sorted(faults.items()))
+    return [checkpoint_by_step[step] for step in sorted(checkpoint_by_step)], dict(sorted(faults.items()))
 
 
 def step_of(path: AnyPath) -> int:
-    """The step in the name of a checkpoint directory, or -1."""
+    """Returns the step in the name of a checkpoint directory, or -1 for another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[2]) if match else -1
 
 
-def is_left_over(path: AnyPath) -> bool:
-    """True for the names that only interrupted saves and deletions leave."""
-    return _LEFT_OVER.fullmatch(path.name) is not None
+def is_leftover(path: AnyPath) -> bool:
+    """Returns True for a name that only interrupted saves and deletions leave."""
+    return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def is_committed(path: AnyPath) -> bool:
-    """True if there is a good manifest; raises ReadError where nobody can tell."""
+    """Returns True for a directory with a valid manifest. Raises ReadError if it cannot be read."""
     try:
         return read_manifest(path).step == step_of(path)
     except ReadError:
@@ -196,9 +204,11 @@ def is_committed(path: AnyPath) -> bool:
 
 
 def read_manifest(path: AnyPath) -> Manifest:
-    """The manifest of a checkpoint directory.
+    """Returns the manifest of a checkpoint directory.
 
-    Raises CheckpointError if it is missing or damaged, ReadError where that cannot be told.
+    Raises:
+      CheckpointError: If it is missing or damaged.
+      ReadError: If it cannot be read at present.
     """
     try:
         text = paths.read_file(path / MANIFEST).decode()
@@ -207,117 +217,129 @@ def read_manifest(path: AnyPath) -> Manifest:
     except (IsADirectoryError, paths.NotAFile, UnicodeDecodeError) as e:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {e}.") from None
     except OSError as e:
-        raise _unread(path / MANIFEST, e) from e
+        raise read_error(path / MANIFEST, e) from e
     return Manifest.from_json(text, str(path / MANIFEST))
 
 
-def _unread(path: AnyPath, error: OSError) -> ReadError:
-    failed = ReadError(f"{path} cannot be read: {error.strerror or error}.")
-    failed.errno = error.errno
-    return failed
+def read_error(subject: object, error: OSError) -> ReadError:
+    """Returns the error "<subject> cannot be read: ..." with the errno of `error`."""
+    failure = ReadError(f"{subject} cannot be read: {error.strerror or error}.")
+    failure.errno = error.errno
+    return failure
 
 
-def verify(path: AnyPath, manifest: Manifest) -> str | None:
-    """What is wrong with the files of a checkpoint, or None; raises ReadError where nobody can tell."""
-    faults = (_fault(path / n, expected) for n, expected in manifest.files.items())
-    return next(filter(None, faults), None) if manifest.files else "the manifest lists no files"
+def find_damage(path: AnyPath, manifest: Manifest) -> str | None:
+    """Compares the files of a checkpoint with its manifest.
+
+    Returns:
+      A description of the first damaged file, or None if there is none.
+
+    Raises:
+      ReadError: If a file cannot be read at present.
+    """
+    if not manifest.files:
+        return "the manifest lists no files"
+    faults = (_find_file_damage(path / name, expected) for name, expected in manifest.files.items())
+    return next(filter(None, faults), None)
 
 
-def _fault(file: AnyPath, expected: Mapping) -> str | None:
+def _find_file_damage(file: AnyPath, expected: Mapping) -> str | None:
     try:
         size = file.stat().st_size
         if size != expected["size"] and file.is_file():
             return f"{file.name} has {size} bytes, expected {expected['size']}"
-        same = checksums.of_file(file, expected["checksum"]) == expected["checksum"]
-        fault = "" if same else "has another checksum than when it was written"
+        is_equal = compute_file_checksum(file, expected["checksum"]) == expected["checksum"]
+        return None if is_equal else f"{file.name} does not have the checksum in the manifest"
     except (FileNotFoundError, NotADirectoryError):
-        fault = "is missing"
+        return f"{file.name} is missing"
     except (IsADirectoryError, paths.NotAFile):
-        fault = "is not a file"
+        return f"{file.name} is not a file"
     except ValueError as e:
-        fault = f"cannot be compared: {e}"
+        return f"{file.name} cannot be compared: {e}"
     except OSError as e:
-        raise _unread(file, e) from e
-    return f"{file.name} {fault}" if fault else None
+        raise read_error(file, e) from e
 
 
 def remove_checkpoint(path: AnyPath) -> None:
-    """Deletes a checkpoint so that a half-deleted one is never listed."""
+    """Deletes a checkpoint. It is not listed any more when the first file is deleted. Raises OSError."""
     if isinstance(path, Path) and paths.has_rename(path):
-        going = path.with_name(f"deleted-{path.name.removeprefix('replaced-')}")
-        if going.exists():
-            paths.remove_tree(going)
-        path.rename(going)
-        path = going
-    discard(path, quietly=False)
+        renamed = path.with_name(f"deleted-{path.name.removeprefix('replaced-')}")
+        if renamed.exists():
+            paths.remove_tree(renamed)
+        path.rename(renamed)
+        path = renamed
+    discard_directory(path, ignore_errors=False)
 
 
-def discard(path: AnyPath, quietly: bool = True) -> None:
-    """Deletes what is or may be a checkpoint directory, its manifest first."""
-    with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
-        names = [] if paths.has_rename(path) or not path.is_dir() else _files(path)
-        (path / MANIFEST).unlink(missing_ok=True)
-        for name in names:
+def discard_directory(path: AnyPath, ignore_errors: bool = True) -> None:
+    """Deletes a complete or incomplete checkpoint directory, its manifest first."""
+    with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
+        names = [] if paths.has_rename(path) or not path.is_dir() else _list_files(path)
+        for name in (MANIFEST, *names):
             (path / name).unlink(missing_ok=True)
         if path.exists():
             paths.remove_tree(path)
 
 
-def recover(directory: AnyPath) -> None:
-    """Gives a checkpoint whose replacement was interrupted its name back."""
-    for path in _directories(directory):
+def recover_replaced(directory: AnyPath) -> None:
+    """Restores the names of checkpoints whose replacement was interrupted."""
+    for path in _checkpoint_directories(directory):
         final = path.parent / path.name.removeprefix("replaced-")
         if not _is_replaced(path) or not is_committed(path) or is_committed(final):
             continue
         if not paths.has_rename(path):
-            discard(final)
-            _copy(path, final)
+            discard_directory(final)
+            _copy_files(path, final)
         elif isinstance(path, Path) and not final.exists():
             path.rename(final)
 
 
-def sweep(directory: AnyPath) -> list[str]:
-    """Deletes what interrupted saves left in a checkpoint directory; returns the names."""
-    recover(directory)
-    listed = {path for path, _ in scan(directory)}
-    left = [p for p in _entries(directory) if is_left_over(p) and p not in listed]
+def delete_leftovers(directory: AnyPath) -> list[str]:
+    """Deletes the files of interrupted saves. Returns the names of the deleted directories."""
+    recover_replaced(directory)
+    committed = {path for path, _ in list_checkpoints(directory)}
+    leftovers = [p for p in _list_entries(directory) if is_leftover(p) and p not in committed]
     if not paths.has_rename(directory):
-        left += [p for p in _directories(directory) if p not in left and not _has_manifest(p)]
-    for path in left:
-        discard(path)
-    return [p.name for p in left]
+        candidates = [p for p in _checkpoint_directories(directory) if p not in leftovers]
+        leftovers += [p for p in candidates if not _has_manifest(p)]
+    for path in leftovers:
+        discard_directory(path)
+    return [p.name for p in leftovers]
 
 
-def set_aside(path: AnyPath) -> AnyPath:
-    """Moves a damaged checkpoint to `damaged/ckpt-<step>`, or `-1`, `-2`, ... after it; raises OSError.
+def move_to_damaged(path: AnyPath) -> AnyPath:
+    """Moves a checkpoint to `damaged/ckpt-<step>`, or `...-1`, `...-2` if that exists. Raises OSError.
 
-    In object stores, where a directory has no name to be changed, its files are copied.
+    In object stores, which cannot rename a directory, the files are copied.
+
+    Returns:
+      The new path.
     """
     folder = path.parent / DAMAGED
     name = path.name.removeprefix("replaced-")
-    goal, number = folder / name, 0
-    while goal.exists():
+    destination, number = folder / name, 0
+    while destination.exists():
         number += 1
-        goal = folder / f"{name}-{number}"
+        destination = folder / f"{name}-{number}"
     folder.mkdir(exist_ok=True, parents=True)
     if isinstance(path, Path) and paths.has_rename(path):
-        path.rename(goal)
-        return goal
-    _copy(path, goal)
-    discard(path, quietly=False)
-    return goal
+        path.rename(destination)
+        return destination
+    _copy_files(path, destination)
+    discard_directory(path, ignore_errors=False)
+    return destination
 
 
-def _copy(path: AnyPath, goal: AnyPath) -> None:
+def _copy_files(path: AnyPath, destination: AnyPath) -> None:
     """Copies the files of a checkpoint directory, the manifest last."""
-    goal.mkdir(exist_ok=True, parents=True)
-    there = [MANIFEST] if (path / MANIFEST).exists() else []
-    for name in _files(path) + there:
-        (goal / name).write_bytes(paths.read_file(path / name))
+    destination.mkdir(exist_ok=True, parents=True)
+    manifest = [MANIFEST] if (path / MANIFEST).exists() else []
+    for name in _list_files(path) + manifest:
+        (destination / name).write_bytes(paths.read_file(path / name))
 
 
 def _has_manifest(path: AnyPath) -> bool:
-    """Whether there is a manifest, readable or not; raises OSError where nobody can tell."""
+    """Returns True if there is a manifest, valid or not. Raises OSError if this cannot be determined."""
     if not isinstance(path, Path):
         return (path / MANIFEST).exists()
     try:
@@ -331,37 +353,39 @@ def _is_replaced(path: AnyPath) -> bool:
     return path.name.startswith("replaced-")
 
 
-def _files(path: AnyPath) -> list[str]:
-    """The files of a checkpoint directory without its manifest, those that are not listed yet as well."""
-    known = {*_TENSORS, *(p.name for p in path.iterdir())}
+def _list_files(path: AnyPath) -> list[str]:
+    """Returns the names of the files except the manifest. They include files that are not yet listed."""
+    names = {*_TENSOR_FILES, *(p.name for p in path.iterdir())}
     with contextlib.suppress(CheckpointError):
-        known |= {n for n in read_manifest(path).files if "/" not in n}
-    return sorted(n for n in known if n != MANIFEST and _TEMPORARY not in n and (path / n).is_file())
+        names |= {n for n in read_manifest(path).files if "/" not in n}
+    return sorted(n for n in names if n != MANIFEST and _TEMPORARY not in n and (path / n).is_file())
 
 
-def _note(directory: AnyPath, newest: AnyPath) -> None:
-    """Writes down, where listings may be old, which checkpoints there are."""
+def _write_listing(directory: AnyPath, newest: AnyPath) -> None:
+    """Writes the names of the committed checkpoints of a mounted object store to a file."""
     if not isinstance(directory, Path):
         return
-    names = {p.name for p in _directories(directory) if not _is_replaced(p) and is_committed(p)}
-    paths.write_whole(directory / NOTE, json.dumps(sorted({*names, newest.name})) + "\n")
+    committed = [p for p in _checkpoint_directories(directory) if not _is_replaced(p) and is_committed(p)]
+    names = {newest.name, *(p.name for p in committed)}
+    paths.write_atomically(directory / LISTING, json.dumps(sorted(names)) + "\n")
 
 
-def _noted(directory: AnyPath) -> list[AnyPath]:
+def _read_listing(directory: AnyPath) -> list[AnyPath]:
     if not isinstance(directory, Path) or paths.has_rename(directory):
         return []
     try:
-        names = json.loads(paths.read_file(directory / NOTE))
+        names = json.loads(paths.read_file(directory / LISTING))
         return [directory / n for n in names if _NAME.fullmatch(n)]
     except (OSError, ValueError, TypeError):
         return []
 
 
-def _directories(directory: AnyPath) -> list[AnyPath]:
-    """Those named like checkpoints."""
-    found = {p.name: p for p in (*_entries(directory), *_noted(directory)) if _NAME.fullmatch(p.name)}
-    return [p for p in found.values() if p.is_dir()]
+def _checkpoint_directories(directory: AnyPath) -> list[AnyPath]:
+    """Returns the directories with the name of a checkpoint."""
+    entries = (*_list_entries(directory), *_read_listing(directory))
+    path_by_name = {p.name: p for p in entries if _NAME.fullmatch(p.name)}
+    return [p for p in path_by_name.values() if p.is_dir()]
 
 
-def _entries(directory: AnyPath) -> list[AnyPath]:
+def _list_entries(directory: AnyPath) -> list[AnyPath]:
     return list[AnyPath](directory.iterdir()) if directory.is_dir() else []

@@ -1,8 +1,8 @@
-"""The trained model as files that need no `ctl`: `.keras`, SavedModel, weights.
+"""Export of trained models to files that do not depend on `ctl`: `.keras`, SavedModel and weights.
 
-Every worker writes, because reading some variables is a sum over workers; the chief's files are
-moved into place when they are complete, the others' are removed. In object stores, which rename
-nothing, they are copied there, and what makes a directory a SavedModel comes last.
+Every worker writes, because reading some variables is a sum over workers. The chief moves its files into
+place when they are complete; the other workers delete theirs. To object stores, which cannot rename, the
+files are copied, and the file that marks a SavedModel is copied last.
 """
 
 import os
@@ -21,19 +21,25 @@ from ctl.io import paths
 
 _FILES = {"keras": "model.keras", "saved_model": "saved_model", "weights": "model.weights.h5"}
 FORMATS = tuple(_FILES)
-SAVED_MODEL_MARK = "saved_model.pb"  # what makes a directory a SavedModel; written last
+SAVED_MODEL_MARK = "saved_model.pb"  # a directory without this file is not a SavedModel
 _METHODS = {"keras": "save", "saved_model": "export", "weights": "save_weights"}
 
 
 class HasModel(Protocol):
-    """A trainer."""
+    """A trainer with a model."""
 
     model: Any
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model to export in one format; `folder` is relative to the export directory."""
+    """A model to export in one format.
+
+    Attributes:
+      model: The model.
+      format: One of `FORMATS`.
+      folder: Folder of the file, relative to the export directory.
+    """
 
     model: Any
     format: str
@@ -41,84 +47,89 @@ class Target:
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
-    """Parses `keras,generator:saved_model` to ("keras", "generator:saved_model"); "none" or "" to ().
+    """Parses a text such as `keras,generator:saved_model`.
 
-    A format alone is for `self.model`; `name:format` is for the model `self.<name>`.
+    Args:
+      text: Formats with commas. `format` is for `self.model`, `name:format` for the model `self.<name>`.
+
+    Returns:
+      The parts, such as ("keras", "generator:saved_model"). An empty tuple for "none", "0" or "".
+
+    Raises:
+      UsageError: For an unknown format.
     """
-    words = tuple(w.strip() for w in text.split(",") if w.strip())
-    if words in ((), ("none",), ("0",)):
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if parts in ((), ("none",), ("0",)):
         return ()
-    unknown = [w for w in words if w.rpartition(":")[2] not in FORMATS]
-    if unknown:
+    if any(part.rpartition(":")[2] not in FORMATS for part in parts):
         raise UsageError(
             f"export is {text!r}; expected none, or some of {', '.join(FORMATS)} with commas. For a model "
             "other than self.model write its name before the format, e.g. generator:keras."
         )
-    return words
+    return parts
 
 
-def possible(model: Any) -> tuple[str, ...]:
-    """The formats that `model` can be written in."""
-    keras_like = [w for w, method in _METHODS.items() if callable(attribute(model, method))]
-    return tuple(keras_like) or (("saved_model",) if isinstance(model, tf.Module) else ())
+def supported_formats(model: Any) -> tuple[str, ...]:
+    """Returns the formats in which `model` can be written."""
+    keras_formats = [f for f, method in _METHODS.items() if callable(attribute(model, method))]
+    return tuple(keras_formats) or (("saved_model",) if isinstance(model, tf.Module) else ())
 
 
 def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
     """Returns the models and formats to export.
 
     Args:
-      trainer: Its attributes are searched for models.
-      formats: `format` for `self.model`, `name:format` for `self.<name>`; see FORMATS.
+      trainer: Object with the models as attributes.
+      formats: `format` for `self.model`, `name:format` for `self.<name>`; see `FORMATS`.
 
     Raises:
-      UsageError: For an unknown format or model, or a format that the model cannot be written in.
+      UsageError: For an unknown format or model, or a format that the model does not support.
     """
-    found = []
-    for word in parse_formats(",".join(formats)):
-        name, colon, wanted = word.rpartition(":")
+    export_targets = []
+    for part in parse_formats(",".join(formats)):
+        name, colon, format_name = part.rpartition(":")
         name = name if colon else "model"
         model = getattr(trainer, name, None)
-        if wanted not in possible(model):
-            named = {n: v for n, v in vars(trainer).items() if not n.startswith("_") and possible(v)}
-            raise UsageError(f"export of {word}: {_refusal(name, model, named)}")
-        found.append(Target(model, wanted, name if colon else "."))
-    return found
+        if format_name not in supported_formats(model):
+            public = {n: v for n, v in vars(trainer).items() if not n.startswith("_")}
+            models = {n: v for n, v in public.items() if supported_formats(v)}
+            raise UsageError(f"export of {part}: {_rejection_reason(name, model, models)}")
+        export_targets.append(Target(model, format_name, name if colon else "."))
+    return export_targets
 
 
 def default_formats(trainer: HasModel) -> tuple[str, ...]:
-    """Returns the formats of `self.model` that are exported by default; raises UsageError without one."""
-    formats = possible(trainer.model)[:2]
+    """Returns the default formats of `self.model`. Raises UsageError if it cannot be exported."""
+    formats = supported_formats(trainer.model)[:2]
     if not formats:
-        targets(trainer, ("keras",))
+        targets(trainer, ("keras",))  # raises
     return formats
 
 
-def _refusal(name: str, model: Any, named: Mapping[str, Any]) -> str:
-    """Returns the reason why `self.<name>` cannot be exported, and what to write instead."""
-    if model is not None and possible(model):
-        return (
-            f"self.{name}, of class {type(model).__name__}, can be written as {', '.join(possible(model))}."
-        )
-    kind = "is not set" if model is None else f"is {model!r:.40}, which cannot be written"
-    if not named:
-        return f"self.{name} {kind}; expected a Keras model or a tf.Module. Set self.model in build()."
-    first = next(iter(named))
+def _rejection_reason(name: str, model: Any, models: Mapping[str, Any]) -> str:
+    """Returns the reason why `self.<name>` cannot be exported, and the fix. `models` are those that can."""
+    if model is not None and (formats := supported_formats(model)):
+        return f"self.{name}, of class {type(model).__name__}, can be written as {', '.join(formats)}."
+    fault = "is not set" if model is None else f"is {model!r:.40}, which cannot be written"
+    if not models:
+        return f"self.{name} {fault}; expected a Keras model or a tf.Module. Set self.model in build()."
+    first = next(iter(models))
     return (
-        f"self.{name} {kind}; expected one of {', '.join(named)}. Write the name before the format, e.g. "
-        f"--export={first}:{possible(named[first])[0]}."
+        f"self.{name} {fault}; expected one of {', '.join(models)}. Write the name before the format, e.g. "
+        f"--export={first}:{supported_formats(models[first])[0]}."
     )
 
 
 def checked_signatures(signatures: Any) -> dict[str, Any]:
-    """Returns the result of `Trainer.signatures`; raises UsageError if it cannot be served."""
+    """Returns the result of `Trainer.signatures` as a dictionary. Raises UsageError if it is not valid."""
     is_valid = isinstance(signatures, Mapping) and all(
         isinstance(name, str) and getattr(function, "input_signature", None) is not None
         for name, function in signatures.items()
     )
     if not is_valid:
         raise UsageError(
-            f"signatures() returned {signatures!r}; expected names and functions that know their "
-            'arguments: {"serving_default": tf.function(self.serve, input_signature=[tf.TensorSpec(...)])}.'
+            f"signatures() returned {signatures!r}; expected a dictionary of functions with an input "
+            'signature: {"serving_default": tf.function(self.serve, input_signature=[tf.TensorSpec(...)])}.'
         )
     return dict(signatures)
 
@@ -129,57 +140,58 @@ def export(
     topology: Topology,
     signatures: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Writes models into `directory`, in files called model.keras, saved_model or model.weights.h5.
+    """Writes models to model.keras, saved_model or model.weights.h5 in `directory`. All workers call it.
 
     Args:
       targets: The models and formats, from the function `targets`.
-      directory: A path or a URL.
-      topology: All workers must call this function; only the chief's files remain.
-      signatures: Name -> `tf.function` that the SavedModel of `self.model` serves, instead of its own.
+      directory: A local path or a URL.
+      topology: Topology of the job. Only the chief's files remain.
+      signatures: Name -> `tf.function` that the SavedModel of `self.model` serves instead of its default.
 
     Returns:
       The paths of the files on the chief, and an empty list on other workers.
     """
-    goal = paths.path(directory)
-    renamed = paths.has_rename(goal)
-    beside = Path(directory) / f"workertemp_{topology.worker_index}"
-    own = beside if renamed else Path(tempfile.mkdtemp(prefix="ctl-export-"))
-    shutil.rmtree(own, ignore_errors=True)
-    written = []
+    destination = paths.path(directory)
+    can_rename = paths.has_rename(destination)
+    sibling = Path(directory) / f"workertemp_{topology.worker_index}"
+    temporary = sibling if can_rename else Path(tempfile.mkdtemp(prefix="ctl-export-"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    exported = []
     try:
-        own.mkdir(parents=True)
+        temporary.mkdir(parents=True)
         for target in targets:
-            path = own / target.folder / _FILES[target.format]
+            path = temporary / target.folder / _FILES[target.format]
             path.parent.mkdir(exist_ok=True)
-            served = signatures if target.folder == "." else None
-            _write(target.model, target.format, path, served or {})
+            target_signatures = signatures if target.folder == "." else None
+            _write_model(target.model, target.format, path, target_signatures or {})
             if not topology.is_chief:
                 continue
-            folder = goal if target.folder == "." else goal / target.folder
+            folder = destination if target.folder == "." else destination / target.folder
             final = folder / path.name
-            if not renamed:
+            if not can_rename:
                 paths.copy_tree(path, final, last=SAVED_MODEL_MARK)
             else:
                 Path(final).parent.mkdir(parents=True, exist_ok=True)
                 paths.replace(path, Path(final))
-            written.append(str(final))
+            exported.append(str(final))
     finally:
-        shutil.rmtree(own, ignore_errors=True)
-    return written
+        shutil.rmtree(temporary, ignore_errors=True)
+    return exported
 
 
-def _write(model: Any, word: str, path: Path, signatures: Mapping[str, Any]) -> None:
-    if word == "saved_model" and signatures:
-        _write_served(model, path, signatures)
-    elif not hasattr(model, _METHODS[word]):
+def _write_model(model: Any, format_name: str, path: Path, signatures: Mapping[str, Any]) -> None:
+    method = _METHODS[format_name]
+    if format_name == "saved_model" and signatures:
+        _write_with_signatures(model, path, signatures)
+    elif not hasattr(model, method):
         tf.saved_model.save(model, str(path))
-    elif word == "saved_model" and is_keras3(model):
+    elif format_name == "saved_model" and is_keras3(model):
         model.export(str(path), verbose=False)
     else:
-        getattr(model, _METHODS[word])(str(path))
+        getattr(model, method)(str(path))
 
 
-def _write_served(model: Any, path: Path, signatures: Mapping[str, Any]) -> None:
+def _write_with_signatures(model: Any, path: Path, signatures: Mapping[str, Any]) -> None:
     if not is_keras3(model):
         tf.saved_model.save(model, str(path), signatures=dict(signatures))
         return
@@ -188,6 +200,6 @@ def _write_served(model: Any, path: Path, signatures: Mapping[str, Any]) -> None
     archive = ExportArchive()
     archive.track(model)
     for name, function in signatures.items():
-        function.get_concrete_function()  # an archive takes what has been traced
+        function.get_concrete_function()  # an archive accepts traced functions only
         archive.add_endpoint(name, function)
     archive.write_out(str(path), verbose=False)

@@ -1,4 +1,4 @@
-"""Checkpoints in memory: for tests, and for runs that roll back but need no disk."""
+"""Checkpoints in memory, for tests and for runs that roll back without a disk."""
 
 from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.retention import Keep
@@ -7,17 +7,22 @@ from ctl.errors import CheckpointError
 
 
 class MemoryCheckpoints(CheckpointManager):
-    """Keeps copies of the values in this process; gone when it ends."""
+    """A manager that keeps copies of the variables in this process. They are lost when it ends.
+
+    Args:
+      keep: The states to keep.
+    """
 
     def __init__(self, *, keep: Keep = Keep(newest=1)):  # noqa: B008  frozen
         self.keep = keep
-        self._kept: dict[int, tuple[Manifest, dict]] = {}
+        self._saved_by_step: dict[int, tuple[Manifest, dict]] = {}
 
     def save(self, state: TrackedState, manifest: Manifest) -> str | None:
-        """Copies every variable; returns "memory:<step>"."""
-        self._kept[manifest.step] = manifest, {n: v.numpy() for n, v in state.variables.items()}
-        for old in self.keep.surplus([m for m, _ in self._kept.values()]):
-            del self._kept[old.step]
+        """Copies every variable. Returns "memory:<step>" on the chief, None on the other workers."""
+        values = {name: variable.numpy() for name, variable in state.variables.items()}
+        self._saved_by_step[manifest.step] = manifest, values
+        for surplus in self.keep.surplus([m for m, _ in self._saved_by_step.values()]):
+            del self._saved_by_step[surplus.step]
         return f"memory:{manifest.step}" if state.topology.is_chief else None
 
     @property
@@ -25,19 +30,19 @@ class MemoryCheckpoints(CheckpointManager):
         return self.keep.best
 
     def steps(self) -> list[int]:
-        """Steps of the kept states, ascending."""
-        return sorted(self._kept)
+        """Returns the steps of the saved states, ascending."""
+        return sorted(self._saved_by_step)
 
     def restore(self, state: TrackedState, step: int | None = None) -> Manifest | None:
-        """Assigns the kept values; see CheckpointManager."""
-        if step is None and not self._kept:
+        """Assigns the saved values; see `CheckpointManager.restore`."""
+        if step is None and not self._saved_by_step:
             return None
-        step = max(self._kept) if step is None else step
-        if step not in self._kept:
+        step = max(self._saved_by_step) if step is None else step
+        if step not in self._saved_by_step:
             raise CheckpointError(
-                f"There is no checkpoint of step {step} in memory; there are {self.steps()}."
+                f"There is no checkpoint of step {step} in memory; available steps: {self.steps()}."
             )
-        manifest, values = self._kept[step]
+        manifest, values = self._saved_by_step[step]
         state.check_matches(manifest.variables, f"memory:{step}")
         for name, variable in state.variables.items():
             if name in values:

@@ -1,9 +1,9 @@
-"""Which variable of a model is which of a saved one, by their paths.
+"""Matching of the variables of a model with those of a checkpoint, by their paths.
 
-A path is like "model/encoder_2/dense~1/kernel": "~" stands before a number that Keras gave, "_" before one
-that a user chose. Layers that a user has named are the same only with the same name. Keras counts the
-layers of a process, so the numbers that it gave may be shifted as a whole; where it is not clear by how
-much, the two are ambiguous.
+In a path such as "model/encoder_2/dense~1/kernel", "~" precedes a number that Keras assigned, and "_" one
+that the user chose. Names that the user chose must be equal. Keras numbers the layers of a process, so the
+numbers that it assigned may all be shifted by the same amount. If the shift is unclear, the match is
+ambiguous.
 """
 
 import re
@@ -11,40 +11,54 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 _NUMBER = re.compile(r"~(\d+)")
-_LISTED = 6
+_MAX_LISTED = 6
 
 
 class Ambiguous(ValueError):
-    """Several variables might be meant; the text names those on both sides."""
+    """An error for variables with several possible matches; the message lists those of both sides."""
 
 
-def matching_names(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
-    """Name here -> name there, of those that are the same; both map names to paths.
+def matching_names(model_paths: Mapping[str, str], saved_paths: Mapping[str, str]) -> dict[str, str]:
+    """Returns the names in the checkpoint of the variables that exist on both sides.
 
-    Raises Ambiguous.
+    Args:
+      model_paths: Name -> path of the variables of the model.
+      saved_paths: Name -> path of the variables in the checkpoint.
+
+    Returns:
+      Name in the model -> name in the checkpoint.
+
+    Raises:
+      Ambiguous: If variables have several possible matches.
     """
-    saved = _groups(there)
-    found: dict[str, str] = {}
-    for base, mine in _groups(here).items():
-        theirs = saved.get(base, [])
-        numbers, others = [n for n, _ in mine], [n for n, _ in theirs]
-        if not theirs:
+    saved_groups = _group_by_unnumbered_path(saved_paths)
+    saved_name_by_name: dict[str, str] = {}
+    for base, members in _group_by_unnumbered_path(model_paths).items():
+        saved_members = saved_groups.get(base, [])
+        if not saved_members:
             continue
-        repeated = len(set(numbers)) < len(mine) or len(set(others)) < len(theirs)
-        aligned = numbers == others or numbers[0] == others[0]
-        shifted = len(mine) == len(theirs) and not set(numbers) & set(others)
-        if shifted or numbers == others:
-            found |= {a: b for (_, a), (_, b) in zip(mine, theirs, strict=True)}
-        elif aligned and not repeated:
-            names = dict(theirs)
-            found |= {name: names[number] for number, name in mine if number in names}
+        numbers, saved_numbers = [n for n, _ in members], [n for n, _ in saved_members]
+        has_duplicates = any(len(set(group)) < len(group) for group in (numbers, saved_numbers))
+        has_same_start = numbers[0] == saved_numbers[0]
+        is_shifted = len(members) == len(saved_members) and not set(numbers) & set(saved_numbers)
+        if is_shifted or numbers == saved_numbers:
+            pairs = zip(members, saved_members, strict=True)
+            saved_name_by_name |= {name: saved_name for (_, name), (_, saved_name) in pairs}
+        elif has_same_start and not has_duplicates:
+            name_by_number = dict(saved_members)
+            saved_name_by_name |= {
+                name: name_by_number[number] for number, name in members if number in name_by_number
+            }
         else:
-            raise Ambiguous(f"{_listed(mine, here)} here, {_listed(theirs, there)} there")
-    return found
+            raise Ambiguous(
+                f"{_listed(members, model_paths)} in this model, "
+                f"{_listed(saved_members, saved_paths)} in the checkpoint"
+            )
+    return saved_name_by_name
 
 
-def _groups(paths: Mapping[str, str]) -> dict[str, list[tuple[tuple[int, ...], str]]]:
-    """Path without the numbers of Keras -> (these numbers, name), ascending."""
+def _group_by_unnumbered_path(paths: Mapping[str, str]) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+    """Returns path without the numbers of Keras -> (these numbers, name), ascending by the numbers."""
     groups = defaultdict(list)
     for name, path in paths.items():
         groups[_NUMBER.sub("", path)].append((_numbers(path), name))
@@ -52,12 +66,12 @@ def _groups(paths: Mapping[str, str]) -> dict[str, list[tuple[tuple[int, ...], s
 
 
 def _numbers(path: str) -> tuple[int, ...]:
-    """The number of each part of a path; the first of its kind has none, which is 0."""
-    found = [_NUMBER.search(part) for part in path.split("/")]
-    return tuple(int(match[1]) if match else 0 for match in found)
+    """Returns the number of each part of a path, 0 for a part without a number."""
+    matches = [_NUMBER.search(part) for part in path.split("/")]
+    return tuple(int(match[1]) if match else 0 for match in matches)
 
 
 def _listed(members: list, paths: Mapping[str, str]) -> str:
-    shown = [paths[name].replace("~", "_") for _, name in members[:_LISTED]]
-    more = f" and {len(members) - _LISTED} more" if len(members) > _LISTED else ""
-    return ", ".join(shown) + more
+    names = [paths[name].replace("~", "_") for _, name in members[:_MAX_LISTED]]
+    suffix = f" and {len(members) - _MAX_LISTED} more" if len(members) > _MAX_LISTED else ""
+    return ", ".join(names) + suffix

@@ -1,6 +1,6 @@
 """Base class of checkpoint managers, and the manifest of a checkpoint.
 
-`ctl.Every` says when to save and `ctl.Keep` which checkpoints to keep; a manager writes and restores them.
+`ctl.Every` defines when to save, `ctl.Keep` which checkpoints to keep. A manager writes and restores them.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ctl.checkpoints import checksums
+from ctl.checkpoints.checksums import CRC32C, compute_checksum
 from ctl.errors import CheckpointError
 from ctl.io.paths import AnyPath
 
@@ -20,20 +20,20 @@ class Manifest:
     """Description of a checkpoint, without its tensors. It is saved as `manifest.json`.
 
     Attributes:
-      step: completed steps.
-      created: Unix time, seconds.
-      variables: name -> {"shape": [...], "dtype": "float32"}.
-      keys: name -> key of its tensor in the TensorFlow checkpoint, if it is known.
-      paths: name -> full path, see `tracked_state.TrackedState`; empty in older checkpoints.
-      files: file name -> {"size": bytes, "checksum": "crc32c:..."}.
-      world: {"workers": n, "replicas": n, "strategy": word, "global_batch_size": examples}.
+      step: Number of completed steps.
+      created: Unix time (seconds).
+      variables: Name -> {"shape": [...], "dtype": "float32"}.
+      keys: Name -> key of the tensor in the TensorFlow checkpoint. Variables without one key are absent.
+      paths: Name -> full path, see `tracked_state.TrackedState`; empty in older checkpoints.
+      files: File name -> {"size": bytes, "checksum": "crc32c:..."}.
+      world: {"workers": n, "replicas": n, "strategy": name, "global_batch_size": examples}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
         "source": description}.
-      metrics: newest evaluation at this step, name -> mean; empty if there was none.
-      state: state of parts of the loop as JSON values, by part.
-      config: settings of the run, name -> value; `training/resume.py` compares them when a run resumes.
+      metrics: Name -> mean of the newest evaluation at this step; empty without an evaluation.
+      state: State of parts of the loop as JSON values, by part.
+      config: Settings of the run, name -> value. `training/resume.py` compares them when a run resumes.
       versions: {"ctl": ..., "tensorflow": ...}.
-      format: version of the file format; a newer one is refused.
+      format: Version of the file format. Newer versions than `FORMAT` are rejected.
     """
 
     step: int
@@ -61,15 +61,23 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str, where: str) -> "Manifest":
-        """Returns the manifest of a text; raises CheckpointError, with the path `where`, if it has none."""
+        """Parses the text of `manifest.json`.
+
+        Args:
+          text: Content of the file.
+          where: Path of the file, for messages.
+
+        Raises:
+          CheckpointError: If the manifest is damaged, or has a newer format.
+        """
         try:
             content = json.loads(text)
-            written, version = content.pop("checksum"), content["format"]
-            if not isinstance(written, str) or written != _checksum(content, like=written):
-                raise ValueError("its checksum is another than when it was written")
+            checksum, version = content.pop("checksum"), content["format"]
+            if not isinstance(checksum, str) or checksum != _checksum(content, like=checksum):
+                raise ValueError("wrong checksum")
             names = {f.name for f in fields(Manifest)}
             manifest = Manifest(**{k: v for k, v in content.items() if k in names})
-            if not _is_whole(version):
+            if not _is_whole_number(version):
                 raise ValueError(f"format {version!r}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise CheckpointError(f"{where} is damaged: {e!r:.300}.") from None
@@ -78,36 +86,36 @@ class Manifest:
                 f"{where} has format {version}; this version of ctl reads up to {FORMAT}. "
                 "Use the version that wrote it, or a newer one."
             )
-        if wrong := _wrong_parts(manifest):
-            raise CheckpointError(f"{where} is damaged: its {', '.join(wrong)} cannot be used.")
+        if invalid := _invalid_fields(manifest):
+            raise CheckpointError(f"{where} is damaged: invalid values of {', '.join(invalid)}.")
         return manifest
 
 
-def _checksum(content: dict, like: str = checksums.KIND) -> str:
-    return checksums.of([json.dumps(content, sort_keys=True).encode()], like)
+def _checksum(content: dict, like: str = CRC32C) -> str:
+    return compute_checksum([json.dumps(content, sort_keys=True).encode()], like)
 
 
-def _wrong_parts(manifest: Manifest) -> list[str]:
-    """Returns the names of the attributes with a wrong type."""
+def _invalid_fields(manifest: Manifest) -> list[str]:
+    """Returns the names of the attributes with a value of a wrong type or range."""
 
-    def table(value: Any, good: Any) -> bool:
-        return isinstance(value, Mapping) and all(good(v) for v in value.values())
+    def is_mapping_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+        return isinstance(value, Mapping) and all(is_valid(v) for v in value.values())
 
-    checks = {
-        "step": _is_whole(manifest.step),
+    is_valid_by_name = {
+        "step": _is_whole_number(manifest.step),
         "created": _is_number(manifest.created),
-        "variables": table(manifest.variables, _is_spec),
-        "keys": table(manifest.keys, lambda v: isinstance(v, str)),
-        "paths": table(manifest.paths, lambda v: isinstance(v, str)),
-        "files": table(manifest.files, _is_file) and all(_is_name(n) for n in manifest.files),
-        "metrics": table(manifest.metrics, _is_number),
+        "variables": is_mapping_of(manifest.variables, _is_spec),
+        "keys": is_mapping_of(manifest.keys, lambda v: isinstance(v, str)),
+        "paths": is_mapping_of(manifest.paths, lambda v: isinstance(v, str)),
+        "files": is_mapping_of(manifest.files, _is_file) and all(_is_file_name(n) for n in manifest.files),
+        "metrics": is_mapping_of(manifest.metrics, _is_number),
     }
-    parts = ("world", "data", "state", "versions")
-    checks |= {n: isinstance(getattr(manifest, n), Mapping) for n in parts}
-    return [name for name, good in checks.items() if not good]
+    for name in ("world", "data", "state", "versions"):
+        is_valid_by_name[name] = isinstance(getattr(manifest, name), Mapping)
+    return [name for name, is_valid in is_valid_by_name.items() if not is_valid]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -122,32 +130,32 @@ def _is_spec(value: Any) -> bool:
     has_shape = isinstance(value, Mapping) and isinstance(value.get("shape"), list)
     return (
         has_shape
-        and all(d is None or _is_whole(d) for d in value["shape"])
+        and all(d is None or _is_whole_number(d) for d in value["shape"])
         and isinstance(value.get("dtype"), str)
     )
 
 
 def _is_file(value: Any) -> bool:
     has_checksum = isinstance(value, Mapping) and isinstance(value.get("checksum"), str)
-    return has_checksum and _is_whole(value.get("size"))
+    return has_checksum and _is_whole_number(value.get("size"))
 
 
-def _is_name(name: str) -> bool:
-    """Returns True for the name of a file within the directory."""
+def _is_file_name(name: str) -> bool:
+    """Returns True for a name without directories."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 class CheckpointManager:
-    """Saves states of a run and restores them. Subclasses define `save` and `restore`.
+    """Base class of checkpoint managers. Subclasses define `save` and `restore`.
 
-    Every worker calls the methods at the same step; only the chief calls `choose` and `amend`. The methods
-    other than `save` and `restore` do nothing by default.
+    Every worker calls the methods at the same step; only the chief calls `choose` and `amend`. Methods
+    other than `save` and `restore` are no-ops by default.
 
     Attributes:
-      directory: of the checkpoints, a local path or a URL; None where they are not in a directory.
-      is_temporary: the checkpoints are deleted when the run has succeeded.
-      is_shared: all workers restore the step that `choose` returns on the chief. Otherwise each worker
-        restores the newest state that it finds, and the run ends with an error if their steps differ.
+      directory: Directory of the checkpoints, a local path or a URL. None for other kinds of storage.
+      is_temporary: True if the checkpoints are deleted when the run has succeeded.
+      is_shared: If True, all workers restore the step that `choose` returns on the chief. Otherwise each
+        worker restores the newest state that it finds, and different steps end the run with an error.
     """
 
     directory: AnyPath | None = None
@@ -155,19 +163,30 @@ class CheckpointManager:
     is_shared = False
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
-        """Saves `state`; returns its path on the process that wrote it.
+        """Saves a state.
 
         Args:
-          state: a `ctl.checkpoints.tracked_state.TrackedState`. Some of its variables are sums over
-            workers, so that all workers have to read them.
+          state: A `ctl.checkpoints.tracked_state.TrackedState`. All workers must read its variables,
+            because some are sums over workers.
+          manifest: Description of the checkpoint.
+
+        Returns:
+          The path on the process that has written it, otherwise None.
         """
         raise NotImplementedError
 
     def restore(self, state: Any, step: int | None = None) -> Manifest | None:
-        """Restores the newest state, or that of `step`, completely or not at all.
+        """Restores a state completely, or raises an error before any variable changes.
 
-        Returns None, and changes nothing, if there is none. Raises CheckpointError if the checkpoint cannot
-        be read or belongs to another model.
+        Args:
+          state: A `ctl.checkpoints.tracked_state.TrackedState`.
+          step: Step to restore; None for the newest.
+
+        Returns:
+          The manifest, or None if `step` is None and there is no checkpoint.
+
+        Raises:
+          CheckpointError: If the checkpoint does not exist, cannot be read or belongs to another model.
         """
         raise NotImplementedError
 
@@ -179,27 +198,31 @@ class CheckpointManager:
         """Prepares for the saves of a run, after all workers have restored.
 
         Args:
-          on_saved: to be called with step and path when a save in the background is complete.
+          state: A `ctl.checkpoints.tracked_state.TrackedState`.
+          on_saved: Function to call with step and path when a background save is complete.
         """
 
     def finish(self) -> None:
-        """Waits for saves in the background, after the last step or an error.
+        """Waits for background saves, after the last step or an error.
 
         Raises the error of the newest save.
         """
 
     def fence(self, check: Callable[[], None]) -> None:
-        """Accepts a function to call before each commit.
-
-        It raises if another job has taken model_dir over.
-        """
+        """Sets a function to call before each commit. It raises if another job has taken model_dir over."""
 
     def amend(self, step: int, metrics: Mapping[str, float], state: Mapping[str, Any]) -> bool:
-        """Adds an evaluation to the manifest of a step that was saved; returns whether it did so."""
+        """Adds an evaluation to the manifest of a saved step. Returns False if this is not possible.
+
+        Args:
+          step: The saved step.
+          metrics: Name -> mean.
+          state: New value of `Manifest.state`.
+        """
         return False
 
     def succeeded(self, state: Any) -> None:
-        """Called when a run has reached its last step and everything is saved."""
+        """Handles the end of a run that has reached its last step and saved it."""
 
     def steps(self) -> Sequence[int]:
         """Returns the steps of the saved states, ascending."""
@@ -212,12 +235,12 @@ class CheckpointManager:
 
 
 class NullCheckpoints(CheckpointManager):
-    """Does not save."""
+    """A manager that does not save."""
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
         return None
 
     def restore(self, state: Any, step: int | None = None) -> Manifest | None:
         if step is not None:
-            raise CheckpointError(f"There is no checkpoint of step {step}: nothing is kept here.")
+            raise CheckpointError(f"There is no checkpoint of step {step}: this run does not save any.")
         return None

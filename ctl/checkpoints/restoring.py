@@ -1,8 +1,8 @@
 """Choice of the checkpoint to resume from: the newest undamaged one on the chief, for all workers.
 
 Damage is a missing file, a wrong size or a wrong checksum. A read error is not damage: reading is retried
-for some seconds, then the job ends with a code that permits a restart. On network file systems the other
-workers wait until the chosen checkpoint is visible.
+for some seconds, then the job ends with an exit code that permits a restart. On network file systems the
+other workers wait until the chosen checkpoint is visible.
 """
 
 import functools
@@ -22,14 +22,20 @@ from ctl.errors import CheckpointError, CtlError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
-VISIBLE_SECS = 60.0  # timeout of a worker for the checkpoint that the chief has chosen
+VISIBILITY_TIMEOUT_SECS = 60.0  # of a worker for a checkpoint that is visible to another worker
 _POLL_SECS = 0.5
 T = TypeVar("T")
 _log = logging.getLogger("ctl")
 
 
 class Choice(NamedTuple):
-    """A checkpoint to restore, and the damaged ones that were passed over, with the reason."""
+    """A checkpoint to restore.
+
+    Attributes:
+      path: Directory of the checkpoint.
+      manifest: Its manifest.
+      damaged: Path -> fault of the newer checkpoints that are damaged.
+    """
 
     path: AnyPath
     manifest: Manifest
@@ -37,28 +43,31 @@ class Choice(NamedTuple):
 
 
 def newest_checkpoint(directory: AnyPath) -> Choice | None:
-    """The newest undamaged checkpoint, None if there is none at all.
+    """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
 
-    A warning names each damaged one, its file and the cause. Raises CheckpointError if all are damaged:
-    never a silent start at step 0. Raises ReadError where a newer one cannot be read.
+    Logs a warning with the file and the cause for each damaged one.
+
+    Raises:
+      CheckpointError: If all checkpoints are damaged, so that a run does not silently start at step 0.
+      ReadError: If a newer checkpoint cannot be read at present.
     """
-    found, faults = _survey(directory)
-    damaged = {p: str(e).rstrip(".") for p, e in faults.items() if not isinstance(e, ReadError)}
-    unread = {commit.step_of(p): e for p, e in faults.items() if isinstance(e, ReadError)}
+    checkpoints, error_by_path = _survey(directory)
+    damaged = {p: str(e).rstrip(".") for p, e in error_by_path.items() if not isinstance(e, ReadError)}
+    unread = {commit.step_of(p): e for p, e in error_by_path.items() if isinstance(e, ReadError)}
     for path, fault in damaged.items():
-        _log.warning("Passing over the damaged checkpoint %s: %s.", path, fault)
-    for path, manifest in reversed(found):
-        _check_read(unread, manifest.step)
-        wrong = paths.persistently(functools.partial(commit.verify, path, manifest))
-        if wrong is None:
+        _log.warning("Skipping the damaged checkpoint %s: %s.", path, fault)
+    for path, manifest in reversed(checkpoints):
+        _check_newer_are_readable(unread, manifest.step)
+        damage = _find_damage(path, manifest)
+        if damage is None:
             return Choice(path, manifest, damaged)
-        damaged[path] = wrong
-        _log.warning("Passing over the damaged checkpoint %s: %s.", path, wrong)
-    _check_read(unread, -1)
+        damaged[path] = damage
+        _log.warning("Skipping the damaged checkpoint %s: %s.", path, damage)
+    _check_newer_are_readable(unread, -1)
     if damaged:
-        listed = "; ".join(f"{p.name}: {fault}" for p, fault in damaged.items())
+        details = "; ".join(f"{p.name}: {fault}" for p, fault in damaged.items())
         raise CheckpointError(
-            f"Every checkpoint in {directory} is damaged ({listed}). Restore one from a backup, or "
+            f"Every checkpoint in {directory} is damaged ({details}). Restore one from a backup, or "
             "start again with another --model_dir."
         )
     return None
@@ -66,159 +75,173 @@ def newest_checkpoint(directory: AnyPath) -> Choice | None:
 
 def _survey(directory: AnyPath) -> tuple[list, dict]:
     try:
-        return paths.persistently(lambda: commit.survey(directory, paths.persistently))
+        return paths.call_with_retries(
+            lambda: commit.survey_checkpoints(directory, paths.call_with_retries)
+        )
     except OSError as e:
-        failed = ReadError(f"{directory} cannot be read: {e.strerror or e}.")
-        failed.errno = e.errno
-        raise failed from e
+        raise commit.read_error(directory, e) from e
 
 
-def _check_read(unread: Mapping[int, CheckpointError], step: int) -> None:
-    """Raises ReadError for the newest one that cannot be read and is newer than `step`."""
+def _find_damage(path: AnyPath, manifest: Manifest) -> str | None:
+    return paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
+
+
+def _check_newer_are_readable(unread: Mapping[int, CheckpointError], step: int) -> None:
+    """Raises the error of the newest unreadable checkpoint if it is newer than `step`."""
     if unread and max(unread) > step:
         raise unread[max(unread)]
 
 
-def of_step(directory: AnyPath, step: int) -> tuple[AnyPath, Manifest]:
-    """The good checkpoint of `step`; raises CheckpointError if there is none, or it is damaged."""
-    found, faults = _survey(directory)
-    for path, manifest in found:
+def find_checkpoint(directory: AnyPath, step: int) -> tuple[AnyPath, Manifest]:
+    """Returns the checkpoint of `step`. Raises CheckpointError if it does not exist or is damaged."""
+    checkpoints, error_by_path = _survey(directory)
+    for path, manifest in checkpoints:
         if manifest.step == step:
-            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
-            if fault is None:
+            damage = _find_damage(path, manifest)
+            if damage is None:
                 return path, manifest
-            raise CheckpointError(f"The checkpoint {path} is damaged: {fault}.")
-    for path, error in faults.items():
+            raise CheckpointError(f"The checkpoint {path} is damaged: {damage}.")
+    for path, error in error_by_path.items():
         if commit.step_of(path) == step:
             raise error
     raise CheckpointError(
-        f"There is no good checkpoint of step {step} in {directory}; there are "
-        f"{[m.step for _, m in found] or 'none'}."
+        f"There is no checkpoint of step {step} in {directory}; available steps: "
+        f"{[m.step for _, m in checkpoints] or 'none'}."
     )
 
 
-def awaited(
+def wait_for_checkpoint(
     directory: AnyPath,
     step: int,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[AnyPath, Manifest]:
-    """The checkpoint of `step`, which the chief sees undamaged; waits until this worker sees it, too.
+    """Waits until a checkpoint that the chief has verified is visible to this worker, and returns it.
 
-    Raises ReadError if it does not within `VISIBLE_SECS`.
+    Raises:
+      ReadError: After `VISIBILITY_TIMEOUT_SECS`.
     """
-    until, told = clock() + VISIBLE_SECS, False
+    deadline, has_warned = clock() + VISIBILITY_TIMEOUT_SECS, False
     while True:
         try:
-            return of_step(directory, step)
+            return find_checkpoint(directory, step)
         except CheckpointError as e:
-            if clock() >= until:
+            if clock() >= deadline:
                 raise ReadError(
-                    f"The chief restores the checkpoint of step {step}, and this worker has not seen it "
-                    f"within {VISIBLE_SECS:g} s: {str(e).rstrip('.')}. All workers must see the same "
-                    "model_dir: put it on shared storage."
+                    f"The chief restores the checkpoint of step {step}, which this worker could not read "
+                    f"within {VISIBILITY_TIMEOUT_SECS:g} s: {str(e).rstrip('.')}. All workers must see the "
+                    "same model_dir: put it on shared storage."
                 ) from e
-            if not told:
+            if not has_warned:
                 _log.warning("Waiting for the checkpoint that the chief restores: %s", e)
-                told = True
+                has_warned = True
             sleep(_POLL_SECS)
 
 
-def newest_of_workers(agreement: HostAllReduce, topology: Topology, directory: AnyPath) -> list[int]:
-    """Returns the step of the newest checkpoint that each worker sees, -1 for none. All workers call it."""
+def newest_step_by_worker(agreement: HostAllReduce, topology: Topology, directory: AnyPath) -> list[int]:
+    """Returns the newest step that is visible to each worker, -1 for none. All workers call it."""
     steps = np.zeros(agreement.num_workers)
     steps[topology.worker_index] = _newest_step(directory) + 1
     return [int(step) - 1 for step in agreement.sum(steps)]
 
 
-def check_sees_newest(
+def check_newest_is_visible(
     directory: AnyPath,
     steps: Sequence[int],
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raises UsageError, on the chief, if another worker sees a newer checkpoint for `VISIBLE_SECS`.
+    """Waits on the chief until the newest checkpoint of any worker is visible.
 
-    A network file system may show it some time later. A directory that is not shared never does; without
-    this check, a chief on another host than before would begin at step 0.
+    A network file system may show it with a delay. A directory that is not shared never does; without this
+    check, a chief that has moved to another host would start at step 0.
 
     Args:
-      steps: The result of `newest_of_workers`.
+      directory: Directory of the checkpoints.
+      steps: The result of `newest_step_by_worker`.
+      clock: Returns the time (seconds).
+      sleep: Waits for a number of seconds.
+
+    Raises:
+      UsageError: After `VISIBILITY_TIMEOUT_SECS`.
     """
-    until, newest = clock() + VISIBLE_SECS, max(steps)
+    deadline, newest = clock() + VISIBILITY_TIMEOUT_SECS, max(steps)
     while (visible := _newest_step(directory)) < newest:
-        if clock() >= until:
+        if clock() >= deadline:
             workers = ", ".join(f"worker {i} at step {s}" for i, s in enumerate(steps) if s > visible)
-            newest_here = f"its newest checkpoint at step {visible}" if visible >= 0 else "no checkpoint"
+            subject = f"its newest checkpoint at step {visible}" if visible >= 0 else "no checkpoint"
             raise UsageError(
-                f"The chief finds {newest_here} in {directory}, {workers}. All workers must see the same "
-                "model_dir: put it on shared storage. To begin without these checkpoints, give another "
-                "--model_dir."
+                f"The chief finds {subject} in {directory}; other workers find newer ones: {workers}. All "
+                "workers must see the same model_dir: put it on shared storage. To start without these "
+                "checkpoints, give another --model_dir."
             )
         sleep(_POLL_SECS)
 
 
 def _newest_step(directory: AnyPath) -> int:
     try:
-        checkpoints, _ = commit.survey(directory)
+        checkpoints, _ = commit.survey_checkpoints(directory)
     except OSError:  # as before the first save
         return -1
     return max((manifest.step for _, manifest in checkpoints), default=-1)
 
 
-def checksum_of(manifest: Manifest) -> int:
-    """Returns a checksum of the files of a checkpoint."""
+def manifest_checksum(manifest: Manifest) -> int:
+    """Returns a checksum of the list of files of a checkpoint."""
     return zlib.crc32(json.dumps(dict(manifest.files), sort_keys=True).encode())
 
 
-def chosen_by_chief(
+def load_choice_of_chief(
     agreement: HostAllReduce,
-    place: Topology,
+    topology: Topology,
     choose: Callable[[], int | None],
-    take: Callable[[int], T],
+    load: Callable[[int], T],
     checksum: Callable[[Any], int],
 ) -> T | None:
-    """Returns the result of `take` for the number >= 0 that the chief chooses, on every worker.
+    """Returns the result of `load` for the number >= 0 that the chief chooses, on every worker.
 
-    All workers must call it. Where `choose` or `take` raises a CtlError on one of them, every one raises
-    one, with the same exit code.
+    All workers must call it. If `choose` or `load` raises a CtlError on one worker, every worker raises a
+    CtlError with the same exit code.
 
     Args:
-      agreement: sums over the workers.
-      place: of this worker.
-      choose: called on the chief. Returns None if there is no checkpoint; then the result is None.
-      take: called on every worker with the chosen number.
-      checksum: of a result. Workers with another one than the chief raise UsageError, as all do then.
+      agreement: Sums over the workers.
+      topology: Topology of the job.
+      choose: Called on the chief. If it returns None, `load` is not called and the result is None.
+      load: Called on every worker with the chosen number.
+      checksum: Returns the checksum of a result.
+
+    Raises:
+      UsageError: On every worker, if the checksums differ.
     """
-    choice, failure, taken = 0, None, None
+    choice, failure, result = 0, None, None
     try:
-        chosen = choose() if place.is_chief else None
+        chosen = choose() if topology.is_chief else None
         choice = 0 if chosen is None else chosen + 1
     except CtlError as e:
         failure = e
-    choice, own_checksum = int(agreement.sum([float(choice)])[0]), 0
+    choice, result_checksum = int(agreement.sum([float(choice)])[0]), 0
     try:
-        taken = take(choice - 1) if choice and failure is None else None
-        own_checksum = 0 if taken is None else checksum(taken)
+        result = load(choice - 1) if choice and failure is None else None
+        result_checksum = 0 if result is None else checksum(result)
     except CtlError as e:
         failure = e
-    endings = np.zeros([2, agreement.num_workers])
-    endings[0, place.worker_index] = 0 if failure is None else failure.exit_code
-    endings[1, place.worker_index] = own_checksum
-    codes, checksums = np.rint(agreement.sum(endings.ravel())).reshape(endings.shape)
+    outcomes = np.zeros([2, agreement.num_workers])
+    outcomes[0, topology.worker_index] = 0 if failure is None else failure.exit_code
+    outcomes[1, topology.worker_index] = result_checksum
+    exit_codes, checksums = np.rint(agreement.sum(outcomes.ravel())).reshape(outcomes.shape)
     if failure is not None:
         raise failure
-    if codes.any():
-        first = int(np.flatnonzero(codes)[0])
-        other = CheckpointError(f"Worker {first} could not restore a checkpoint; its log tells why.")
-        other.exit_code = int(codes[first])
-        raise other
+    if exit_codes.any():
+        worker = int(np.flatnonzero(exit_codes)[0])
+        error = CheckpointError(f"Worker {worker} could not restore a checkpoint; its log has the reason.")
+        error.exit_code = int(exit_codes[worker])
+        raise error
     different = [f"worker {i}" for i in np.flatnonzero(checksums != checksums[0])]
     if different:
         raise UsageError(
             f"The chief and {', '.join(different)} read different checkpoints. All workers must read the "
             "same files: put the directory on shared storage, or name a checkpoint such as .../ckpt-500."
         )
-    return taken
+    return result

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, the best by a metric of the evaluation, and every k-th step's."""
+"""Checkpoint retention policies: the newest ones, the best one by a metric, and every k-th step."""
 
 import math
 import numbers
@@ -12,14 +12,14 @@ from ctl.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What to keep.
+    """A retention policy. A checkpoint is kept if at least one of the rules applies to it.
 
     Attributes:
-      newest: so many of the newest; 0 keeps all.
-      best: name of a metric of `eval_step`; the checkpoint with its best value stays as well. NaN
-        never wins. With it, a checkpoint is also saved after every evaluation.
+      newest: Number of the newest checkpoints to keep; 0 keeps all.
+      best: Name of a metric of `eval_step`. The checkpoint with its best value is kept; NaN is never the
+        best. A checkpoint is then also saved after every evaluation.
       mode: "max", "min", or "auto": "min" for names that contain loss, error, ...
-      every: checkpoints whose step is a multiple of this stay for good; None: none.
+      every: Checkpoints of steps that are multiples of this are never deleted. None disables the rule.
     """
 
     newest: int = 5
@@ -28,27 +28,27 @@ class Keep:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.newest, 0):
+        if not _is_whole_number(self.newest, 0):
             raise UsageError(
                 f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to keep all."
             )
         if self.mode not in ("auto", "max", "min"):
             raise UsageError(f"keep mode is {self.mode!r}; expected 'max', 'min' or 'auto'.")
-        if self.every is not None and not _is_whole(self.every, 1):
+        if self.every is not None and not _is_whole_number(self.every, 1):
             raise UsageError(f"keep every is {self.every!r}; expected a whole number of steps >= 1.")
 
     @staticmethod
     def parse(text: str) -> "Keep":
-        """`5`, `0`, `3,best=accuracy`, `3,best=loss,mode=min` or `5,every=1000`."""
+        """Returns the policy of a text such as `5`, `0`, `3,best=accuracy,mode=max` or `5,every=1000`."""
         values: dict = {}
         for i, part in enumerate(str(text).split(",")):
-            key, eq, value = part.strip().partition("=")
+            key, equals_sign, value = part.strip().partition("=")
             key, value = key.strip(), value.strip()
-            if not eq and i == 0 and _is_number(key):
+            if not equals_sign and i == 0 and _has_digits_only(key):
                 values["newest"] = int(key)
-            elif eq and key in ("best", "mode") and value and key not in values:
+            elif equals_sign and key in ("best", "mode") and value and key not in values:
                 values[key] = value
-            elif eq and key == "every" and _is_number(value) and key not in values:
+            elif equals_sign and key == "every" and _has_digits_only(value) and key not in values:
                 values[key] = int(value)
             else:
                 raise UsageError(
@@ -58,7 +58,7 @@ class Keep:
         return Keep(**values)
 
     def best_of(self, manifests: Sequence[Manifest]) -> Manifest | None:
-        """The best by the metric; of equals the newest; None if no checkpoint has a number for it."""
+        """Returns the best by the metric, the newest of equal ones, or None if none has a value."""
         name = self.best
         if name is None:
             return None
@@ -67,24 +67,24 @@ class Keep:
         return max(candidates, key=lambda m: (sign * m.metrics[name], m.step), default=None)
 
     def surplus(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """Those that may go; never the newest one."""
+        """Returns the manifests of the checkpoints to delete, ascending. The newest is never among them."""
         if self.newest == 0:
             return []
         ordered = sorted(manifests, key=lambda m: m.step)
-        stay = {m.step for m in ordered[-self.newest :]}
+        kept_steps = {m.step for m in ordered[-self.newest :]}
         best = self.best_of(ordered)
         if best is not None:
-            stay.add(best.step)
+            kept_steps.add(best.step)
         if self.every is not None:
-            stay |= {m.step for m in ordered if m.step % self.every == 0}
-        return [m for m in ordered if m.step not in stay]
+            kept_steps |= {m.step for m in ordered if m.step % self.every == 0}
+        return [m for m in ordered if m.step not in kept_steps]
 
 
-def _is_whole(value: object, least: int) -> bool:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return whole and int(value) >= least  # type: ignore[call-overload]
+def _is_whole_number(value: object, minimum: int) -> bool:
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integer and int(value) >= minimum  # type: ignore[call-overload]
 
 
-def _is_number(text: str) -> bool:
-    """True for digits that `int` reads as a number of steps or files."""
+def _has_digits_only(text: str) -> bool:
+    """Returns True for at most 18 ASCII digits."""
     return text.isascii() and text.isdigit() and len(text) <= 18

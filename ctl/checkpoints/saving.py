@@ -1,11 +1,11 @@
-"""One save at a time, in the caller's thread or in one of its own; a manager's begin and finish."""
+"""Synchronous and background writes of checkpoints, and the begin and finish of a manager."""
 
 import contextlib
 import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import SaveError, UsageError
@@ -15,21 +15,24 @@ from ctl.supervision import heartbeat
 
 ON_ERROR_POLICIES = ("continue", "raise")
 _FEW_INODES = 64  # a checkpoint has a handful of files, other programs may need some
+T = TypeVar("T")
 _log = logging.getLogger("ctl")
 
 
 @contextlib.contextmanager
-def around(manager: CheckpointManager, state: Any, on_saved: Callable[[int, str], None]) -> Iterator[None]:
+def opened_manager(
+    manager: CheckpointManager, state: Any, on_saved: Callable[[int, str], None]
+) -> Iterator[None]:
     """Calls `begin` of a manager before the block, and `finish` after it.
 
-    An error of `finish` is logged if the block has raised one too, so that the block's error is seen.
+    If the block has raised an error, an error of `finish` is only logged.
     """
 
     def finish() -> None:
-        with heartbeat.here.doing(heartbeat.SAVING):
+        with heartbeat.current.enter_phase(heartbeat.SAVING):
             manager.finish()
 
-    with heartbeat.here.doing(heartbeat.SAVING):
+    with heartbeat.current.enter_phase(heartbeat.SAVING):
         manager.begin(state, on_saved)
     try:
         yield
@@ -44,64 +47,78 @@ def around(manager: CheckpointManager, state: Any, on_saved: Callable[[int, str]
 
 
 class Saving:
-    """Runs writes one after the other, and remembers how the newest ended."""
+    """A sequence of writes, of which at most one is in progress, and the error of the newest.
+
+    Args:
+      on_error: "continue" logs a SaveError, "raise" raises it. Other errors are always raised.
+    """
 
     def __init__(self, *, on_error: str):
         if on_error not in ON_ERROR_POLICIES:
             raise UsageError(f"on_error is {on_error!r}; expected 'continue' or 'raise'.")
-        self._raises = on_error == "raise"
+        self._should_raise = on_error == "raise"
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None  # of the newest write
 
-    def run(self, write: Callable[[], object]) -> None:
-        """Writes here and now; raises as `check` does."""
-        self._try(write)
+    def run(self, write: Callable[[], T]) -> T | None:
+        """Returns the result of `write`, or None after an error that `check` does not raise."""
+        result = self._run(write)
         self.check()
+        return result
 
     def start(self, write: Callable[[], object]) -> None:
-        """Begins a write in a thread of its own. Call `wait` first."""
+        """Starts a write in a thread. Call `wait` first."""
         self._error = None
-        self._thread = threading.Thread(target=self._try, args=(write,), name="ctl-save")
+        self._thread = threading.Thread(target=self._run, args=(write,), name="ctl-save")
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when no write is under way."""
+        """Waits until no write is in progress."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
 
     def check(self) -> None:
-        """Raises what the newest write raised, unless training goes on without that checkpoint."""
-        if self._error is not None and (self._raises or not isinstance(self._error, SaveError)):
+        """Raises the error of the newest write, unless `on_error` permits to continue."""
+        if self._error is not None and (self._should_raise or not isinstance(self._error, SaveError)):
             self.raise_error()
 
     def raise_error(self) -> None:
-        """Raises what the newest write raised, in any case."""
+        """Raises the error of the newest write, if there is one."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _try(self, write: Callable[[], object]) -> None:
+    def _run(self, write: Callable[[], T]) -> T | None:
         self._error = None
         try:
-            write()
+            return write()
         except BaseException as e:
             self._error = e
-            if isinstance(e, SaveError) and not self._raises:
-                _log.warning("%s Training goes on until its last save, which must succeed.", e)
+            if isinstance(e, SaveError) and not self._should_raise:
+                _log.warning("%s Training continues; the last save of the run must succeed.", e)
+            return None
 
 
-def failed(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int | None) -> SaveError:
-    """The error for a checkpoint that could not be written to `path`."""
-    free = paths.bytes_free(path.parent)
-    left = "" if free is None else f", {free:,} are free there"
-    inodes = paths.inodes_free(path.parent)
+def save_error(step: int, path: AnyPath, error: OSError, num_bytes: int, newest: int | None) -> SaveError:
+    """Returns the error for a checkpoint that could not be written.
+
+    Args:
+      step: Step of the checkpoint.
+      path: Its directory.
+      error: The cause.
+      num_bytes: Size of the checkpoint (bytes).
+      newest: Step of the newest committed checkpoint, or None.
+    """
+    free = paths.free_bytes(path.parent)
+    available = "" if free is None else f", {free:,} are free there"
+    inodes = paths.free_inodes(path.parent)
     if error.errno == errno.ENOSPC and inodes is not None and inodes < _FEW_INODES:
-        left += f", and {inodes:,} more files (inodes) fit there: delete files"
-    kept = "Nothing is saved so far" if newest is None else f"The newest checkpoint is of step {newest}"
+        available += f", and {inodes:,} more files (inodes) fit there: delete files"
+    saved = "There is no checkpoint yet" if newest is None else f"The newest checkpoint is of step {newest}"
     cause = (error.strerror or str(error)).rstrip(".")
     return SaveError(
         f"The checkpoint of step {step} could not be written to {path}: {cause}. It needs "
-        f"{num_bytes:,} bytes{left}. {kept}. Free some space, keep fewer (--keep), or give another "
+        f"{num_bytes:,} bytes{available}. {saved}. Free some space, keep fewer (--keep), or give another "
         "--model_dir."
     )

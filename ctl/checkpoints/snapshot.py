@@ -1,10 +1,9 @@
-"""A state as of one step: every variable is read once, by all workers; writing it needs nobody else.
+"""Snapshots of all variables at one step. All workers take part in reading; only the chief writes.
 
-Reading may be a collective (variables that are summed over workers when they are read); files are
-plain ones, so the chief writes them alone, at once or later, on any thread. They are byte for byte
-what `tf.train.Checkpoint.write` makes. How a checkpoint lays out its tensors is asked of the
-checkpoint itself, which is not public in TensorFlow: where that part is missing, `Reader.take` says
-so with None, and the caller writes in the plain way.
+Reading may be a collective, for variables that are sums over workers. Writing is not: the chief can write a
+snapshot later, on any thread. The files are byte for byte those of `tf.train.Checkpoint.write`. The keys of
+the tensors come from private methods of `tf.train.Checkpoint`. If a version of TensorFlow lacks them,
+`SnapshotReader.take` returns None, and the caller uses `write_with_tensorflow`.
 """
 
 import tempfile
@@ -15,51 +14,59 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.checkpoints import tensor_files
+from ctl.checkpoints.commit import read_error
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.keras_objects import plain
-from ctl.errors import CheckpointError, ReadError
+from ctl.errors import CheckpointError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
-_VALUE = "VARIABLE_VALUE"  # what TensorFlow calls the tensor of a variable
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # and the tensor that says which object has which
+_VALUE = "VARIABLE_VALUE"  # attribute name of the tensor of a variable in TensorFlow's object graph
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # key of the tensor with the object graph
+_Row = tuple[str, str, Any]  # key of a tensor, slice of a partitioned variable or "", value
 
 
 class Snapshot:
-    """Tensors with their names.
+    """Tensors with their keys in a checkpoint.
+
+    Args:
+      rows: Rows (key, slice of a partitioned variable or "", value).
+      keys: Name of a variable -> key of its tensor.
 
     Attributes:
-      num_bytes: of all tensors; keys: name of a variable -> name of its tensor in the files.
+      keys: As above.
+      num_bytes: Size of all tensors (bytes).
     """
 
-    def __init__(self, rows: list[tuple[str, str, Any]], keys: dict[str, str]):
-        self._rows = rows  # (name, which part of a sliced variable, value)
+    def __init__(self, rows: list[_Row], keys: dict[str, str]):
+        self._rows = rows
         self.keys = keys
         self.num_bytes = sum(_num_bytes(value) for _, _, value in rows)
 
     def write(self, prefix: str) -> None:
-        """Writes `prefix.index` and `prefix.data-00000-of-00001`; raises OSError.
+        """Writes `prefix.index` and `prefix.data-00000-of-00001`. Raises OSError.
 
-        TensorFlow renames files of its own; where even that is refused, they are made elsewhere.
+        TensorFlow renames its files. On a file system that refuses this, the files are written to a
+        temporary directory and copied.
         """
-        where = paths.path(prefix)
+        path = paths.path(prefix)
         try:
             self._write(prefix)
         except OSError:
-            if paths.is_url(prefix) or paths.has_rename(where):
+            if paths.is_url(prefix) or paths.has_rename(path):
                 raise
-            with tempfile.TemporaryDirectory(prefix="ctl-state-") as elsewhere:
-                self._write(f"{elsewhere}/{where.name}")
-                for path in sorted(Path(elsewhere).iterdir()):
-                    paths.copy_tree(path, where.parent / path.name)
+            with tempfile.TemporaryDirectory(prefix="ctl-state-") as temporary:
+                self._write(f"{temporary}/{path.name}")
+                for file in sorted(Path(temporary).iterdir()):
+                    paths.copy_tree(file, path.parent / file.name)
 
     def _write(self, prefix: str) -> None:
-        names, slices, values = zip(*self._rows, strict=True)
+        keys, slices, values = zip(*self._rows, strict=True)
         try:
             with tf.device("/device:CPU:0"):
                 tf.raw_ops.SaveV2(
                     prefix=prefix,
-                    tensor_names=list(names),
+                    tensor_names=list(keys),
                     shape_and_slices=list(slices),
                     tensors=[tf.convert_to_tensor(v) for v in values],
                 )
@@ -67,33 +74,37 @@ class Snapshot:
             raise OSError(e.message) from e
 
 
-class Reader:
-    """Takes snapshots; keeps the memory of the last one, which the next one overwrites.
+class SnapshotReader:
+    """A reader of snapshots, which reuses the buffers of the previous snapshot.
 
-    Keeps the layout as well where it says how to read and holds no values: asking for it takes as
-    long as copying a large model, and the variables of a `State` stay the same.
+    It also reuses the layout of the previous snapshot, because creating one takes as long as copying a
+    large model. This is possible if the layout holds functions that read the variables, and no values.
     """
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[str, str], np.ndarray] = {}
-        self._known: tuple[Any, list[tuple[str, str, Any]], dict[str, str]] | None = None
+        self._buffers: dict[tuple[str, str], np.ndarray] = {}
+        self._cached_layout: tuple[Any, list[_Row], dict[str, str]] | None = None
 
     def take(self, state: TrackedState, *, keep: bool, copy: bool) -> Snapshot | None:
-        """Reads every variable, on all workers alike; None if this TensorFlow does not let us.
+        """Reads every variable. All workers must call it at the same step.
 
         Args:
-          keep: whether this worker writes it; the others only take part.
-          copy: into memory of its own, so that training may go on before it is written.
+          state: The variables.
+          keep: If False, the values are dropped after reading, for workers that do not write.
+          copy: If True, the values are copied, so that training can continue before they are written.
+
+        Returns:
+          The snapshot, or None if this version of TensorFlow does not provide the layout.
         """
-        if self._known is None or self._known[0] is not state.checkpoint:
-            found = _layout(state.checkpoint)
-            if found is None:
+        if self._cached_layout is None or self._cached_layout[0] is not state.checkpoint:
+            serialized = _serialize(state.checkpoint)
+            if serialized is None:
                 return None
-            layout, keys = list(found[0]), _keys(state, found[1])
-            lasting = all(key == _GRAPH or _says_how(value) for key, _, value in layout)
-            self._known = (state.checkpoint, layout, keys) if lasting else None
+            layout, keys = list(serialized[0]), _keys_of_variables(state, serialized[1])
+            is_reusable = all(key == _GRAPH or _is_function(value) for key, _, value in layout)
+            self._cached_layout = (state.checkpoint, layout, keys) if is_reusable else None
         else:
-            _, layout, keys = self._known
+            _, layout, keys = self._cached_layout
         rows = []
         for key, part, value in layout:
             tensor = _read(value)  # may be a collective
@@ -104,37 +115,42 @@ class Reader:
     def _copied(self, key: tuple[str, str], tensor: Any) -> Any:
         if tensor.dtype.as_numpy_dtype not in _NATIVE:
             return tensor.numpy() if tensor.dtype != tf.string else tensor  # numpy() copies
-        here = np.asarray(tensor)
-        mine = self._copies.get(key)
-        if mine is None or mine.shape != here.shape or mine.dtype != here.dtype:
-            mine = self._copies[key] = np.empty_like(here)
-        np.copyto(mine, here)
-        return mine
+        values = np.asarray(tensor)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != values.shape or buffer.dtype != values.dtype:
+            buffer = self._buffers[key] = np.empty_like(values)
+        np.copyto(buffer, values)
+        return buffer
 
 
 _NATIVE = (np.float32, np.float64, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8,
            np.uint16, np.uint32, np.uint64, np.bool_, np.complex64, np.complex128)  # fmt: skip
 
 
-def write_plainly(state: TrackedState, prefix: str) -> None:
-    """`tf.train.Checkpoint.write`: reads, together with all workers, and writes; raises OSError."""
+def write_with_tensorflow(state: TrackedState, prefix: str) -> None:
+    """Calls `tf.train.Checkpoint.write`, with errors of the file system as OSError. All workers call it."""
     try:
         state.checkpoint.write(prefix)
-    except _OF_FILES as e:
+    except _WRITE_ERRORS as e:
         raise OSError(e.message) from e
 
 
 def restore_state(state: TrackedState, path: AnyPath, saved: Mapping[str, Any]) -> None:
-    """Reads the tensors of a checkpoint directory, which has the variables `saved`, into `state`.
+    """Assigns the tensors of a checkpoint to the variables of `state`.
 
-    Raises ReadError where files cannot be read, also not after some seconds; else CheckpointError.
+    Args:
+      state: The variables.
+      path: Directory of the checkpoint.
+      saved: Variables in the checkpoint, by name.
+
+    Raises:
+      ReadError: If a file cannot be read after several attempts.
+      CheckpointError: If restoring fails for another reason.
     """
     try:
-        paths.persistently(lambda: _restore(state.readable(saved), path), where=path)
+        paths.call_with_retries(lambda: _restore(state.checkpoint_for(saved), path), where=path)
     except OSError as e:
-        failed = ReadError(f"The checkpoint {path} cannot be restored: {e.strerror or e}")
-        failed.errno = e.errno
-        raise failed from e
+        raise read_error(f"The checkpoint {path}", e) from e
 
 
 def _restore(checkpoint: tf.train.Checkpoint, path: AnyPath) -> None:
@@ -152,7 +168,7 @@ def _restore(checkpoint: tf.train.Checkpoint, path: AnyPath) -> None:
         raise CheckpointError(f"The checkpoint {path} cannot be restored: {e}") from e
 
 
-_OF_FILES = (
+_WRITE_ERRORS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.NotFoundError,
     tf.errors.UnknownError,
@@ -162,27 +178,26 @@ _OF_FILES = (
 )
 
 
-def _layout(checkpoint: Any) -> tuple[Iterator[tuple[str, str, Any]], Any] | None:
-    """(name, part, value to read) in the order that is the same on all workers, and the graph."""
+def _serialize(checkpoint: Any) -> tuple[Iterator[_Row], Any] | None:
+    """Returns the layout, whose order is the same on all workers, and the object graph, or None."""
     gather = getattr(getattr(checkpoint, "_saver", None), "_gather_serialized_tensors", None)
     if gather is None:
         return None
-    found = gather()
-    if not isinstance(found, tuple) or len(found) != 4 or found[2]:  # [2]: savers with own files
-        return None
-    return _flat(found[0]), found[3]
+    serialized = gather()
+    if not isinstance(serialized, tuple) or len(serialized) != 4 or serialized[2]:
+        return None  # [2]: savers that write files themselves
+    return _rows(serialized[0]), serialized[3]
 
 
-def _flat(tensors: Any) -> Iterator[tuple[str, str, Any]]:
-    for by_key in tensors.values():
-        for key, parts in by_key.items():
+def _rows(tensors: Any) -> Iterator[_Row]:
+    for value_by_key in tensors.values():
+        for key, parts in value_by_key.items():
             for part, value in (parts if isinstance(parts, dict) else {"": parts}).items():
-                name = value.name if hasattr(value, "slice_spec") else key
-                yield name, part.strip(), value
+                yield value.name if hasattr(value, "slice_spec") else key, part.strip(), value
 
 
 def _read(value: Any) -> tf.Tensor | None:
-    """The tensor of what TensorFlow would write, on the host; None for what has no value yet."""
+    """Returns the tensor of a value of the layout on the CPU, or None if it has no value yet."""
     if hasattr(value, "slice_spec"):
         with tf.device(value.device):
             value = value.tensor
@@ -195,22 +210,22 @@ def _read(value: Any) -> tf.Tensor | None:
         return tf.identity(value)
 
 
-def _says_how(value: Any) -> bool:
-    """True for what reads a tensor each time it is asked, and holds none."""
+def _is_function(value: Any) -> bool:
+    """Returns True for a value of the layout that reads its tensor anew on each access."""
     return callable(getattr(value, "_tensor", value))
 
 
-def _keys(state: TrackedState, graph: Any) -> dict[str, str]:
-    """Name of a variable -> name of its tensor, for those that are one tensor."""
+def _keys_of_variables(state: TrackedState, graph: Any) -> dict[str, str]:
+    """Returns name -> key of the tensor, for the variables that are saved as a single tensor."""
     view = getattr(state.checkpoint._saver, "_graph_view", None)
-    walk = getattr(view, "breadth_first_traversal", None)
-    nodes = () if walk is None else walk()[0]
-    found: dict[int, str] = {}
+    traverse = getattr(view, "breadth_first_traversal", None)
+    nodes = () if traverse is None else traverse()[0]
+    key_by_id: dict[int, str] = {}
     for node, proto in zip(nodes, graph.nodes, strict=False):
-        values = [a.checkpoint_key for a in proto.attributes if a.name == _VALUE]
-        if len(values) == 1:
-            found.setdefault(id(plain(node)), values[0])
-    return {n: found[id(v)] for n, v in state.variables.items() if id(v) in found}
+        keys = [a.checkpoint_key for a in proto.attributes if a.name == _VALUE]
+        if len(keys) == 1:
+            key_by_id.setdefault(id(plain(node)), keys[0])
+    return {name: key_by_id[id(v)] for name, v in state.variables.items() if id(v) in key_by_id}
 
 
 def _num_bytes(value: Any) -> int:

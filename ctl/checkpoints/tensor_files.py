@@ -1,4 +1,4 @@
-"""Access to TensorFlow's tensor files: literal paths, and file system errors as OSError."""
+"""Access to TensorFlow's tensor files by literal paths, with file system errors as OSError."""
 
 import contextlib
 import errno

@@ -1,11 +1,11 @@
-"""What a checkpoint holds: every variable that a trainer's attributes own, under a stable name.
+"""Variables of a trainer under stable names, for checkpoints.
 
-Keras 3 leaves seed generators and metrics out of `tf.train.Checkpoint`; they are added here, so
-that dropout and running metrics go on where they were.
+`tf.train.Checkpoint` omits the seed generators and metrics of Keras 3. They are added here, so that dropout
+and running metrics continue after a restore.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,25 +15,29 @@ from ctl.distribute.keras_objects import attribute, is_keras3, is_keras3_variabl
 from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
-_SMALL = 1024  # numbers
-_NOT_NEEDED = ("sync_every", "left_out_of_sums")  # state of reducers, which other runs ignore
+_SMALL = 1024  # elements
+_MAX_LINES = 20
+_IGNORED = ("sync_every", "left_out_of_sums")  # state of reducers, which runs without them do not restore
 
 
 class TrackedState:
     """The variables of a run, for checkpoint managers.
 
     Attributes:
-      checkpoint: a `tf.train.Checkpoint` over the trainer's attributes, `step`, and what Keras 3
+      checkpoint: A `tf.train.Checkpoint` of `step`, the trainer's attributes, and the variables that Keras
         does not track.
-      variables: name -> `tf.Variable`; names do not depend on Keras's counters for automatic names.
-      paths: name -> its full path, such as "model/encoder_2/dense~1/kernel", where "~" is before a number
-        that Keras gave, and "_" before one that a user chose.
-      step: completed steps, a `tf.Variable` of int64.
-      topology: which of the workers this process is.
+      variables: Name -> `tf.Variable`. Names do not depend on Keras's counters for automatic names.
+      paths: Name -> full path, such as "model/encoder_2/dense~1/kernel". "~" precedes a number that Keras
+        assigned, "_" a number that the user chose.
+      step: Number of completed steps, an int64 `tf.Variable` `[]`.
+      topology: Topology of the job.
 
     Args:
-      optional: further objects, which a checkpoint to be restored may not have, or none of; these keep
-        their values then.
+      objects: Name -> object with variables.
+      step: As above.
+      topology: As above.
+      optional: Further objects by name. If a checkpoint lacks one of their variables, all of them keep
+        their values when it is restored.
     """
 
     def __init__(
@@ -47,32 +51,34 @@ class TrackedState:
         self.topology = topology
         self.variables: dict[str, tf.Variable] = {"step": step}
         self.paths: dict[str, str] = {}
-        seen = {id(step)}
         untracked = []
         trackable: dict[str, Any] = {}
         self._optional = frozenset(optional)
-        for name, thing in {**objects, **optional}.items():
-            numbered = _numbered_by_keras(thing)
-            for variable in variables_of(thing):
+        added_ids = {id(step)}
+        for name, owner in {**objects, **optional}.items():
+            numbered_layers = _layers_numbered_by_keras(owner)
+            for variable in variables_of(owner):
                 value = plain(variable)
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    free = self._free_name(f"{name}/{_stable(variable)}")
-                    self.variables[free] = value
-                    parts = [_marked(part, numbered) for part in _path(variable).split("/")]
-                    self.paths[free] = "/".join([name, *parts])
-            untracked += _untracked(thing)
-            if _is_trackable(thing):
-                trackable[name] = thing
+                if id(value) not in added_ids:
+                    added_ids.add(id(value))
+                    unique_name = self._unique_name(f"{name}/{_path_without_numbers(variable)}")
+                    self.variables[unique_name] = value
+                    parts = [_mark_number(part, numbered_layers) for part in _path(variable).split("/")]
+                    self.paths[unique_name] = "/".join([name, *parts])
+            untracked += _untracked(owner)
+            if _is_trackable(owner):
+                trackable[name] = owner
         extra = tf.Module()
         extra.values = untracked
-        kind = _WrittenHere if "/job:ps" in step.device else tf.train.Checkpoint
-        self.checkpoint = kind(step=step, untracked=extra, **trackable)
-        needed = {name: thing for name, thing in trackable.items() if name not in self._optional}
-        self._needed = kind(step=step, untracked=extra, **needed) if optional else self.checkpoint
+        checkpoint_class = _ChiefCheckpoint if "/job:ps" in step.device else tf.train.Checkpoint
+        self.checkpoint = checkpoint_class(step=step, untracked=extra, **trackable)
+        self._required_checkpoint = self.checkpoint
+        if optional:
+            required = {name: owner for name, owner in trackable.items() if name not in optional}
+            self._required_checkpoint = checkpoint_class(step=step, untracked=extra, **required)
 
-    def _free_name(self, name: str) -> str:
-        """`name`, or `name#2`, `name#3`, ... where it is taken."""
+    def _unique_name(self, name: str) -> str:
+        """Returns `name`, or `name#2`, `name#3`, ... if it is used already."""
         if name not in self.variables:
             return name
         number = 2
@@ -83,49 +89,59 @@ class TrackedState:
     def _is_optional(self, name: str) -> bool:
         return name.partition("/")[0] in self._optional
 
-    def readable(self, saved: Mapping[str, Any]) -> tf.train.Checkpoint:
-        """What reads a checkpoint with the variables `saved`: without the optional ones if it lacks one."""
-        lacks = any(n not in saved for n in self.variables if self._is_optional(n))
-        return self._needed if lacks else self.checkpoint
+    def checkpoint_for(self, saved: Mapping[str, Any]) -> tf.train.Checkpoint:
+        """Returns the object that reads a checkpoint with the variables `saved`.
+
+        It excludes the optional objects if the checkpoint lacks one of their variables.
+        """
+        lacks_optional = any(n not in saved for n in self.variables if self._is_optional(n))
+        return self._required_checkpoint if lacks_optional else self.checkpoint
 
     def spec(self) -> dict[str, dict]:
-        """name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
+        """Returns name -> {"shape": [...], "dtype": "float32"}, for the manifest."""
         return {
             name: {"shape": v.shape.as_list(), "dtype": v.dtype.name} for name, v in self.variables.items()
         }
 
     def small_values(self) -> list[np.ndarray]:
-        """What every variable holds that is quickly read: learning rates, seeds, counters, biases.
+        """Returns the values of variables with at most 1024 elements: learning rates, seeds, biases.
 
-        All workers must call it: some variables are summed when they are read.
+        All workers must call it, because reading some variables is a sum over workers.
         """
         variables = self.variables.values()
         small = [v for v in variables if (v.shape.num_elements() or 0) <= _SMALL and hasattr(v, "numpy")]
         return [v.numpy() for v in small]
 
     def check_matches(self, saved: Mapping[str, Mapping], where: str) -> None:
-        """Raises CheckpointError that lists missing, unexpected and wrong-shape variables."""
-        here = {n: spec for n, spec in self.spec().items() if n in saved or not self._is_optional(n)}
-        lines = [f"  missing in the checkpoint: {n} {here[n]['shape']}" for n in here if n not in saved]
-        others = [n for n in saved if n not in here and n.partition("/")[0] not in _NOT_NEEDED]
-        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in others]
+        """Raises CheckpointError if a checkpoint has other variables.
+
+        The message lists missing and unexpected variables and those of another shape or dtype.
+
+        Args:
+          saved: Name -> shape and dtype of the variables in the checkpoint, as in `Manifest.variables`.
+          where: Name of the checkpoint for the message.
+        """
+        specs = {n: spec for n, spec in self.spec().items() if n in saved or not self._is_optional(n)}
+        lines = [f"  missing in the checkpoint: {n} {specs[n]['shape']}" for n in specs if n not in saved]
+        unexpected = [n for n in saved if n not in specs and n.partition("/")[0] not in _IGNORED]
+        lines += [f"  not in this model: {n} {saved[n]['shape']}" for n in unexpected]
         lines += [
             f"  differs: {n} is {saved[n]['dtype']}{saved[n]['shape']} in the checkpoint, "
-            f"{here[n]['dtype']}{here[n]['shape']} here"
-            for n in here
-            if n in saved and dict(saved[n]) != here[n]
+            f"{specs[n]['dtype']}{specs[n]['shape']} in this model"
+            for n in specs
+            if n in saved and dict(saved[n]) != specs[n]
         ]
         if lines:
-            more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+            suffix = [f"  ... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
             raise CheckpointError(
-                f"The checkpoint {where} is of another model; nothing was restored.\n"
-                + "\n".join(lines[:20] + more)
-                + "\nGive another --model_dir, or build the model that was saved there."
+                f"The checkpoint {where} is of another model; no variable was restored.\n"
+                + "\n".join(lines[:_MAX_LINES] + suffix)
+                + "\nGive another --model_dir, or build the model of the checkpoint."
             )
 
 
-class _WrittenHere(tf.train.Checkpoint):
-    """The chief reads and writes all files; by itself each parameter server would, on its own disk."""
+class _ChiefCheckpoint(tf.train.Checkpoint):
+    """A checkpoint with all files on the chief, instead of on the disk of each parameter server."""
 
     def write(self, file_prefix: Any, options: Any = None) -> Any:
         return super().write(file_prefix, options or _ON_CHIEF)
@@ -137,8 +153,8 @@ class _WrittenHere(tf.train.Checkpoint):
 _ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 
 
-def collect(trainer: object) -> dict[str, Any]:
-    """The attributes of an object that own variables, by name; private ones (`_x`) are left out."""
+def collect_owners(trainer: object) -> dict[str, Any]:
+    """Returns the attributes of an object that own variables, by name, without private ones (`_x`)."""
     return {
         name: value
         for name, value in vars(trainer).items()
@@ -147,131 +163,128 @@ def collect(trainer: object) -> dict[str, Any]:
 
 
 def statistics_of(trainer: object) -> list[tf.Variable]:
-    """What a step changes besides weights and optimizers: moving means, metrics, own sums; floats only."""
-    things = [t for t in collect(trainer).values() if attribute(t, "apply_gradients") is None]
-    found = {id(plain(v)): plain(v) for t in things for v in variables_of(t)}
-    return [v for v in found.values() if not v.trainable and v.dtype.is_floating]
+    """Returns the floating-point variables that a step changes and that are neither weights nor slots.
+
+    Examples are moving means, metrics and sums of the user.
+    """
+    owners = [o for o in collect_owners(trainer).values() if attribute(o, "apply_gradients") is None]
+    variable_by_id = {id(plain(v)): plain(v) for owner in owners for v in variables_of(owner)}
+    return [v for v in variable_by_id.values() if not v.trainable and v.dtype.is_floating]
 
 
-def weights_of(thing: Any) -> list[Any]:
-    """What counts as parameters, as in Keras: no optimizers, metrics, nor states of random generators."""
-    if isinstance(thing, (list, tuple)):
-        return [v for item in thing for v in weights_of(item)]
-    if isinstance(thing, Mapping):
-        return [v for item in thing.values() for v in weights_of(item)]
-    if _updates(thing):
+def _items(value: Any) -> Collection[Any] | None:
+    """Returns the items of a list, a tuple or a dictionary, and None for another object."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else None
+
+
+def weights_of(owner: Any) -> list[Any]:
+    """Returns the parameters as Keras counts them: no variables of optimizers, metrics or seeds."""
+    if (items := _items(owner)) is not None:
+        return [v for item in items for v in weights_of(item)]
+    if _is_optimizer_or_metric(owner):
         return []
-    variables = list(variables_of(thing))
-    if not _is_keras(thing) or is_keras3_variable(thing):
+    variables = list(variables_of(owner))
+    if not _is_keras(owner) or is_keras3_variable(owner):
         return variables
-    weights = {id(plain(v)) for v in getattr(thing, "weights", ())}  # a SeedGenerator has none
-    metrics = {id(plain(v)) for m in getattr(thing, "metrics", ()) for v in variables_of(m)}
-    return [v for v in variables if id(plain(v)) in weights - metrics]
+    weight_ids = {id(plain(v)) for v in getattr(owner, "weights", ())}  # a SeedGenerator has none
+    metric_ids = {id(plain(v)) for m in getattr(owner, "metrics", ()) for v in variables_of(m)}
+    return [v for v in variables if id(plain(v)) in weight_ids - metric_ids]
 
 
-def trained_weights_of(thing: Any) -> list[Any]:
-    """Returns the parameters that are trained now; a layer may be frozen."""
-    if isinstance(thing, (list, tuple)):
-        return [v for item in thing for v in trained_weights_of(item)]
-    if isinstance(thing, Mapping):
-        return [v for item in thing.values() for v in trained_weights_of(item)]
-    chosen = attribute(thing, "trainable_variables")
-    known = None if chosen is None else {id(plain(v)) for v in chosen}
-    return [v for v in weights_of(thing) if (v.trainable if known is None else id(plain(v)) in known)]
+def trained_weights_of(owner: Any) -> list[Any]:
+    """Returns the parameters that are trained at present, without those of frozen layers."""
+    if (items := _items(owner)) is not None:
+        return [v for item in items for v in trained_weights_of(item)]
+    trainable = attribute(owner, "trainable_variables")
+    if trainable is None:
+        return [v for v in weights_of(owner) if v.trainable]
+    trainable_ids = {id(plain(v)) for v in trainable}
+    return [v for v in weights_of(owner) if id(plain(v)) in trainable_ids]
 
 
-def is_optimizer(thing: Any) -> bool:
+def is_optimizer(value: Any) -> bool:
     """Returns True for an object that applies gradients."""
-    applies = attribute(thing, "apply") is not None and not is_model(thing)
-    return applies or attribute(thing, "apply_gradients") is not None
+    has_apply = attribute(value, "apply") is not None and not is_model(value)
+    return has_apply or attribute(value, "apply_gradients") is not None
 
 
-def _updates(thing: Any) -> bool:
-    """True for an optimizer or a metric."""
+def _is_optimizer_or_metric(value: Any) -> bool:
     names = ("apply_gradients", "apply", "update_state", "minimize")
-    return any(attribute(thing, name) is not None for name in names)
+    return any(attribute(value, name) is not None for name in names)
 
 
-def is_model(thing: Any) -> bool:
-    """True for what is called to make predictions: neither an optimizer, a metric nor a variable."""
-    if isinstance(thing, (list, tuple)):
-        return bool(thing) and all(is_model(t) for t in thing)
-    if isinstance(thing, Mapping):
-        return bool(thing) and all(is_model(t) for t in thing.values())
-    return not _updates(thing) and (isinstance(thing, tf.Module) or callable(thing))
+def is_model(value: Any) -> bool:
+    """Returns True for an object that is called to make predictions, or a collection of such objects."""
+    if (items := _items(value)) is not None:
+        return bool(items) and all(is_model(item) for item in items)
+    return not _is_optimizer_or_metric(value) and (isinstance(value, tf.Module) or callable(value))
 
 
-def variables_of(thing: Any) -> Iterable[Any]:
-    """Every variable a Keras object, a tf.Module, a variable, or a collection of these owns."""
-    if isinstance(thing, (list, tuple)):
-        return [v for item in thing for v in variables_of(item)]
-    if isinstance(thing, Mapping):
-        return [v for item in thing.values() for v in variables_of(item)]
-    if isinstance(thing, tf.Variable) or is_keras3_variable(thing):
-        return [thing]
-    if isinstance(thing, tf.Module) or _is_keras(thing):
-        variables = getattr(thing, "variables", ())
+def variables_of(owner: Any) -> Iterable[Any]:
+    """Returns the variables of a Keras object, a tf.Module, a variable, or a collection of these."""
+    if (items := _items(owner)) is not None:
+        return [v for item in items for v in variables_of(item)]
+    if isinstance(owner, tf.Variable) or is_keras3_variable(owner):
+        return [owner]
+    if isinstance(owner, tf.Module) or _is_keras(owner):
+        variables = getattr(owner, "variables", ())
         variables = list(variables() if callable(variables) else variables)
-        state = getattr(thing, "state", None)
+        state = getattr(owner, "state", None)
         if not variables and is_keras3_variable(state):  # a Keras 3 SeedGenerator
             return [state]
         return variables
     return []
 
 
-def _is_keras(thing: Any) -> bool:
-    return any(c.__module__.split(".")[0] in ("keras", "tf_keras") for c in type(thing).__mro__)
+def _is_keras(value: Any) -> bool:
+    return any(c.__module__.split(".")[0] in ("keras", "tf_keras") for c in type(value).__mro__)
 
 
-def _is_trackable(thing: Any) -> bool:
-    if isinstance(thing, (list, tuple)):
-        return bool(thing) and all(_is_trackable(t) for t in thing)
-    if isinstance(thing, Mapping):
-        return bool(thing) and all(_is_trackable(t) for t in thing.values())
-    return isinstance(thing, tf.__internal__.tracking.Trackable)
+def _is_trackable(value: Any) -> bool:
+    if (items := _items(value)) is not None:
+        return bool(items) and all(_is_trackable(item) for item in items)
+    return isinstance(value, tf.__internal__.tracking.Trackable)
 
 
-def _untracked(thing: Any) -> list[tf.Variable]:
-    """Variables that `tf.train.Checkpoint` would miss in a Keras 3 object."""
-    if isinstance(thing, (list, tuple)):
-        return [v for item in thing for v in _untracked(item)]
-    if isinstance(thing, Mapping):
-        return [v for item in thing.values() for v in _untracked(item)]
-    if not is_keras3(thing):
+def _untracked(owner: Any) -> list[tf.Variable]:
+    """Returns the variables of Keras 3 objects that `tf.train.Checkpoint` omits."""
+    if (items := _items(owner)) is not None:
+        return [v for item in items for v in _untracked(item)]
+    if not is_keras3(owner):
         return []
-    if not isinstance(thing, tf.__internal__.tracking.Trackable):
-        return [plain(v) for v in variables_of(thing)]
-    tracked = getattr(thing, "weights", None)
+    if not isinstance(owner, tf.__internal__.tracking.Trackable):
+        return [plain(v) for v in variables_of(owner)]
+    tracked = getattr(owner, "weights", None)
     if tracked is None:
         return []
-    known = {id(plain(v)) for v in tracked}
-    return [plain(v) for v in variables_of(thing) if id(plain(v)) not in known]
+    tracked_ids = {id(plain(v)) for v in tracked}
+    return [plain(v) for v in variables_of(owner) if id(plain(v)) not in tracked_ids]
 
 
 def _path(variable: Any) -> str:
     return (attribute(variable, "path") or variable.name).split(":")[0]
 
 
-def _stable(variable: Any) -> str:
-    """A variable's path without the counters Keras adds: dense_3/kernel -> dense/kernel."""
+def _path_without_numbers(variable: Any) -> str:
+    """Returns a variable's path without the counters of Keras: dense_3/kernel -> dense/kernel."""
     return re.sub(r"_\d+(?=[/_]|$)", "", _path(variable))
 
 
-def _numbered_by_keras(thing: Any) -> set[str]:
-    """Names of layers that are their class's with a number, as Keras gives them: Dense -> dense_3."""
-    if isinstance(thing, (list, tuple)):
-        return {name for item in thing for name in _numbered_by_keras(item)}
-    if isinstance(thing, Mapping):
-        return {name for item in thing.values() for name in _numbered_by_keras(item)}
+def _layers_numbered_by_keras(owner: Any) -> set[str]:
+    """Returns the names of layers that consist of the name of the class and a number, such as dense_3."""
+    if (items := _items(owner)) is not None:
+        return {name for item in items for name in _layers_numbered_by_keras(item)}
     return {
         layer.name
-        for layer in layers_of(thing)
+        for layer in layers_of(owner)
         if re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
     }
 
 
-def _marked(part: str, numbered: set[str]) -> str:
-    """One part of a path, with "~" before a number that Keras gave."""
-    if part in numbered or re.fullmatch(r"seed_generator_\d+", part):
+def _mark_number(part: str, numbered_layers: set[str]) -> str:
+    """Returns a part of a path with "~" before a number that Keras assigned."""
+    if part in numbered_layers or re.fullmatch(r"seed_generator_\d+", part):
         return re.sub(r"_(\d+)$", r"~\1", part)
     return part

@@ -1,4 +1,4 @@
-"""Beginning with the variables of another run's model; its step and its optimizer are left there."""
+"""Initialization of models with variables of another run's checkpoint, without its step and optimizer."""
 
 import errno
 import functools
@@ -16,91 +16,108 @@ from ctl.errors import CheckpointError, ReadError, UsageError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 _log = logging.getLogger("ctl")
 
 
 class _Loaded(NamedTuple):
-    """A checkpoint, and what in it belongs to variables of this model."""
+    """Values of a checkpoint for variables of this model.
+
+    Attributes:
+      path: Directory of the checkpoint.
+      manifest: Its manifest.
+      saved_names: Name in this model -> name in the checkpoint.
+      reasons: Name in this model -> reason why the variable is not loaded, or None.
+      values: Name in this model -> value of a variable that is loaded.
+    """
 
     path: AnyPath
     manifest: Manifest
-    pairs: dict[str, str]  # name here -> name there
-    reasons: dict[str, str | None]  # name here -> why it is not loaded, or None
+    saved_names: dict[str, str]
+    reasons: dict[str, str | None]
     values: dict[str, Any]
 
 
-def load(
-    where: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce | None = None
+def load_initial_values(
+    source: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce | None = None
 ) -> list[str]:
-    """Gives variables of `models` the values of those of equal path, shape and dtype; returns names.
+    """Assigns the values of a checkpoint to the variables of equal path, shape and dtype.
+
+    All workers must call it. After an error all variables keep their values, on all workers.
 
     Args:
-      where: `.../ckpt-10`, or a directory of such, or a model_dir: then the newest good one that the chief
-        sees, on all workers.
-      models: names of the trainer's attributes with the models to load.
-      agreement: sums over the workers; None for a single process.
+      source: `.../ckpt-10`, a directory of checkpoints, or a model_dir. From a directory, all workers load
+        the newest undamaged checkpoint of the chief.
+      state: The variables.
+      models: Names of the trainer's attributes with the models to initialize.
+      agreement: Sums over the workers; None for a single process.
 
-    All workers must call it. Raises UsageError if there is no checkpoint or workers read different ones,
-    ReadError for a transient read error, CheckpointError if the checkpoint is damaged, or if no variable or
-    several variables match. After an error all variables keep their values, on all workers.
+    Returns:
+      The names of the variables that were assigned.
+
+    Raises:
+      UsageError: If there is no checkpoint, or workers read different ones.
+      ReadError: If the checkpoint cannot be read at present.
+      CheckpointError: If it is damaged, no variable matches, or a match is ambiguous.
     """
     if agreement is None or agreement.num_workers == 1:
-        loaded = _loaded(*newest_good(where), state, models)
+        loaded = _load(*find_source(source), state, models)
     else:
-        loaded = _loaded_together(where, state, models, agreement)
+        loaded = _load_on_all_workers(source, state, models, agreement)
     for name, value in loaded.values.items():
         state.variables[name].assign(value)
     if state.topology.is_chief:
-        _say(loaded, models)
+        _log_loaded(loaded, models)
     return list(loaded.values)
 
 
-def _loaded_together(
-    where: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce
+def _load_on_all_workers(
+    source: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce
 ) -> _Loaded:
-    """On every worker from the checkpoint that the chief chooses; where one fails, every one raises."""
-    given = paths.path(where)
-    directories = _directories(given)
-    found: list[tuple[AnyPath, Manifest]] = []
+    """Loads the checkpoint that the chief chooses. If one worker fails, every worker raises an error."""
+    path = paths.path(source)
+    directories = _directories(path)
+    chosen: list[tuple[AnyPath, Manifest]] = []  # set on the chief, or by `load`
 
     def choose() -> int:
-        path, manifest = newest_good(where)
-        found.append((path, manifest))
-        places = [i for i, d in enumerate(directories) if path.parent == d and path != given]
-        return manifest.step * 3 + (places[0] + 1 if places else 0)
+        """Returns step * 3 + the position of the directory, counted from 1, or 0 for `source` itself."""
+        chosen.append(find_source(source))
+        checkpoint_path, manifest = chosen[0]
+        positions = [i for i, d in enumerate(directories) if checkpoint_path.parent == d]
+        return manifest.step * 3 + (positions[0] + 1 if positions and checkpoint_path != path else 0)
 
-    def take(choice: int) -> _Loaded:
-        step, place = divmod(choice, 3)
-        if not found and place:
-            found.append(restoring.awaited(directories[place - 1], step))
-        return _loaded(*(found[0] if found else newest_good(where)), state, models)
+    def load(choice: int) -> _Loaded:
+        step, position = divmod(choice, 3)
+        if not chosen and position:
+            chosen.append(restoring.wait_for_checkpoint(directories[position - 1], step))
+        return _load(*(chosen[0] if chosen else find_source(source)), state, models)
 
-    loaded = restoring.chosen_by_chief(
-        agreement, state.topology, choose, take, lambda result: restoring.checksum_of(result.manifest)
+    loaded = restoring.load_choice_of_chief(
+        agreement, state.topology, choose, load, lambda result: restoring.manifest_checksum(result.manifest)
     )
-    assert loaded is not None  # `choose` always chooses
+    assert loaded is not None  # `choose` never returns None
     return loaded
 
 
-def _loaded(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequence[str]) -> _Loaded:
-    """Reads what matches; changes nothing."""
-    wanted = {n: s for n, s in state.spec().items() if n.split("/")[0] in models}
-    pairs = _pairs(path, state, manifest, wanted)
-    reasons = {name: _reason(pairs.get(name, ""), spec, manifest) for name, spec in wanted.items()}
+def _load(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequence[str]) -> _Loaded:
+    """Reads the values of the matching variables, without assigning them."""
+    specs = {name: spec for name, spec in state.spec().items() if name.split("/")[0] in models}
+    saved_names = _match_names(path, state, manifest, specs)
+    reasons = {name: _mismatch(saved_names.get(name, ""), spec, manifest) for name, spec in specs.items()}
     matching = [name for name, reason in reasons.items() if reason is None]
     if not matching:
         raise CheckpointError(
-            f"--init_from {path} has nothing for this model: no variable of {', '.join(models)} is "
-            f"there with its name and shape.{_listed(reasons)}\nGive the checkpoint of a model whose "
+            f"--init_from {path} does not fit this model: no variable of {', '.join(models)} has the same "
+            f"name, shape and dtype there.{_listed(reasons)}\nGive the checkpoint of a model whose "
             "variables have these names."
         )
-    keys = {name: manifest.keys[pairs[name]] for name in matching}
-    return _Loaded(path, manifest, pairs, reasons, paths.persistently(lambda: _read(path, keys)))
+    keys = {name: manifest.keys[saved_names[name]] for name in matching}
+    values = paths.call_with_retries(lambda: _read_tensors(path, keys))
+    return _Loaded(path, manifest, saved_names, reasons, values)
 
 
-def _read(path: AnyPath, keys: dict[str, str]) -> dict[str, Any]:
-    """Name -> value of its tensor, all or nothing."""
+def _read_tensors(path: AnyPath, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Returns name -> value for name -> key of a tensor."""
     try:
         with tensor_files.state_prefix(path) as prefix:
             reader = tf.train.load_checkpoint(prefix)
@@ -108,109 +125,110 @@ def _read(path: AnyPath, keys: dict[str, str]) -> dict[str, Any]:
     except Exception as e:
         cause = tensor_files.file_error(e) if isinstance(e, tf.errors.OpError) else e
         if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-            failed = ReadError(f"--init_from {path} cannot be read: {cause.strerror or cause}")
-            failed.errno = errno.EIO
-            raise failed from e
+            cause = OSError(errno.EIO, cause.strerror or str(cause))  # is retried
+            raise commit.read_error(f"--init_from {path}", cause) from e
         raise CheckpointError(f"--init_from {path} cannot be read: {e}") from e
 
 
-def _pairs(path: AnyPath, state: TrackedState, manifest: Manifest, wanted: Iterable[str]) -> dict[str, str]:
-    """Name here -> name in the checkpoint; raises CheckpointError where that is not clear."""
-    here = {name: state.paths[name] for name in wanted}
-    there = dict(manifest.paths)
-    if not there:  # written before paths were: names without any number, counted with "#"
-        there = {name: name.replace("#", "~") for name in manifest.variables}
-        here = {name: name.replace("#", "~") for name in here}
-        _refuse_numbered(path, state, here)
+def _match_names(
+    path: AnyPath, state: TrackedState, manifest: Manifest, names: Iterable[str]
+) -> dict[str, str]:
+    """Returns name in this model -> name in the checkpoint. Raises CheckpointError for ambiguous names."""
+    model_paths = {name: state.paths[name] for name in names}
+    saved_paths = dict(manifest.paths)
+    if not saved_paths:  # an older checkpoint: names have no numbers, "#" counts repeated ones
+        saved_paths = {name: name.replace("#", "~") for name in manifest.variables}
+        model_paths = {name: name.replace("#", "~") for name in model_paths}
+        _check_has_no_numbers(path, state, model_paths)
     try:
-        return name_matching.matching_names(here, there)
+        return name_matching.matching_names(model_paths, saved_paths)
     except name_matching.Ambiguous as e:
         raise CheckpointError(
-            f"--init_from {path}: it is not clear which variable is which: {e}. Give the layers names of "
-            "their own in both models, keras.layers.Dense(..., name='head')."
+            f"--init_from {path}: the variables cannot be matched: {e}. Give the layers unique names in "
+            "both models, keras.layers.Dense(..., name='head')."
         ) from None
 
 
-def _refuse_numbered(path: AnyPath, state: TrackedState, here: Iterable[str]) -> None:
-    """An older checkpoint does not say which of the layers that a user numbered is which."""
-    numbered = [state.paths[name] for name in here if re.search(r"_\d+(?=[/_]|$)", state.paths[name])]
+def _check_has_no_numbers(path: AnyPath, state: TrackedState, names: Iterable[str]) -> None:
+    """Raises CheckpointError if the user numbered a layer, because older checkpoints omit the numbers."""
+    numbered = [state.paths[name] for name in names if re.search(r"_\d+(?=[/_]|$)", state.paths[name])]
     if numbered:
         raise CheckpointError(
-            f"--init_from {path} was written by a version of ctl that left numbers out of names, and this "
-            f"model has {numbered[0]}. Resume that run for a step with this version, and give the "
+            f"--init_from {path} was written by a version of ctl that omits the numbers in names, and this "
+            f"model has {numbered[0]}. Resume that run for one step with this version, and give the "
             "checkpoint that it saves."
         )
 
 
-def newest_good(where: str) -> tuple[AnyPath, Manifest]:
-    """The checkpoint `where`, or the newest undamaged one in it; see `load` for what is raised."""
-    given = paths.path(where)
+def find_source(source: str) -> tuple[AnyPath, Manifest]:
+    """Returns the checkpoint `source`, or the newest undamaged one in it; see `load_initial_values`."""
+    path = paths.path(source)
     try:
-        found = paths.persistently(lambda: _newest_good(given))
+        checkpoint = paths.call_with_retries(lambda: _find_undamaged(path))
+    except ReadError:
+        raise
     except OSError as e:
-        if isinstance(e, ReadError):
-            raise
-        failed = ReadError(f"--init_from {where} cannot be read: {e.strerror or e}.")
-        failed.errno = e.errno
-        raise failed from e
+        raise commit.read_error(f"--init_from {source}", e) from e
     except CheckpointError as e:
-        raise CheckpointError(f"--init_from {where} is damaged: {e}") from e
-    if found is None:
+        raise CheckpointError(f"--init_from {source} is damaged: {e}") from e
+    if checkpoint is None:
         raise UsageError(
-            f"--init_from is {where!r}, where no checkpoint is; expected a directory such as "
+            f"--init_from is {source!r}, which has no checkpoint; expected a directory such as "
             "runs/a/checkpoints/ckpt-500, or the model_dir of a run."
         )
-    return found
+    return checkpoint
 
 
-def _newest_good(given: AnyPath) -> tuple[AnyPath, Manifest] | None:
-    if commit.step_of(given) >= 0 or (given / commit.MANIFEST).exists():
-        if not given.is_dir():
+def _find_undamaged(path: AnyPath) -> tuple[AnyPath, Manifest] | None:
+    if commit.step_of(path) >= 0 or (path / commit.MANIFEST).exists():
+        if not path.is_dir():
             return None
-        manifest = paths.persistently(functools.partial(commit.read_manifest, given))
-        fault = paths.persistently(functools.partial(commit.verify, given, manifest))
-        if fault is not None:
-            raise CheckpointError(fault)
-        return given, manifest
-    for directory in _directories(given):
+        manifest = paths.call_with_retries(functools.partial(commit.read_manifest, path))
+        damage = paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
+        if damage is not None:
+            raise CheckpointError(damage)
+        return path, manifest
+    for directory in _directories(path):
         choice = restoring.newest_checkpoint(directory)
         if choice is not None:
             return choice.path, choice.manifest
     return None
 
 
-def _directories(given: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """Where checkpoints are, if `given` is a model_dir, or a directory of checkpoints."""
-    return given / "checkpoints", given
+def _directories(path: AnyPath) -> tuple[AnyPath, AnyPath]:
+    """Returns the directory of the checkpoints if `path` is a model_dir, and if it is that directory."""
+    return path / "checkpoints", path
 
 
-def _reason(name: str, spec: dict, manifest: Manifest) -> str | None:
-    """Why a variable is not loaded, or None."""
-    there = manifest.variables.get(name)
-    if there is None:
+def _mismatch(saved_name: str, spec: dict, manifest: Manifest) -> str | None:
+    """Returns the reason why a variable is not loaded, or None."""
+    saved = manifest.variables.get(saved_name)
+    if saved is None:
         return "not in the checkpoint"
-    if dict(there) != spec:
-        return f"{there['dtype']}{there['shape']} in the checkpoint, {spec['dtype']}{spec['shape']} here"
-    return None if name in manifest.keys else "the checkpoint does not say where it is"
+    if dict(saved) != spec:
+        saved_spec, model_spec = (f"{s['dtype']}{s['shape']}" for s in (saved, spec))
+        return f"{saved_spec} in the checkpoint, {model_spec} in this model"
+    return None if saved_name in manifest.keys else "the checkpoint has no key for its tensor"
 
 
-def _say(loaded: _Loaded, models: Sequence[str]) -> None:
-    path, manifest, pairs, reasons, _ = loaded
-    left = {n: r for n, r in reasons.items() if r is not None}
-    used = set(pairs.values())
+def _log_loaded(loaded: _Loaded, models: Sequence[str]) -> None:
+    manifest, reasons = loaded.manifest, loaded.reasons
+    not_loaded = {n: r for n, r in reasons.items() if r is not None}
+    num_loaded = len(reasons) - len(not_loaded)
+    used = set(loaded.saved_names.values())
     unused = [n for n in manifest.variables if n.split("/")[0] in models and n not in used]
-    left |= dict.fromkeys((manifest.paths.get(n, n) for n in unused), "only in the checkpoint")
+    not_loaded |= dict.fromkeys((manifest.paths.get(n, n) for n in unused), "only in the checkpoint")
     _log.info(
-        "Beginning with %d of %d variables of %s (step %d), not its step nor its optimizer.%s",
-        len(reasons) - sum(r is not None for r in reasons.values()),
+        "Loaded %d of %d variables from %s (step %d), without its step and optimizer.%s",
+        num_loaded,
         len(reasons),
-        path,
+        loaded.path,
         manifest.step,
-        _listed(left),
+        _listed(not_loaded),
     )
 
 
 def _listed(reasons: Mapping[str, str | None]) -> str:
     lines = [f"\n  not loaded: {name}: {reason}" for name, reason in reasons.items()]
-    more = [f"\n  ... and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-    return "".join(lines[:_MOST_LINES] + more)
+    suffix = [f"\n  ... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    return "".join(lines[:_MAX_LINES] + suffix)

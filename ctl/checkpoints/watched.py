@@ -1,7 +1,6 @@
-"""Checkpoints that another process saves and deletes: read here, never touched.
+"""Read-only access to the checkpoints of another process, for evaluators.
 
-The manager of an evaluator. Its caller decides which step to restore; nothing is swept, deleted or
-written, because the directory belongs to a training that is busy in it.
+The training process may write to the directory at any time, so files are never changed or deleted here.
 """
 
 import functools
@@ -16,106 +15,113 @@ from ctl.errors import CheckpointError, ReadError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
 
+_DELETED = "it has been deleted"
 _log = logging.getLogger("ctl")
 
 
 class UnusableCheckpoint(CheckpointError):
-    """This one is deleted or damaged; the next may be good."""
+    """An error for a checkpoint that is deleted or damaged. The next one may be usable."""
 
 
 class WatchedCheckpoints(CheckpointManager):
-    """The committed checkpoints in `directory`, as they come and go.
+    """The committed checkpoints in a directory, which another process saves and deletes.
+
+    Args:
+      directory: A local path or a URL.
 
     Attributes:
-      unread: why one of them was left out of the newest `committed()`: it cannot be read for now; or None.
+      directory: Directory of the checkpoints.
+      unread: Error of a checkpoint that the newest call of `committed` left out because it cannot be read
+        at present, or None.
     """
 
     directory: AnyPath
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = paths.path(directory)
-        self._known: dict[str, tuple[int, Manifest]] = {}
-        self._told: set[str] = set()
+        self._cached_manifests: dict[str, tuple[int, Manifest]] = {}  # with modification times in ns
+        self._names_with_warning: set[str] = set()
         self.unread: ReadError | None = None
 
     def committed(self) -> list[Manifest]:
-        """Those that are there now, ascending by step; a manifest is read once for each save.
+        """Returns the manifests of the committed checkpoints, ascending by step.
 
-        Raises ReadError where the directory cannot be listed for now.
+        Reads a manifest only if its modification time has changed.
+
+        Raises:
+          ReadError: If the directory cannot be listed at present.
         """
-        found = {}
+        manifests = {}
         self.unread = None
-        for name in self._names():
+        for name in self._list_names():
             path = self.directory / name
             try:
-                written = (path / commit.MANIFEST).stat().st_mtime_ns
-                known = self._known.get(name)
-                manifest = known[1] if known and known[0] == written else commit.read_manifest(path)
+                modified = (path / commit.MANIFEST).stat().st_mtime_ns
+                cached = self._cached_manifests.get(name)
+                manifest = cached[1] if cached and cached[0] == modified else commit.read_manifest(path)
             except OSError as e:
-                if not paths.is_lasting(e):  # else it is being deleted
-                    self.unread = _read_error(path, e)
+                if not paths.is_permanent_error(e):  # with a permanent error, it is being deleted
+                    self.unread = _as_read_error(path, e)
                 continue
             except CheckpointError as e:
-                self._tell(path, e)
+                self._warn_once(path, e)
                 continue
             if name == f"ckpt-{manifest.step}":
-                found[name] = (written, manifest)
-        self._known = found
-        return sorted((m for _, m in found.values()), key=lambda m: m.step)
+                manifests[name] = (modified, manifest)
+        self._cached_manifests = manifests
+        return sorted((m for _, m in manifests.values()), key=lambda m: m.step)
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
-        """Saves nothing."""
+        """Returns None. Evaluators do not save."""
 
     def restore(self, state: Any, step: int | None = None) -> Manifest | None:
-        """Restores that of `step` and no other; None, and nothing is restored, without a step.
+        """Restores the checkpoint of `step`. Without a step it restores no checkpoint and returns None.
 
-        Raises UnusableCheckpoint if it is gone or damaged, ReadError if it cannot be read for now,
-        CheckpointError if it is of another model.
+        Raises:
+          UnusableCheckpoint: If the checkpoint is deleted or damaged.
+          ReadError: If it cannot be read at present.
+          CheckpointError: If it belongs to another model.
         """
         if step is None:
             return None
         path = self.directory / f"ckpt-{step}"
         try:
-            manifest = paths.persistently(functools.partial(commit.read_manifest, path))
-            fault = paths.persistently(functools.partial(commit.verify, path, manifest))
+            manifest = paths.call_with_retries(functools.partial(commit.read_manifest, path))
+            fault = paths.call_with_retries(functools.partial(commit.find_damage, path, manifest))
         except ReadError:
             if path.exists():
                 raise
-            manifest, fault = None, "it was deleted meanwhile"
+            manifest, fault = None, _DELETED
         except (OSError, CheckpointError) as e:
             manifest, fault = None, str(e)
         if manifest is None or fault is not None:
-            raise UnusableCheckpoint(fault if path.exists() else "it was deleted meanwhile")
+            raise UnusableCheckpoint(fault if path.exists() else _DELETED)
         state.check_matches(manifest.variables, str(path))
         try:
             restore_state(state, path, manifest.variables)
         except ReadError as e:
             if path.exists():
                 raise
-            raise UnusableCheckpoint("it was deleted meanwhile") from e
+            raise UnusableCheckpoint(_DELETED) from e
         except CheckpointError as e:
-            raise UnusableCheckpoint(str(e) if path.exists() else "it was deleted meanwhile") from e
+            raise UnusableCheckpoint(str(e) if path.exists() else _DELETED) from e
         return manifest
 
-    def _tell(self, path: AnyPath, error: CheckpointError) -> None:
-        """Says once that a manifest is damaged, unless it is being deleted."""
-        if path.name not in self._told and (path / commit.MANIFEST).exists():
-            self._told.add(path.name)
-            _log.warning("Passing over the damaged checkpoint %s: %s", path, error)
+    def _warn_once(self, path: AnyPath, error: CheckpointError) -> None:
+        """Logs the first error of a damaged manifest, unless it is being deleted."""
+        if path.name not in self._names_with_warning and (path / commit.MANIFEST).exists():
+            self._names_with_warning.add(path.name)
+            _log.warning("Skipping the damaged checkpoint %s: %s", path, error)
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         try:
-            steps = paths.persistently(lambda: commit.steps_listed(self.directory))
+            steps = paths.call_with_retries(lambda: commit.list_steps(self.directory))
         except FileNotFoundError:
             return []
         except OSError as e:
-            raise _read_error(self.directory, e) from e
+            raise _as_read_error(self.directory, e) from e
         return [f"ckpt-{step}" for step in steps]
 
 
-def _read_error(path: AnyPath, error: OSError) -> ReadError:
-    if isinstance(error, ReadError):
-        return error
-    failed = ReadError(f"{path} cannot be read: {error.strerror or error}.")
-    failed.errno = error.errno
-    return failed
+def _as_read_error(path: AnyPath, error: OSError) -> ReadError:
+    return error if isinstance(error, ReadError) else commit.read_error(path, error)

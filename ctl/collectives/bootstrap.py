@@ -21,7 +21,14 @@ from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener
-from ctl.io.rendezvous import Caller, Deadline, listening, listening_place, refusals, split_address
+from ctl.io.rendezvous import (
+    Caller,
+    Deadline,
+    listener_sentence,
+    listening_socket,
+    refusal_sentence,
+    split_address,
+)
 
 _PROTOCOL = 6
 _TELL_EVERY_SECS = 30.0
@@ -79,7 +86,7 @@ class _Rendezvous:
         self._ranks = ranks
         self._lost = lost
         self._settings = settings
-        self._deadline = Deadline(settings.start_timeout, _TELL_EVERY_SECS, ever_more_rarely=False)
+        self._deadline = Deadline(settings.start_timeout, _TELL_EVERY_SECS, has_backoff=False)
         self._peers: dict[int, socket.socket] = {}
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
@@ -145,7 +152,7 @@ class _Rendezvous:
     def _listening(self) -> socket.socket:
         ranks = self._ranks
         try:
-            return listening(*split_address(ranks.addresses[ranks.rank]))
+            return listening_socket(*split_address(ranks.addresses[ranks.rank]))
         except OSError as e:
             is_taken = e.errno == errno.EADDRINUSE
             raise (PortInUseError if is_taken else UsageError)(
@@ -160,7 +167,7 @@ class _Rendezvous:
         poller.register(self._wakes.fileno(), select.POLLIN)
         while not self._is_over.is_set():
             poller.poll(1000 * _LOOK_SECS)
-            for arrival in self._listener.accepted():
+            for arrival in self._listener.accept_callers():
                 self._arrivals.put(arrival)
 
     def _caller(self, role: str, rank: int) -> Caller:
@@ -170,11 +177,11 @@ class _Rendezvous:
 
     def _connect(self, caller: Caller, rank: int) -> socket.socket | None:
         try:
-            sock = caller.call(self._deadline.left_secs)
+            sock = caller.call(self._deadline.remaining_secs)
         except ChannelRefusedError as e:
             raise UsageError(f"rank {rank} refused rank {self._ranks.rank}: {e}") from None
         if sock is None:
-            self._call_error = f"rank {rank}: {caller.why}"
+            self._call_error = f"rank {rank}: {caller.failure}"
             caller.pause()
         return sock
 
@@ -197,7 +204,9 @@ class _Rendezvous:
         for name, expected in self._common().items():
             if claim.get(name) != expected:
                 text = f"its {name} is {claim.get(name)}, here it is {expected}; start all ranks alike."
-                return ChannelRefusedError(text, again=claim.get("generation") != self._ranks.generation)
+                return ChannelRefusedError(
+                    text, can_retry=claim.get("generation") != self._ranks.generation
+                )
         role, rank, ranks = claim.get("role"), claim.get("rank"), self._ranks
         if role == "control" and ranks.rank:
             return ChannelRefusedError(f"{ranks.addresses[ranks.rank]} is rank {ranks.rank}, not rank 0.")
@@ -215,7 +224,7 @@ class _Rendezvous:
         failure, deadline = self._lost(), self._deadline
         if failure:
             raise HorovodInternalError(failure)
-        if not (deadline.is_over or deadline.is_due()):
+        if not (deadline.is_over or deadline.is_reminder_due()):
             return
         ranks = self._ranks
         missing = called | (set(range(ranks.size)) - {ranks.rank} - self._peers.keys())
@@ -226,6 +235,6 @@ class _Rendezvous:
             raise HorovodInternalError(
                 f"{text}: not here after {deadline.timeout_secs:g} s. Do these processes run, "
                 "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
-                f"{call}{listening_place(self._listener)}{refusals(self._listener)}"
+                f"{call}{listener_sentence(self._listener)}{refusal_sentence(self._listener)}"
             )
         print(f"hvd: {text}", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ class IteratorRelease:
         key = next(self._keys)
         self._iterators[key] = iterator
         if self._thread is None:
-            exit_hook.keep(self.unreleased, pause=self.stop)
+            exit_hook.keep_alive(self.unreleased, pause=self.stop)
             self._thread = threading.Thread(target=self._run, name="ctl-release-iterators", daemon=True)
             self._thread.start()
         return key

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ctl.deploy import args
 from ctl.errors import EXIT_DONE, EXIT_USAGE, CtlError, UsageError
-from ctl.io.console import say
+from ctl.io.console import print_message
 
 # name -> (module, what it writes in one line)
 PLATFORMS = {
@@ -50,6 +50,6 @@ def main(argv: Sequence[str]) -> int:
         if line is not None:
             module.write(line)
     except (CtlError, argparse.ArgumentTypeError) as e:
-        say(str(e), by=f"ctl deploy {name}" if name in PLATFORMS else "ctl deploy")
+        print_message(str(e), program=f"ctl deploy {name}" if name in PLATFORMS else "ctl deploy")
         return getattr(e, "exit_code", EXIT_USAGE)
     return EXIT_DONE

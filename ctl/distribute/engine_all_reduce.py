@@ -31,7 +31,7 @@ from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
-from ctl.io.rendezvous import listening, split_address
+from ctl.io.rendezvous import listening_socket, split_address
 
 _ENGINE = "_ctl_engine"  # attribute of a strategy
 _CONNECT_SECS = 60.0
@@ -106,7 +106,7 @@ def _listening(topology: Topology) -> socket.socket:
     host, port = split_address(topology.address or ":0")
     for chosen in (port + 1, 0):
         with contextlib.suppress(OSError, OverflowError):
-            return listening(host, chosen, everywhere=True)
+            return listening_socket(host, chosen, everywhere=True)
     raise UsageError(f"communication 'tcp' cannot listen at {host}: no port is free there.")
 
 

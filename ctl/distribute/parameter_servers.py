@@ -66,7 +66,7 @@ def connect_cluster(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    connecting = heartbeat.here.doing(heartbeat.CONNECTING)
+    connecting = heartbeat.current.enter_phase(heartbeat.CONNECTING)
     with log_filter.quiet(), signals.default_action(), connecting:
         strategy = tf.distribute.ParameterServerStrategy(
             resolver, variable_partitioner=partition.partitioner(len(tasks["ps"]))

@@ -87,7 +87,7 @@ def multi_worker(
             "that out; choose GPUs with CUDA_VISIBLE_DEVICES, start more workers for more CPUs."
         )
     exit_hook.install_exit_hook()
-    heartbeat.here.start()
+    heartbeat.current.start()
     cluster = cluster.without_servers()
     detection.normalise(cluster)
     own_port.check_port_is_free(cluster)
@@ -111,7 +111,7 @@ def _connecting() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.default_action())
         if not stack.enter_context(connection.unlocked()):
-            stack.enter_context(heartbeat.here.doing(heartbeat.CONNECTING))
+            stack.enter_context(heartbeat.current.enter_phase(heartbeat.CONNECTING))
         yield
 
 

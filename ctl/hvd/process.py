@@ -89,9 +89,9 @@ def _let_idle_threads_sleep(local_size: int) -> None:
 
 def _begin_to_beat() -> None:
     """From here on the launcher, if it wants to know, sees whether this process lives."""
-    heartbeat.here.start()
-    if heartbeat.here.phase == heartbeat.STARTING:
-        heartbeat.here.phase = heartbeat.TRAINING
+    heartbeat.current.start()
+    if heartbeat.current.phase == heartbeat.STARTING:
+        heartbeat.current.phase = heartbeat.TRAINING
 
 
 def shutdown() -> None:

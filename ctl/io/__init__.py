@@ -1,5 +1,4 @@
-"""Files, logs, channels and the end of the process: what every other folder may use.
+"""Files, logs, authenticated channels and process exit, for use by all other folders.
 
-No TensorFlow objects and no knowledge of training belong here. Nothing here imports another folder
-of `ctl` but `errors`.
+These modules do not depend on TensorFlow objects or on training. They import only `errors` from `ctl`.
 """

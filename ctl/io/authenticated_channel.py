@@ -1,11 +1,11 @@
-"""Connections between the processes of one job: who connects proves first that it knows the job's secret.
+"""Authenticated connections between the processes of one job, which share a secret.
 
     endpoint = Endpoint(secret, "elastic", "launcher")
 
-    listener = Listener(server_socket, endpoint, judge)          # who listens
-    for connection, claim in listener.accepted(wait_secs=0.2): ...
+    listener = Listener(server_socket, endpoint, judge)                  # the listener
+    for connection, claim in listener.accept_callers(wait_secs=0.2): ...
 
-    connection = connect(("host1", 40213), endpoint, {"worker": 3})      # who calls
+    connection = connect(("host1", 40213), endpoint, {"worker": 3})      # the caller
 
 The protocol, with fixed roles and a random nonce of each side:
 
@@ -14,10 +14,10 @@ The protocol, with fixed roles and a random nonce of each side:
     listener -> caller   length, verdict (JSON), HMAC("listener", claim, verdict)
 
 Each HMAC-SHA256 also covers the purpose of the port, the listener's identity and both nonces. So no
-message can be sent back to its sender, replayed, or used at another port. The secret does not travel.
-Nothing of a caller is parsed before its proof; until then it may send some hundred bytes and stay for
-`PROOF_SECS`. What follows after the proof is neither encrypted nor signed. Without a secret (b"") the
-limits hold, but nobody is authenticated.
+message can be sent back to its sender, replayed, or used at another port. The secret is never sent. The
+data of a caller are not parsed before its proof, for which it has `PROOF_SECS` and some hundred bytes. The
+data after the proof are neither encrypted nor signed. Without a secret (b"") the limits apply, but callers
+are not authenticated.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ from typing import Any
 SECRET_VARIABLE = "CTL_HVD_SECRET"
 PROOF_SECS = 5.0
 PEER_TIMEOUT_SECS = 60.0
-MOST_CLAIM_BYTES = 512
-MOST_STRANGERS = 256
+MAX_CLAIM_BYTES = 512
+MAX_PENDING_CALLERS = 256
 
 _MAGIC = b"ctl-1\r\n\0"
 _NONCE_BYTES = 32
@@ -48,40 +48,44 @@ _PROOF_BYTES = 32
 _LENGTH = struct.Struct(">H")
 _FIRST_BYTES = len(_MAGIC) + _NONCE_BYTES
 _HEAD_BYTES = _FIRST_BYTES + _LENGTH.size
-_MOST_VERDICT_BYTES = 2048
-_MOST_REASON = 400  # characters
-_ACCEPTS_AT_ONCE = 64
-_FULL_SECS = 0.05  # for file descriptors to become free
+_MAX_VERDICT_BYTES = 2048
+_MAX_REASON_LENGTH = 400  # characters
+_MAX_ACCEPTS = 64  # in one call
+_FULL_SECS = 0.05  # pause when no file descriptor is free
 
 
 class ChannelError(ConnectionError):
-    """No authenticated connection was made."""
+    """An error of a connection before it is authenticated."""
 
 
 class UnprovenError(ChannelError):
-    """Who listens there is no process of this job, or did not say so in time."""
+    """An error for a listener that has not proved that it belongs to this job."""
 
 
 class LateProofError(UnprovenError):
-    """It said nothing in time."""
+    """An error for a listener that has not sent its proof in time."""
 
 
 class ChannelRefusedError(ChannelError):
-    """The listener of this job does not want this caller; `again` if it may later."""
+    """An error for a caller that the listener refuses.
 
-    def __init__(self, reason: str, *, again: bool = False):
+    Attributes:
+      can_retry: True if the listener may accept the caller later.
+    """
+
+    def __init__(self, reason: str, *, can_retry: bool = False):
         super().__init__(reason)
-        self.again = again
+        self.can_retry = can_retry
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a port is for; equal on both sides of a connection.
+    """The description of a port, equal on both sides of a connection.
 
     Attributes:
-      secret: known to the processes of one job only; b"" if there is none.
-      purpose: "startup", "ranks", ...; a proof for one purpose is worth nothing for another.
-      identity: who listens, such as "rank 0".
+      secret: Secret of the job; b"" without one.
+      purpose: "startup", "ranks", ... A proof for one purpose is not valid for another.
+      identity: Name of the listener, such as "rank 0".
     """
 
     secret: bytes = field(repr=False)
@@ -89,7 +93,7 @@ class Endpoint:
     identity: str
 
     def proof(self, role: str, *parts: bytes) -> bytes:
-        """HMAC of these parts for a role, "caller" or "listener"."""
+        """Returns the HMAC (32 bytes) of the parts for a role, "caller" or "listener"."""
         mac = hmac.new(self.secret, digestmod=hashlib.sha256)
         for part in (role.encode(), self.purpose.encode(), self.identity.encode(), *parts):
             mac.update(len(part).to_bytes(4, "big") + part)
@@ -100,12 +104,12 @@ Judge = Callable[[dict[str, Any]], ChannelRefusedError | None]
 
 
 def job_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """The secret that the launcher gave to this process; b"" without a launcher."""
+    """Returns the secret that the launcher has set for this process; b"" without a launcher."""
     return environ.get(SECRET_VARIABLE, "").encode()
 
 
-def tuned(connection: socket.socket) -> socket.socket:
-    """The same socket: small messages leave at once, and a silent machine is noticed within a minute."""
+def _set_options(connection: socket.socket) -> socket.socket:
+    """Disables delays of small messages, enables the detection of a dead peer within a minute."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
@@ -122,29 +126,30 @@ def tuned(connection: socket.socket) -> socket.socket:
 
 
 class Listener:
-    """Authenticates any number of callers at a time without waiting for one; used by one thread.
+    """A listener that authenticates callers concurrently. One thread uses it.
 
-    It does not delay a caller when others are silent, slow or send garbage: each has `PROOF_SECS`, and
-    when more than `MOST_STRANGERS` are there the one that has been silent for longest goes.
+    Silent, slow and invalid callers do not delay the others. Each caller has `PROOF_SECS`. If there are
+    more than `MAX_PENDING_CALLERS`, the oldest one is disconnected.
+
+    Args:
+      server: A listening socket, which this object closes.
+      endpoint: Description of the port.
+      judge: Claim of an authenticated caller -> None to accept it, or the reason to refuse it.
 
     Attributes:
-      refused: connections that were closed without a proof; last_refused: the address of the newest.
+      refused: Number of connections that were closed without a proof.
+      last_refused: Address of the newest of them.
     """
 
     def __init__(self, server: socket.socket, endpoint: Endpoint, judge: Judge = lambda claim: None):
-        """Takes a listening socket over.
-
-        Args:
-          judge: claim of an authenticated caller -> None to accept it, or why not.
-        """
         self.refused = 0
         self.last_refused = ""
         self._server = server
         self._endpoint = endpoint
         self._judge = judge
-        self._strangers: OrderedDict[socket.socket, _Stranger] = OrderedDict()  # oldest first
+        self._pending: OrderedDict[socket.socket, _PendingCaller] = OrderedDict()  # oldest first
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = MOST_STRANGERS if soft < 0 else max(8, min(MOST_STRANGERS, soft // 4))
+        self._max_pending = MAX_PENDING_CALLERS if soft < 0 else max(8, min(MAX_PENDING_CALLERS, soft // 4))
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
@@ -155,96 +160,100 @@ class Listener:
         host, port = self._server.getsockname()[:2]
         return host, port
 
-    def accepted(self, wait_secs: float = 0.0) -> list[tuple[socket.socket, dict[str, Any]]]:
-        """Callers that have proven themselves: blocking sockets, and what each claims to be."""
-        found = []
+    def accept_callers(self, wait_secs: float = 0.0) -> list[tuple[socket.socket, dict[str, Any]]]:
+        """Returns the blocking socket and the claim of each newly authenticated caller.
+
+        Args:
+          wait_secs: Maximum time to wait for data (seconds).
+        """
+        accepted = []
         for key, _ in self._selector.select(wait_secs):
             if key.fileobj is self._server:
                 self._accept()
                 continue
-            stranger = self._strangers.get(key.fileobj)  # type: ignore[call-overload]
-            if stranger is None:
+            caller = self._pending.get(key.fileobj)  # type: ignore[call-overload]
+            if caller is None:
                 continue
             try:
-                if stranger.has_proven():
-                    claim = stranger.judged(self._judge)
-                    self._release(stranger.socket)
-                    found.append((tuned(stranger.socket), claim))
+                if caller.has_proven():
+                    claim = caller.send_verdict(self._judge)
+                    self._release(caller.socket)
+                    accepted.append((_set_options(caller.socket), claim))
             except _Refused:
-                self._release(stranger.socket)
-                stranger.socket.close()  # in order, so that the verdict arrives
+                self._release(caller.socket)
+                caller.socket.close()  # without a reset, so that the verdict arrives
             except _NotOurs:
-                self._drop(stranger.socket)
-        now = time.monotonic()
-        while self._strangers and next(iter(self._strangers.values())).until_secs <= now:
-            self._drop(next(iter(self._strangers)))
-        return found
+                self._drop(caller.socket)
+        time_secs = time.monotonic()
+        while self._pending and next(iter(self._pending.values())).deadline_secs <= time_secs:
+            self._drop(next(iter(self._pending)))
+        return accepted
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to do for `accepted`."""
+        """Returns a descriptor that is readable when `accept_callers` has data to process."""
         return self._selector.fileno()
 
     def close(self) -> None:
-        """Listens no more; connections that are not authenticated end."""
-        for connection in list(self._strangers):
+        """Closes the listening socket and the connections that are not authenticated."""
+        for connection in list(self._pending):
             self._drop(connection)
         self._selector.close()
         self._server.close()
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
+        for _ in range(_MAX_ACCEPTS):
             try:
                 connection, address = self._server.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:  # no file descriptor is free
-                if self._strangers:
-                    self._drop(next(iter(self._strangers)))
+                if self._pending:
+                    self._drop(next(iter(self._pending)))
                 else:
                     time.sleep(_FULL_SECS)
                 return
-            if len(self._strangers) >= self._most:
-                self._drop(next(iter(self._strangers)))
-            stranger = _Stranger(connection, str(address[0]), self._endpoint)
-            self._strangers[connection] = stranger
+            if len(self._pending) >= self._max_pending:
+                self._drop(next(iter(self._pending)))
+            caller = _PendingCaller(connection, str(address[0]), self._endpoint)
+            self._pending[connection] = caller
             self._selector.register(connection, selectors.EVENT_READ)
             try:
-                stranger.greet()
+                caller.greet()
             except _NotOurs:
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         self.refused += 1
-        self.last_refused = self._strangers[connection].address
+        self.last_refused = self._pending[connection].address
         self._release(connection)
-        with contextlib.suppress(OSError):  # a reset: the kernel keeps nothing of it for minutes
+        with contextlib.suppress(OSError):  # a reset, which leaves no TIME_WAIT state in the kernel
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
     def _release(self, connection: socket.socket) -> None:
-        del self._strangers[connection]
+        del self._pending[connection]
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(connection)
 
 
 class _NotOurs(Exception):
-    """A caller that is not authenticated."""
+    """An error for a caller that cannot be authenticated."""
 
 
 class _Refused(Exception):
-    """An authenticated caller that was told that it is not wanted."""
+    """An error for an authenticated caller to which a refusal was sent."""
 
 
-class _Stranger:
-    """One caller until its proof."""
+class _PendingCaller:
+    """A caller that is not yet authenticated."""
 
     def __init__(self, connection: socket.socket, address: str, endpoint: Endpoint):
         self.socket = connection
         self.address = address
-        self.until_secs = time.monotonic() + PROOF_SECS
+        self.deadline_secs = time.monotonic() + PROOF_SECS
         self._endpoint = endpoint
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._came = b""
+        self._received = b""
         self._claim = b""
         connection.setblocking(False)
 
@@ -252,35 +261,35 @@ class _Stranger:
         self._send(_MAGIC + self._nonce)
 
     def has_proven(self) -> bool:
-        """Reads what is there; raises _NotOurs for anything that is no proof."""
-        while (missing := self._needed() - len(self._came)) > 0:
+        """Reads the available data. Returns True after a valid proof; raises _NotOurs for other data."""
+        while (missing := self._num_needed_bytes() - len(self._received)) > 0:
             try:
                 data = self.socket.recv(missing)
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as e:
                 raise _NotOurs from e
-            self._came += data
-            begun = self._came[: len(_MAGIC)]
-            if not data or begun != _MAGIC[: len(begun)]:
+            self._received += data
+            start = self._received[: len(_MAGIC)]
+            if not data or start != _MAGIC[: len(start)]:
                 raise _NotOurs
-        claim, proof = self._came[_HEAD_BYTES:-_PROOF_BYTES], self._came[-_PROOF_BYTES:]
+        claim, proof = self._received[_HEAD_BYTES:-_PROOF_BYTES], self._received[-_PROOF_BYTES:]
         expected = self._endpoint.proof("caller", *self._nonces(), claim)
         if not hmac.compare_digest(proof, expected):
             raise _NotOurs
         self._claim = claim
         return True
 
-    def judged(self, judge: Judge) -> dict[str, Any]:
-        """The claim, once the caller was told that it is welcome; raises _Refused if it is not."""
-        claim = _object(self._claim)
+    def send_verdict(self, judge: Judge) -> dict[str, Any]:
+        """Sends the verdict and returns the claim. Raises _Refused if the verdict is a refusal."""
+        claim = _parse_object(self._claim)
         if claim is None:
             raise _NotOurs
         refusal = judge(claim)
         verdict: dict[str, Any] = {}
         if refusal is not None:
-            verdict = {"refused": str(refusal)[:_MOST_REASON], "again": refusal.again}
-        text = json.dumps(verdict).encode()[:_MOST_VERDICT_BYTES]
+            verdict = {"refused": str(refusal)[:_MAX_REASON_LENGTH], "again": refusal.can_retry}
+        text = json.dumps(verdict).encode()[:_MAX_VERDICT_BYTES]
         proof = self._endpoint.proof("listener", *self._nonces(), self._claim, text)
         self._send(_LENGTH.pack(len(text)) + text + proof)
         if refusal is not None:
@@ -289,13 +298,13 @@ class _Stranger:
         return claim
 
     def _nonces(self) -> tuple[bytes, bytes]:
-        return self._nonce, self._came[len(_MAGIC) : _FIRST_BYTES]
+        return self._nonce, self._received[len(_MAGIC) : _FIRST_BYTES]
 
-    def _needed(self) -> int:
-        if len(self._came) < _HEAD_BYTES:
+    def _num_needed_bytes(self) -> int:
+        if len(self._received) < _HEAD_BYTES:
             return _HEAD_BYTES
-        (size,) = _LENGTH.unpack_from(self._came, _FIRST_BYTES)
-        if size > MOST_CLAIM_BYTES:
+        (size,) = _LENGTH.unpack_from(self._received, _FIRST_BYTES)
+        if size > MAX_CLAIM_BYTES:
             raise _NotOurs
         return _HEAD_BYTES + size + _PROOF_BYTES
 
@@ -310,22 +319,30 @@ class _Stranger:
 def connect(
     address: tuple[str, int], endpoint: Endpoint, claim: Mapping[str, Any], timeout_secs: float = PROOF_SECS
 ) -> socket.socket:
-    """A blocking socket to the listener of `endpoint`, both sides authenticated.
+    """Connects to the listener of an endpoint and authenticates both sides.
 
     Args:
-      claim: who calls, as small JSON; timeout_secs: to connect, and again for the proof.
+      address: Host and port.
+      endpoint: Description of the port.
+      claim: Description of this process, as a small JSON object.
+      timeout_secs: Timeout of the connection, and of the proof (seconds).
 
-    Raises OSError if nobody listens, UnprovenError if who does is not of this job, ChannelRefusedError
-    if this caller is not wanted.
+    Returns:
+      A blocking socket.
+
+    Raises:
+      OSError: If the connection fails.
+      UnprovenError: If the listener does not belong to this job.
+      ChannelRefusedError: If the listener refuses this caller.
     """
     text = json.dumps(dict(claim)).encode()
-    if len(text) > MOST_CLAIM_BYTES:
-        raise ValueError(f"a claim of {len(text)} bytes came; expected {MOST_CLAIM_BYTES} at most")
+    if len(text) > MAX_CLAIM_BYTES:
+        raise ValueError(f"the claim has {len(text)} bytes; expected at most {MAX_CLAIM_BYTES}")
     connection = socket.create_connection(address, timeout=timeout_secs)
     try:
-        _introduce(connection, endpoint, text, time.monotonic() + timeout_secs)
+        _authenticate(connection, endpoint, text, time.monotonic() + timeout_secs)
         connection.settimeout(None)
-        return tuned(connection)
+        return _set_options(connection)
     except TimeoutError:
         connection.close()
         raise LateProofError(f"it did not prove within {timeout_secs:g} s that it is of this job") from None
@@ -334,49 +351,49 @@ def connect(
         raise
 
 
-def _introduce(connection: socket.socket, endpoint: Endpoint, claim: bytes, until_secs: float) -> None:
-    first = _exactly(connection, _FIRST_BYTES, until_secs, _MAGIC)
+def _authenticate(connection: socket.socket, endpoint: Endpoint, claim: bytes, deadline: float) -> None:
+    first = _receive_exactly(connection, _FIRST_BYTES, deadline, _MAGIC)
     nonces = first[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
     proof = endpoint.proof("caller", *nonces, claim)
     connection.sendall(_MAGIC + nonces[1] + _LENGTH.pack(len(claim)) + claim + proof)
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until_secs))
-    if size > _MOST_VERDICT_BYTES:
+    (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline))
+    if size > _MAX_VERDICT_BYTES:
         raise UnprovenError("something else answers there")
-    verdict = _exactly(connection, size, until_secs)
-    proof = _exactly(connection, _PROOF_BYTES, until_secs)
+    verdict = _receive_exactly(connection, size, deadline)
+    proof = _receive_exactly(connection, _PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, endpoint.proof("listener", *nonces, claim, verdict)):
         raise UnprovenError("it does not know the secret of this job")
-    said = _object(verdict)
-    if said is None:
+    content = _parse_object(verdict)
+    if content is None:
         raise UnprovenError("something else answers there")
-    if "refused" in said:
-        raise ChannelRefusedError(str(said["refused"]), again=said.get("again") is True)
+    if "refused" in content:
+        raise ChannelRefusedError(str(content["refused"]), can_retry=content.get("again") is True)
 
 
-def _exactly(connection: socket.socket, count: int, until_secs: float, begins: bytes = b"") -> bytes:
-    """So many bytes, no more; UnprovenError as soon as they do not begin as they should."""
-    came = b""
-    while len(came) < count:
-        left_secs = until_secs - time.monotonic()
-        if left_secs <= 0:
+def _receive_exactly(connection: socket.socket, count: int, deadline: float, prefix: bytes = b"") -> bytes:
+    """Receives `count` bytes. Raises UnprovenError as soon as they do not start with `prefix`."""
+    received = b""
+    while len(received) < count:
+        remaining_secs = deadline - time.monotonic()
+        if remaining_secs <= 0:
             raise TimeoutError
-        connection.settimeout(left_secs)
-        data = connection.recv(count - len(came))
+        connection.settimeout(remaining_secs)
+        data = connection.recv(count - len(received))
         if not data:
             raise UnprovenError(
                 "it closed the connection; it may belong to another job, or have another secret "
                 f"({SECRET_VARIABLE})"
             )
-        came += data
-        begun = came[: len(begins)]
-        if begun != begins[: len(begun)]:
+        received += data
+        start = received[: len(prefix)]
+        if start != prefix[: len(start)]:
             raise UnprovenError("something else answers there")
-    return came
+    return received
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def _parse_object(text: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

@@ -1,33 +1,31 @@
-"""One line on stderr, words of others in it, and output whose reader may leave."""
+"""Messages on stderr, quotation of user input, and closed output pipes."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 
-_MOST = 80
-
-
+_MAX_QUOTED = 80  # characters
 _printer: Callable[[str], bool] | None = None
 
 
-def say(text: str, by: str = "ctl launch") -> None:
-    """Writes one line to stderr, or above a live progress bar; write errors are ignored."""
-    line = f"{by}: {text}"
+def print_message(text: str, program: str = "ctl launch") -> None:
+    """Prints "<program>: <text>" on stderr, or above a live progress bar. Write errors are ignored."""
+    line = f"{program}: {text}"
     with contextlib.suppress(OSError):
         if _printer is None or not _printer(line):
             print(line, file=sys.stderr, flush=True)
 
 
 def set_printer(printer: Callable[[str], bool] | None) -> None:
-    """Sets the function that prints the lines of `say`. It returns False to leave a line to stderr."""
+    """Sets the function that prints the lines of `print_message`. If it returns False, stderr is used."""
     global _printer  # noqa: PLW0603
     _printer = printer
 
 
 @contextlib.contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Within the block, a reader of stdout who has seen enough (`ctl --help | head -1`) is no error."""
+def ignore_closed_stdout() -> Iterator[None]:
+    """Ignores that the reader of stdout closes the pipe within the block, as in `ctl --help | head -1`."""
     try:
         yield
         sys.stdout.flush()
@@ -35,6 +33,6 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def quoted(text: str, most: int = _MOST) -> str:
-    """Somebody's words in quotes on one line, not more than `most` of them."""
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+def quoted(text: str, max_length: int = _MAX_QUOTED) -> str:
+    """Returns a text in quotes on one line, cut to `max_length` characters."""
+    return repr(text if len(text) <= max_length else text[: max_length - 3] + "...")

@@ -1,8 +1,8 @@
-"""Where the files of a run go: as flags say, else as the platform says.
+"""Output directories of a run, from flags or from environment variables of the platform. No TensorFlow.
 
-Vertex AI gives each job AIP_CHECKPOINT_DIR (`gs://bucket/job/checkpoints/`), AIP_TENSORBOARD_LOG_DIR
-(`.../logs/`) and AIP_MODEL_DIR (`.../model/`), and mounts every bucket below /gcs. With the parent of
-the first as model_dir the three are where a run puts them anyway. No TensorFlow.
+Vertex AI sets AIP_CHECKPOINT_DIR (`gs://bucket/job/checkpoints/`), AIP_TENSORBOARD_LOG_DIR (`.../logs/`)
+and AIP_MODEL_DIR (`.../model/`) for each job, and mounts every bucket below /gcs. If the parent of the
+first is the model_dir, they agree with the default directories of a run.
 """
 
 import os
@@ -17,13 +17,13 @@ _SCHEME = "gs://"
 
 @dataclass(frozen=True)
 class Directories:
-    """Paths or URLs without a slash at the end; empty where nothing is to be written.
+    """Paths or URLs without a trailing slash. Empty strings are directories that are not used.
 
     Attributes:
-      model_dir: where the run lives.
-      logs: TensorBoard's files, where they are not `model_dir/logs`.
-      model: where a copy of the exported SavedModel goes, for the platform to serve.
-      sources: the variables that were used.
+      model_dir: Directory of the run.
+      logs: Directory of TensorBoard's files if it is not `model_dir/logs`.
+      model: Directory for a copy of the exported SavedModel, which the platform serves.
+      sources: Names of the environment variables that were used.
     """
 
     model_dir: str = ""
@@ -35,36 +35,42 @@ class Directories:
 def read_directories(
     model_dir: str = "", environ: Mapping[str, str] = os.environ, mount: str = MOUNT
 ) -> Directories:
-    """Flags win: a given `model_dir` is kept, whatever AIP_CHECKPOINT_DIR says."""
-    given = {name: environ.get(name, "").strip().rstrip("/") for name in (CHECKPOINTS, LOGS, MODEL)}
-    sources = [name for name in (LOGS, MODEL) if given[name]]
-    if not model_dir and given[CHECKPOINTS]:
+    """Returns the directories of a run.
+
+    Args:
+      model_dir: Value of the flag. If it is not empty, AIP_CHECKPOINT_DIR is ignored.
+      environ: Environment variables.
+      mount: Directory below which buckets are mounted.
+    """
+    value_by_name = {name: environ.get(name, "").strip().rstrip("/") for name in (CHECKPOINTS, LOGS, MODEL)}
+    sources = [name for name in (LOGS, MODEL) if value_by_name[name]]
+    if not model_dir and value_by_name[CHECKPOINTS]:
         sources.insert(0, CHECKPOINTS)
-        parent, _, last = given[CHECKPOINTS].rpartition("/")
-        model_dir = parent if last == "checkpoints" else given[CHECKPOINTS]
-    model_dir = mounted(model_dir, mount)
-    logs = mounted(given[LOGS], mount)
+        parent, _, last = value_by_name[CHECKPOINTS].rpartition("/")
+        model_dir = parent if last == "checkpoints" else value_by_name[CHECKPOINTS]
+    model_dir = usable_path(model_dir, mount)
+    logs = usable_path(value_by_name[LOGS], mount)
     if logs == f"{model_dir}/logs":
         logs = ""
-    return Directories(model_dir, logs, mounted(given[MODEL], mount), tuple(sources))
+    return Directories(model_dir, logs, usable_path(value_by_name[MODEL], mount), tuple(sources))
 
 
-def mounted(where: str, mount: str = MOUNT) -> str:
-    """The same place by the other name: `gs://b/run` <-> `/gcs/b/run`, whichever can be used here.
+def usable_path(path_or_url: str, mount: str = MOUNT) -> str:
+    """Translates between `gs://b/run` and `/gcs/b/run`. Returns other paths unchanged.
 
-    A bucket that is mounted is a directory, which more of a run can be written to than to a URL; a path
-    below /gcs where nothing is mounted is its URL. Other paths come back as they are.
+    The result is the directory if the bucket is mounted, because it supports more operations, and otherwise
+    the URL.
     """
-    bucket = bucket_and_path(where, mount)
+    bucket = bucket_and_path(path_or_url, mount)
     if bucket is None:
-        return where
+        return path_or_url
     path = Path(mount) / bucket.partition("/")[0]
     return f"{mount}/{bucket}" if path.is_dir() else _SCHEME + bucket
 
 
-def bucket_and_path(where: str, mount: str = MOUNT) -> str | None:
-    """`gs://b/run` or `/gcs/b/run` -> `b/run`; None for other places."""
+def bucket_and_path(path_or_url: str, mount: str = MOUNT) -> str | None:
+    """Returns `b/run` for `gs://b/run` and `/gcs/b/run`, and None for other paths."""
     for start in (_SCHEME, f"{mount}/"):
-        if where.startswith(start) and where != start:
-            return where[len(start) :]
+        if path_or_url.startswith(start) and path_or_url != start:
+            return path_or_url[len(start) :]
     return None

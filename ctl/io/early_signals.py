@@ -39,11 +39,11 @@ def install_early_handlers() -> None:
 def _replace_excepthook() -> None:
     previous = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt) and _is_import(trace):
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(error_type, KeyboardInterrupt) and _is_import(trace):
             print("Stopped by Ctrl-C during an import; no step was under way.", file=sys.stderr, flush=True)
             return
-        previous(kind, error, trace)
+        previous(error_type, error, trace)
 
     sys.excepthook = hook
 

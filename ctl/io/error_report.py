@@ -24,14 +24,14 @@ _NODE_LINE = re.compile(  # lines of TensorFlow that name nodes of the graph, or
 )
 _OPERATION = re.compile(r"\s*\[Op:\w+\]( name:)?\s*$")
 _FIRST_ROOT = re.compile(r"^\s*\(0\) [A-Z_]+:\s+")
-_LONGEST_LINE = 300  # characters
-_MOST_LINES = 40
+_MAX_LINE_LENGTH = 300  # characters
+_MAX_LINES = 40
 _HINT = "(--full_traceback or TF_CPP_MIN_LOG_LEVEL=0 shows all frames)"
 _is_full = False
 
 
 def show_full_tracebacks() -> None:
-    """From now on, uncaught errors are reported with all frames."""
+    """Disables short reports in this process."""
     global _is_full  # noqa: PLW0603  a setting of the process
     _is_full = True
 
@@ -101,9 +101,9 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
             break  # Keras repeats the arguments of the layer; the message has their shapes
         elif content and not (skips and indent > skipped_indent) and not _NODE_LINE.match(content):
             skips = False
-            lines_to_show.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_LONGEST_LINE])
-    if len(lines_to_show) > _MOST_LINES:
-        lines_to_show = [*lines_to_show[: _MOST_LINES // 2], "  ...", *lines_to_show[-_MOST_LINES // 2 :]]
+            lines_to_show.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_MAX_LINE_LENGTH])
+    if len(lines_to_show) > _MAX_LINES:
+        lines_to_show = [*lines_to_show[: _MAX_LINES // 2], "  ...", *lines_to_show[-_MAX_LINES // 2 :]]
     return "\n".join(lines_to_show)
 
 

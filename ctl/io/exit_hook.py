@@ -1,13 +1,13 @@
-"""The end of the process: the right exit code, everything flushed, no teardown of TensorFlow.
+"""Process exit with the exit code of an error, flushed files, and without TensorFlow's teardown.
 
-    exit_hook.install_exit_hook()            # scripts: errors of ctl end the process with their exit code
-    raise exit_hook.Exit(0)        # ctl.run: end the process with 0, unless it is caught
+    exit_hook.install_exit_hook()   # scripts: errors of ctl end the process with their exit code
+    raise exit_hook.Exit(0)         # ctl.run: ends the process with 0, unless it is caught
 
-TensorFlow's own teardown at interpreter exit is neither quick nor silent. A tf.data iterator waits for
-its autotuning thread, whose wake-up can be lost: the destructor notifies the thread before it marks
-it as cancelled, and the thread then sleeps for a period that doubles up to a minute. Workers that
-leave one after the other log each other as crashed. So nothing of it is run: Python's exit
-functions and open files are taken care of, and the kernel releases the rest.
+TensorFlow's teardown at interpreter exit can be slow, and logs errors. A tf.data iterator waits for its
+autotuning thread, which may miss its wake-up: the destructor notifies the thread before it marks it as
+cancelled, and the thread then sleeps for a period that doubles up to a minute. Workers that exit at
+different times log each other as crashed. The teardown is therefore skipped. Exit functions run, open files
+are flushed, and the kernel releases the remaining resources.
 """
 
 import atexit
@@ -26,31 +26,31 @@ from typing import Any
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError
 from ctl.io import error_report
 
-_WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages whose objects may hold unwritten data
-_FLUSH_SECS = 10.0  # for what is open at the end
-_ANY_FILE = io.IOBase.__base__  # of all files, and no abstract class
+_WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages with objects that may hold unwritten data
+_FLUSH_SECS = 10.0  # timeout for flushing open files
+_ANY_FILE = io.IOBase.__base__  # base class of all files that is not an abstract class
 _installed = False
 _skips_teardown = False
-_leaving = False  # without the interpreter's own end
-_kept: list[Callable[[], Iterable[Any]]] = []  # what must not be destroyed at the end
+_is_exiting = False  # without the finalization of the interpreter
+_find_functions: list[Callable[[], Iterable[Any]]] = []  # return objects that must not be destroyed
 _pauses: list[Callable[[], object]] = []
 _translations: list[Callable[[Exception], Exception]] = []
 
 
 class Exit(SystemExit):
-    """SystemExit that, uncaught, ends the process with its code as soon as the interpreter gives up.
+    """A SystemExit that skips TensorFlow's teardown if it is not caught.
 
-    The exit functions of `atexit` run, open files and summary writers are flushed, and then the kernel
-    is asked to end the process. Where somebody catches it (a test, a notebook) it is a SystemExit.
+    The exit functions of `atexit` run, open files and summary writers are flushed, and the process ends. In
+    a test or a notebook, which catches it, it has no further effect.
     """
 
     def __init__(self, code: int):
         super().__init__(code)
 
     def __del__(self) -> None:
-        # Uncaught, it is dropped by the interpreter, which runs no Python frame any more.
+        # The interpreter deletes an uncaught error while no Python frame runs.
         if sys is not None and not _has_caller() and isinstance(self.code, int):
-            atexit.register(_leave, self.code)  # the last to be registered is the first to run
+            atexit.register(_exit_process, self.code)  # the last registered function runs first
 
 
 def install_exit_hook() -> None:
@@ -75,10 +75,10 @@ def install_exit_codes() -> None:
     if _installed:
         return
     _installed = True
-    before = sys.excepthook
+    previous = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _print_uncaught(before, kind, error, trace)
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _print_uncaught(previous, error_type, error, trace)
         cause = _cause_of_end(error)
         code = cause.exit_code if isinstance(cause, CtlError) else EXIT_FAILED
         if isinstance(error, KeyboardInterrupt):
@@ -86,8 +86,8 @@ def install_exit_codes() -> None:
         if sys.flags.interactive or sys.flags.inspect or _has_caller():
             return  # the process continues
         if code == EXIT_RETRY and not (isinstance(cause, CtlError) and cause.runs_exit_functions):
-            end(code)
-        atexit.register(_leave, code)  # once threads have ended, as Python does
+            end_process(code)
+        atexit.register(_exit_process, code)  # once threads have ended, as Python does
 
     sys.excepthook = hook
 
@@ -99,19 +99,20 @@ def translate_errors(translate: Callable[[Exception], Exception]) -> None:
 
 
 def _cause_of_end(error: BaseException) -> BaseException:
-    """Returns the error whose exit code counts: `error`, or the loss of a peer that led to it.
+    """Returns the error that determines the exit code: `error`, or the loss of a peer that led to it.
 
-    An error while a LostRankError is handled or cleaned up after, such as that of a session that is closed,
-    is no failure of the program itself.
+    An error during the handling of a LostRankError, such as that of a closed session, is a consequence of
+    the lost peer.
     """
     link: BaseException | None = error
     links: list[BaseException] = []
     while link is not None and link not in links:
         links.append(link)
         for translate in _translations:
-            own = translate(link) if isinstance(link, Exception) else link
-            if isinstance(own, CtlError) and (link is error or own.exit_code == EXIT_RETRY):
-                return own
+            translated = translate(link) if isinstance(link, Exception) else link
+            is_first = link is error
+            if isinstance(translated, CtlError) and (is_first or translated.exit_code == EXIT_RETRY):
+                return translated
         if isinstance(link, CtlError) and (link is error or link.exit_code == EXIT_RETRY):
             return link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
@@ -119,9 +120,9 @@ def _cause_of_end(error: BaseException) -> BaseException:
 
 
 def _print_uncaught(
-    before: Callable, kind: type, error: BaseException, trace: TracebackType | None
+    previous: Callable, error_type: type, error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Prints the short report of an error that came through ctl, and of others what was printed before."""
+    """Prints the short report of an error that came through ctl, or calls the previous hook."""
     text = ""
     with contextlib.suppress(Exception):  # a report that fails must not hide the error
         if isinstance(error, Exception) and error_report.can_shorten(error):
@@ -129,29 +130,31 @@ def _print_uncaught(
     if text:
         print(text, file=sys.stderr, flush=True)
     else:
-        before(kind, error, trace)
+        previous(error_type, error, trace)
 
 
-def end(code: int) -> None:
-    """Ends the process now; EXIT_RETRY does so without exit functions, which may wait for a lost peer."""
+def end_process(code: int) -> None:
+    """Ends the process. EXIT_RETRY skips exit functions, because they may wait for a lost peer."""
     if code == EXIT_RETRY:
         _flush_standard()
         os._exit(code)
-    _leave(code)
+    _exit_process(code)
 
 
-def keep(found: Callable[[], Iterable[Any]], pause: Callable[[], object]) -> None:
-    """Has the objects that `found()` yields at the end of the process outlive it: never destroyed.
+def keep_alive(find: Callable[[], Iterable[Any]], pause: Callable[[], object]) -> None:
+    """Prevents that objects are destroyed at the end of the process.
 
-    `pause()` comes before the interpreter's own end, which aborts the process if a thread comes back from
-    native code meanwhile: it returns once no thread destroys such an object, and none will.
+    Args:
+      find: Returns the objects, when the process ends.
+      pause: Called before the finalization of the interpreter. Returns when no thread destroys such an
+        object any more. A thread that returns from native code during the finalization aborts the process.
     """
-    _kept.append(found)
+    _find_functions.append(find)
     _pauses.append(pause)
 
 
 def _has_caller() -> bool:
-    """Whether the method that calls this was called by Python code."""
+    """Returns True if the calling method was called by Python code."""
     try:
         sys._getframe(2)
     except ValueError:
@@ -159,84 +162,84 @@ def _has_caller() -> bool:
     return True
 
 
-def _leave(code: int) -> None:
-    global _leaving  # noqa: PLW0603
-    _leaving = True
+def _exit_process(code: int) -> None:
+    global _is_exiting  # noqa: PLW0603
+    _is_exiting = True
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal sends it twice
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: os._exit(code))  # it is about to end, as it says
-    atexit.unregister(_leave)
+            signal.signal(number, lambda *_: os._exit(code))  # the process is ending
+    atexit.unregister(_exit_process)
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     with contextlib.suppress(Exception):
-        _within(_FLUSH_SECS, _flush_all)
+        _call_with_timeout(_FLUSH_SECS, _flush_all)
     _flush_standard()
     os._exit(code)
 
 
-def _within(limit_secs: float, act: Callable[[], None]) -> None:
-    """Calls it; not for longer: a thread that still writes to a full pipe holds the lock of its file."""
-    thread = threading.Thread(target=act, name="ctl-flush", daemon=True)
+def _call_with_timeout(timeout_secs: float, function: Callable[[], None]) -> None:
+    """Calls a function that may block, because a thread that writes to a full pipe locks its file."""
+    thread = threading.Thread(target=function, name="ctl-flush", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # newer Pythons start no thread at their end
-        act()
+    except RuntimeError:  # Python 3.12 starts no threads during finalization
+        function()
         return
-    thread.join(limit_secs)
+    thread.join(timeout_secs)
 
 
 def _flush_all() -> None:
-    """Writes what open files and writers hold: the interpreter's end would have destroyed them."""
-    kept = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
-    closed = [kinds() for kinds in _CLOSED]
-    found: list[list[Any]] = [[] for _ in _CLOSED]
-    known: dict[int, Callable[[Any], object] | None] = {}  # by class
-    gc.unfreeze()  # what gc.freeze() hides
-    for thing in gc.get_objects():  # hundreds of thousands
-        kind = type(thing)  # not its __class__: a proxy may have lost what it stands for
-        if id(kind) not in known:
-            known[id(kind)] = None
+    """Flushes or closes open files and writers, as the finalization of the interpreter would."""
+    standard_streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    class_groups = [classes() for classes in _CLASSES_TO_CLOSE]
+    objects_to_close: list[list[Any]] = [[] for _ in class_groups]
+    handler_by_class: dict[int, Callable[[Any], object] | None] = {}
+    gc.unfreeze()  # get_objects does not return frozen objects
+    for value in gc.get_objects():  # hundreds of thousands
+        value_class = type(value)  # __class__ of a proxy may raise an error
+        if id(value_class) not in handler_by_class:
+            handler_by_class[id(value_class)] = None
             with contextlib.suppress(Exception):
-                known[id(kind)] = _treatment(kind, closed, found)
-        treat = known[id(kind)]
-        if treat is not None:
+                handler_by_class[id(value_class)] = _handler(value_class, class_groups, objects_to_close)
+        handle = handler_by_class[id(value_class)]
+        if handle is not None:
             with contextlib.suppress(Exception):
-                treat(thing)
-    for thing in (thing for things in found for thing in things):
-        if not any(thing is stream for stream in kept):
+                handle(value)
+    for value in (value for group in objects_to_close for value in group):
+        if not any(value is stream for stream in standard_streams):
             with contextlib.suppress(Exception):
-                if _writes(thing):
-                    thing.close()
+                if _is_writable(value):
+                    value.close()
 
 
-def _treatment(
-    kind: type, closed: list[tuple[type, ...]], found: list[list[Any]]
+def _handler(
+    value_class: type, class_groups: list[tuple[type, ...]], objects_to_close: list[list[Any]]
 ) -> Callable[[Any], object] | None:
-    """What is done with the objects of a class: note them to be closed, flush them, or nothing."""
-    bases = kind.__mro__  # issubclass asks abstract classes, which takes ten times as long
-    for kinds, things in zip(closed, found, strict=True):
-        if any(base in kinds for base in bases):
-            return things.append
-    package = (kind.__module__ or "").partition(".")[0]
-    if _ANY_FILE in bases or (package in _WRITERS and hasattr(kind, "flush")):
-        return lambda thing: _writes(thing) and thing.flush()
+    """Returns a function that flushes an object of a class, or adds it to `objects_to_close`, or None."""
+    bases = value_class.__mro__  # issubclass calls hooks of abstract classes, and takes ten times as long
+    for classes, group in zip(class_groups, objects_to_close, strict=True):
+        if any(base in classes for base in bases):
+            return group.append
+    package = (value_class.__module__ or "").partition(".")[0]
+    if _ANY_FILE in bases or (package in _WRITERS and hasattr(value_class, "flush")):
+        return lambda value: _is_writable(value) and value.flush()
     return None
 
 
-def _writes(thing: Any) -> bool:
-    """Whether it may hold unwritten data. A file that a thread reads from would wait for that thread."""
-    writable = getattr(thing, "writable", None)
+def _is_writable(value: Any) -> bool:
+    """Returns False for files that are only read. A flush would wait for a thread that reads from one."""
+    writable = getattr(value, "writable", None)
     return writable is None or bool(writable())
 
 
 def _loaded(module: str, name: str) -> tuple[type, ...]:
-    kind = getattr(sys.modules.get(module), name, None)
-    return (kind,) if isinstance(kind, type) else ()
+    loaded = getattr(sys.modules.get(module), name, None)
+    return (loaded,) if isinstance(loaded, type) else ()
 
 
-# What writes its last part when it is closed; each of these may stand on one that follows.
-_CLOSED: tuple[Callable[[], tuple[type, ...]], ...] = (
+# Classes that write their last part in `close`. An object of one group may wrap one of a later group.
+_CLASSES_TO_CLOSE: tuple[Callable[[], tuple[type, ...]], ...] = (
     lambda: (io.TextIOWrapper,),
     lambda: (*_loaded("tarfile", "TarFile"), *_loaded("zipfile", "ZipFile")),
     lambda: (*_loaded("gzip", "GzipFile"), *_loaded("bz2", "BZ2File"), *_loaded("lzma", "LZMAFile")),
@@ -250,28 +253,28 @@ def _flush_standard() -> None:
 
 
 def _resources() -> list[Any]:
-    """All handles of TensorFlow's resources, iterators over anybody's data among them.
+    """Returns all handles of TensorFlow's resources, such as those of iterators.
 
-    The last handle destroys the resource, wherever it is: in a module, a frame or a distributed iterator.
+    The last handle of a resource destroys it. It may be in a module, a frame or a distributed iterator.
     """
-    kinds = _loaded("tensorflow.python.framework.ops", "EagerTensor")
+    tensor_classes = _loaded("tensorflow.python.framework.ops", "EagerTensor")
     resource = getattr(sys.modules.get("tensorflow.python.framework.dtypes"), "resource", None)
-    gc.unfreeze()  # what gc.freeze() hides
-    return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.dtype == resource]
+    gc.unfreeze()  # get_objects does not return frozen objects
+    return [v for v in gc.get_objects() if type(v) in tensor_classes and v.dtype == resource]
 
 
 def _skip_teardown() -> None:
-    """What Python's end would destroy stays, and the C library's end is cut short."""
+    """Keeps TensorFlow's objects alive, and skips the exit functions of the C library."""
     context = sys.modules.get("tensorflow.python.eager.context")
-    things = [] if context is None else [getattr(context, "_context", None)]
-    for pause in () if _leaving else _pauses:
+    values = [] if context is None else [getattr(context, "_context", None)]
+    for pause in () if _is_exiting else _pauses:
         pause()
-    for found in (*_kept, _resources):
+    for find in (*_find_functions, _resources):
         with contextlib.suppress(Exception):
-            things += found()
+            values += find()
     with contextlib.suppress(Exception):
-        for thing in things:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        for value in values:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
         if context is not None:
             library = ctypes.CDLL(None)
-            library.on_exit(library._exit, None)  # glibc hands the exit status to _exit
+            library.on_exit(library._exit, None)  # glibc passes the exit status to _exit

@@ -1,8 +1,8 @@
-"""Messages over a connection whose other end is trusted: a JSON object per line.
+"""Messages over an authenticated connection: one JSON object per line.
 
 line = JsonLines(connection)
 line.send({"join": 40214})
-line.receive()                      -> a dict; None when the other end is gone
+line.receive()                      # a dictionary; None if the connection is closed
 """
 
 import contextlib
@@ -10,19 +10,23 @@ import json
 import socket
 import threading
 
-MOST_BYTES = 2**20
+MAX_MESSAGE_BYTES = 2**20
 
 
 class JsonLines:
-    """One connection; `send` may be called from several threads, `receive` from one."""
+    """A connection for JSON objects. Several threads may call `send`, only one may call `receive`.
+
+    Args:
+      connection: A blocking socket.
+    """
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
-        self._rest = b""
+        self._buffer = b""
         self._lock = threading.Lock()
 
     def send(self, message: dict) -> bool:
-        """Sends; False when the other end is gone."""
+        """Sends a message. Returns False if the connection is closed."""
         data = json.dumps(message).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(data)
@@ -30,16 +34,16 @@ class JsonLines:
         return False
 
     def receive(self) -> dict | None:
-        """The next message; None at the end of the connection, or for what is none."""
-        while b"\n" not in self._rest:
+        """Returns the next message. None if the connection is closed or the message is not valid."""
+        while b"\n" not in self._buffer:
             try:
                 data = self._connection.recv(65536)
             except OSError:
                 data = b""
-            if not data or len(self._rest) > MOST_BYTES:
+            if not data or len(self._buffer) > MAX_MESSAGE_BYTES:
                 return None
-            self._rest += data
-        text, _, self._rest = self._rest.partition(b"\n")
+            self._buffer += data
+        text, _, self._buffer = self._buffer.partition(b"\n")
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
@@ -47,7 +51,7 @@ class JsonLines:
         return message if isinstance(message, dict) else None
 
     def close(self) -> None:
-        """Ends the connection; a `receive` that waits returns None."""
+        """Closes the connection. A `receive` in progress returns None."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

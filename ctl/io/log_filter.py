@@ -1,11 +1,12 @@
-"""TensorFlow's start-up lines about CPU instructions and absent GPUs, hidden; everything else is kept.
+"""Filter for TensorFlow's start-up lines about CPU instructions and absent GPUs.
 
-TF_CPP_MIN_LOG_LEVEL does not reach lines that are written before TensorFlow's logging is ready, so
-standard error is held back while TensorFlow is imported and its devices are first listed, and what
-is not known noise is written out afterwards. Set TF_CPP_MIN_LOG_LEVEL=0 to see it all.
+TF_CPP_MIN_LOG_LEVEL has no effect on lines that are written before TensorFlow's logging is ready. Standard
+error is therefore buffered during the import of TensorFlow and its first listing of devices. Afterwards all
+lines are written except those that match the filter. TF_CPP_MIN_LOG_LEVEL=0 disables it.
 
-The same hook lets TensorFlow and Keras be imported without garbage collection, a sixth of the time:
-half a million objects are made, which all stay, and are looked through again and again.
+The same hook pauses the garbage collection during the imports of TensorFlow and Keras, which saves a sixth
+of their time: they create half a million objects that are never freed, and the collector would traverse
+them repeatedly.
 """
 
 import contextlib
@@ -29,8 +30,7 @@ _NOISE = re.compile(
 )
 
 
-def wanted() -> bool:
-    """False if a user asked for all of TensorFlow's log."""
+def _is_enabled() -> bool:
     return os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
 
 
@@ -44,15 +44,15 @@ def stderr_descriptor() -> int:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Holds standard error back, also that of native code, and then writes all but the noise."""
+    """Buffers standard error, also that of native code, and writes it without the noise after the block."""
     try:
         saved = os.dup(2)
     except OSError:  # no standard error at all
         yield
         return
     global _stderr  # noqa: PLW0603
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as buffer:
+        os.dup2(buffer.fileno(), 2)
         previous, _stderr = _stderr, saved
         try:
             yield
@@ -61,15 +61,15 @@ def quiet() -> Any:
             os.dup2(saved, 2)
             _stderr = previous
             os.close(saved)
-            held.seek(0)
-            for line in held:
+            buffer.seek(0)
+            for line in buffer:
                 if not _NOISE.match(line):
                     os.write(2, line)
 
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Any:
-    """No garbage collection within; what was made counts as old afterwards, as if it had been looked at."""
+    """Pauses the garbage collection within the block. New objects are then in the oldest generation."""
     if not gc.isenabled():
         yield
         return
@@ -79,7 +79,7 @@ def garbage_collection_paused() -> Any:
     finally:
         if not gc.get_freeze_count():
             gc.freeze()
-            gc.unfreeze()  # into the oldest generation
+            gc.unfreeze()  # moves all objects to the oldest generation
         gc.enable()
 
 
@@ -87,27 +87,27 @@ class _ImportHook:
     """Imports Keras and TensorFlow without garbage collection, and TensorFlow within `quiet`."""
 
     def __init__(self) -> None:
-        self._awaited = {"keras", "tensorflow"}
-        self._looks = False
+        self._pending_modules = {"keras", "tensorflow"}
+        self._is_searching = False
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if self._looks or fullname not in self._awaited:
+        if self._is_searching or fullname not in self._pending_modules:
             return None
-        self._looks = True
+        self._is_searching = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._looks = False
+            self._is_searching = False
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
-            self._awaited.discard(fullname)
-            if not self._awaited:
+            self._pending_modules.discard(fullname)
+            if not self._pending_modules:
                 remove_log_filter()
-            held = quiet() if fullname == "tensorflow" else contextlib.nullcontext()
-            with garbage_collection_paused(), held:
+            filtered = quiet() if fullname == "tensorflow" else contextlib.nullcontext()
+            with garbage_collection_paused(), filtered:
                 execute(module)
             if fullname == "tensorflow" and not glob.glob("/dev/nvidia[0-9]*"):
                 _quiet_first_call("ensure_initialized")
@@ -118,31 +118,31 @@ class _ImportHook:
 
 
 def _quiet_first_call(method: str) -> None:
-    """Wraps a method of TensorFlow's context: its first call looks for a GPU, and logs that there is none.
+    """Wraps a method of TensorFlow's context. Its first call searches for a GPU, and logs if there is none.
 
-    Replaces a private method of `tensorflow.python.eager.context.Context` until that first call. Without
-    the method, or with a GPU, nothing is replaced.
+    Replaces a private method of `tensorflow.python.eager.context.Context` until that first call. A no-op if
+    TensorFlow does not have the method.
     """
-    kind = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
-    original = getattr(kind, method, None)
+    context_class = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
+    original = getattr(context_class, method, None)
     if original is None:
         return
 
     @functools.wraps(original)
     def first_call(self: Any, *arguments: Any, **options: Any) -> Any:
-        setattr(kind, method, original)
+        setattr(context_class, method, original)
         with quiet():
             return original(self, *arguments, **options)
 
-    setattr(kind, method, first_call)
+    setattr(context_class, method, first_call)
 
 
 _finder = _ImportHook()
 
 
 def quiet_logs() -> None:
-    """Sets the loggers of absl and TensorFlow to warnings; INFO is about TensorFlow's inner life."""
-    if wanted():
+    """Sets the log level of absl and TensorFlow to WARNING; INFO is about internals of TensorFlow."""
+    if _is_enabled():
         from absl import logging as absl_logging
 
         absl_logging.set_verbosity(absl_logging.WARNING)
@@ -150,13 +150,13 @@ def quiet_logs() -> None:
 
 
 def install_log_filter() -> None:
-    """Makes the coming import of TensorFlow quiet; nothing happens if it came before."""
-    if "tensorflow" not in sys.modules and _finder not in sys.meta_path and wanted():
+    """Installs the import hook. A no-op if TensorFlow has already been imported."""
+    if "tensorflow" not in sys.modules and _finder not in sys.meta_path and _is_enabled():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings and below
         sys.meta_path.insert(0, _finder)
 
 
 def remove_log_filter() -> None:
-    """Takes the import hook away again."""
+    """Removes the import hook."""
     with contextlib.suppress(ValueError):
         sys.meta_path.remove(_finder)

@@ -1,12 +1,12 @@
-"""Is this process the kernel of a notebook: Jupyter, Colab, Kaggle, VS Code."""
+"""Detection of notebooks: Jupyter, Colab, Kaggle, VS Code."""
 
 import sys
 from typing import Any
 
 
 def shell() -> Any:
-    """IPython's shell in a kernel, None elsewhere; IPython is not imported for it."""
+    """Returns IPython's shell in the kernel of a notebook, otherwise None. Does not import IPython."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    found = get_ipython() if callable(get_ipython) else None
-    kinds = [c.__name__ for c in type(found).__mro__]
-    return found if "ZMQInteractiveShell" in kinds else None
+    ipython = get_ipython() if callable(get_ipython) else None
+    class_names = [c.__name__ for c in type(ipython).__mro__]
+    return ipython if "ZMQInteractiveShell" in class_names else None

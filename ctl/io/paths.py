@@ -1,14 +1,12 @@
-"""Paths of two kinds with the same methods: local ones are `pathlib.Path`, URLs are `UrlPath`.
+"""Paths with common methods: `pathlib.Path` for local files, `UrlPath` for URLs.
 
     directory = paths.path("gs://bucket/run") / "checkpoints"
-    paths.has_rename(directory)            # False: what is to be whole must be marked last
-    paths.write_whole(directory / "a.json", text)    # readers see the old text or the new one
+    paths.has_rename(directory)                        # False for an object store
+    paths.write_atomically(directory / "a.json", text) # readers get the old or the new text
 
-What counts as an object store: URLs, paths below /gcs/, mounts of a type that is known to be one, and
-what the variable CTL_OBJECT_STORES names (directories with a colon between them).
-
-URLs go through TensorFlow's file systems, which is imported when the first one is touched. Errors are
-OSErrors in both cases.
+Object stores are URLs, paths below /gcs/, mounts of the types in `_STORE_TYPES`, and the directories in the
+environment variable CTL_OBJECT_STORES (with a colon between them). URLs are accessed with TensorFlow, which
+is imported at the first access. Errors are OSErrors in both cases.
 """
 
 import contextlib
@@ -28,24 +26,24 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 STORES = "CTL_OBJECT_STORES"
-_MOUNTED = "/gcs/"  # where Vertex AI mounts object stores as files: rename copies, and is not atomic
-_TYPES = {
-    "fuse",  # of a program that does not say its name, such as the bucket driver of Google's clusters
+_MOUNTED = "/gcs/"  # mount of object stores on Vertex AI, where a rename is a copy and not atomic
+_STORE_TYPES = {
+    "fuse",  # a program without a name in the mount table, such as the bucket driver of Google's clusters
     "fuse.gcsfuse", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.goofys", "fuse.geesefs", "fuse.blobfuse",
     "fuse.blobfuse2", "fuse.rclone", "fuse.ossfs", "fuse.cosfs", "fuse.obsfs",
 }  # fmt: skip
 _BLOCK_BYTES = 1 << 20
 _PADDED_BYTES = 1 << 10
 PAUSES_SECS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between attempts to read
-_LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+_PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
+_AT_FDCWD, _EXCHANGE = -100, 2  # arguments of renameat2(2)
 T = TypeVar("T")
 _log = logging.getLogger("ctl")
 
 
 @dataclass(frozen=True, order=True)
 class UrlPath:
-    """Those methods of `pathlib.Path` that are used here, for a URL."""
+    """A URL with the methods of `pathlib.Path` that ctl uses."""
 
     url: str
 
@@ -100,54 +98,55 @@ class UrlPath:
             _gfile().makedirs(self.url)
 
     def stat(self) -> Any:
-        """`st_size` in bytes, `st_mtime_ns` in nanoseconds."""
+        """Returns an object with `st_size` (bytes) and `st_mtime_ns` (nanoseconds)."""
         with _os_errors(self):
-            found = _gfile().stat(self.url)
-        return SimpleNamespace(st_size=found.length, st_mtime_ns=found.mtime_nsec)
+            status = _gfile().stat(self.url)
+        return SimpleNamespace(st_size=status.length, st_mtime_ns=status.mtime_nsec)
 
 
 AnyPath = Path | UrlPath
 
 
 def path(where: str | os.PathLike) -> AnyPath:
-    """The path for a text: a URL has "://" in it."""
+    """Returns a `UrlPath` for a text with "://", otherwise a `pathlib.Path`."""
     text = os.fspath(where)
     return UrlPath(text) if "://" in text else Path(text)
 
 
 def is_url(where: str | os.PathLike | None) -> bool:
-    """True for `gs://bucket/run` and the like."""
+    """Returns True for a URL such as `gs://bucket/run`."""
     return where is not None and isinstance(path(where), UrlPath)
 
 
 def has_rename(where: AnyPath) -> bool:
-    """True if a directory can be renamed in one go; not in object stores, mounted or by URL."""
+    """Returns True if a directory can be renamed atomically, which object stores cannot."""
     if not isinstance(where, Path):
         return False
-    named = [p for p in os.environ.get(STORES, "").split(os.pathsep) if p]
-    here = where.absolute()
-    if any(here.is_relative_to(p) for p in (_MOUNTED, *named)):
+    stores = [p for p in os.environ.get(STORES, "").split(os.pathsep) if p]
+    absolute = where.absolute()
+    if any(absolute.is_relative_to(p) for p in (_MOUNTED, *stores)):
         return False
-    return _mount_type(os.path.realpath(here)) not in _TYPES
+    return _mount_type(os.path.realpath(absolute)) not in _STORE_TYPES
 
 
 def _mount_type(where: str) -> str:
-    """The type of the file system that a path without links is on, as "ext4"; "" if nobody knows."""
-    found = ("", "")
+    """Returns the file system type of a path without symbolic links, such as "ext4", or ""."""
+    mount_point, mount_type = "", ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         for line in file:
-            source, target, kind = os.fsdecode(line).split(" ")[:3]
+            source, target, fs_type = os.fsdecode(line).split(" ")[:3]
             program, sharp, _ = source.partition("#")
             for octal in ("\\040", "\\011", "\\012", "\\134"):
                 target = target.replace(octal, chr(int(octal[1:], 8)))
-            inside = f"{where}/".startswith(f"{target.rstrip('/')}/")
-            if inside and len(target) >= len(found[0]):
-                found = (target, f"fuse.{program}" if kind == "fuse" and sharp else kind)
-    return found[1]
+            is_inside = f"{where}/".startswith(f"{target.rstrip('/')}/")
+            if is_inside and len(target) >= len(mount_point):
+                mount_point = target
+                mount_type = f"fuse.{program}" if fs_type == "fuse" and sharp else fs_type
+    return mount_type
 
 
-def blocks(where: AnyPath) -> Iterator[bytes]:
-    """The content of a file, piece by piece; raises OSError, also where it ends before its length."""
+def read_blocks(where: AnyPath) -> Iterator[bytes]:
+    """Yields the content of a file in blocks of 1 MiB. Raises OSError, also if the end is missing."""
     if not isinstance(where, Path):
         with _os_errors(where), _gfile().GFile(where.url, "rb") as file:
             while block := file.read(_BLOCK_BYTES):
@@ -155,62 +154,65 @@ def blocks(where: AnyPath) -> Iterator[bytes]:
         return
     descriptor = os.open(where, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise NotAFile(errno.EINVAL, "is not a regular file", str(where))
-        left = found.st_size
+        num_missing = status.st_size
         while block := os.read(descriptor, _BLOCK_BYTES):
-            left -= len(block)
+            num_missing -= len(block)
             yield block
-        if left > 0:
-            raise OSError(errno.EIO, f"the last {left} bytes were not delivered", str(where))
+        if num_missing > 0:
+            raise OSError(errno.EIO, f"the last {num_missing} bytes were not delivered", str(where))
     finally:
         os.close(descriptor)
 
 
 class NotAFile(OSError):
-    """A pipe, a socket or a device is where a file is expected; to read it could take for ever."""
+    """An error for a pipe, a socket or a device instead of a file. Reading it could block forever."""
 
 
 def read_file(where: AnyPath) -> bytes:
-    """All that `blocks` gives."""
-    return b"".join(blocks(where))
+    """Returns the content of a file; see `read_blocks`."""
+    return b"".join(read_blocks(where))
 
 
-def is_lasting(error: OSError) -> bool:
-    """False for an error of a disk or a network that may pass by itself, such as one that is full."""
-    return isinstance(error, NotAFile) or error.errno in _LASTING
+def is_permanent_error(error: OSError) -> bool:
+    """Returns False for an error of a disk or a network that may be temporary, such as a full disk."""
+    return isinstance(error, NotAFile) or error.errno in _PERMANENT
 
 
-def persistently(
-    act: Callable[[], T],
+def call_with_retries(
+    function: Callable[[], T],
     pauses_secs: Sequence[float] = PAUSES_SECS,
     *,
-    is_lasting: Callable[[OSError], bool] = is_lasting,
+    is_permanent: Callable[[OSError], bool] = is_permanent_error,
     where: AnyPath | None = None,
 ) -> T:
-    """What `act` returns; where it raises an OSError that may pass, it is called again after a pause.
+    """Returns the result of a function, which is called again after an OSError that may be temporary.
 
-    A file that is not there, or is no file, is not waited for. Warnings name `where` for an error without
-    a path. Raises what the last call raised.
+    Args:
+      function: The function.
+      pauses_secs: Pauses before the second and later calls (seconds).
+      is_permanent: Returns True for errors that are raised without a retry, such as a missing file.
+      where: Path for warnings about errors without a path.
     """
     for pause in pauses_secs:
         try:
-            return act()
+            return function()
         except OSError as e:
-            if is_lasting(e):
+            if is_permanent(e):
                 raise
-            place = f"{where}: " if where is not None and e.filename is None else ""
-            _log.warning("%s%s. Trying again in %g s.", place, str(e).rstrip("."), pause)
+            prefix = f"{where}: " if where is not None and e.filename is None else ""
+            _log.warning("%s%s. Trying again in %g s.", prefix, str(e).rstrip("."), pause)
         time.sleep(pause)
-    return act()
+    return function()
 
 
-def write_whole(where: AnyPath, text: str, *, durable: bool = False) -> None:
-    """Gives a small file a new text; raises OSError, and then the old one is still there.
+def write_atomically(where: AnyPath, text: str, *, durable: bool = False) -> None:
+    """Replaces the content of a small file. After an OSError the old content is still there.
 
-    Where a file cannot be renamed over another, blanks at the end keep the length, and all is written
-    in one piece. `durable`: the new text is on the disk before it takes the place of the old one.
+    With `durable`, the new content is synced to the disk before it replaces the old one. On file systems
+    without rename, the text is padded with blanks to the length of the old one, and written with one call.
     """
     if not isinstance(where, Path):
         where.write_bytes(text.encode())
@@ -238,14 +240,14 @@ def write_whole(where: AnyPath, text: str, *, durable: bool = False) -> None:
 
 
 def replace(new: Path, old: Path) -> None:
-    """Moves a file or a directory over another; one is always there, for directories on Linux only."""
-    aside = old.with_name(f".{old.name}.replaced")  # what a process that was killed here has left
+    """Replaces a file or a directory by another. For directories this is atomic on Linux only."""
+    aside = old.with_name(f".{old.name}.replaced")  # may exist if a process was killed in this function
     if not old.is_dir() or old.is_symlink():
         os.replace(new, old)
         shutil.rmtree(aside, ignore_errors=True)
         return
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # of Linux
-    if exchange and exchange(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux only
+    if exchange and exchange(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _EXCHANGE) == 0:
         shutil.rmtree(new)
         return
     shutil.rmtree(aside, ignore_errors=True)
@@ -255,9 +257,9 @@ def replace(new: Path, old: Path) -> None:
 
 
 def remove_tree(where: AnyPath) -> None:
-    """Deletes a directory and all in it; raises OSError.
+    """Deletes a directory and its content. Raises OSError.
 
-    In a mounted object store, whose listings may be old, what is not listed may stay.
+    Listings of a mounted object store may be outdated, so files that are not listed may remain.
     """
     if isinstance(where, Path):
         if has_rename(where):
@@ -283,10 +285,9 @@ def _remove_listed(where: Path) -> None:
 
 
 def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
-    """Copies a file or a directory to where nothing can be renamed, in place of what is there.
+    """Replaces a file or a directory by a copy of another, for file systems without rename.
 
-    The file called `last`, without which a directory counts for nothing, is deleted first and written
-    last.
+    `last` is the name of a file that marks a directory as complete. It is deleted first and written last.
     """
     if source.is_file():
         goal.parent.mkdir(parents=True, exist_ok=True)
@@ -305,12 +306,12 @@ def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
 def _copy_file(source: AnyPath, goal: AnyPath) -> None:
     opened = goal.open("wb") if isinstance(goal, Path) else _gfile().GFile(goal.url, "wb")
     with _os_errors(goal), opened as file:
-        for block in blocks(source):
+        for block in read_blocks(source):
             file.write(block)
 
 
 def sync(where: AnyPath) -> None:
-    """Waits until a local file or directory is on the disk."""
+    """Waits until a local file or directory is written to the disk. A no-op for URLs."""
     if not isinstance(where, Path):
         return
     descriptor = os.open(where, os.O_RDONLY)
@@ -324,10 +325,7 @@ def sync(where: AnyPath) -> None:
 
 
 def probe(directory: AnyPath, num_bytes: int) -> None:
-    """Writes and syncs a file of `num_bytes` in a directory, which is made; raises OSError.
-
-    A disk that is full, or has no inode left, may well make an empty file.
-    """
+    """Creates a directory, and writes, syncs and deletes a file of `num_bytes` in it. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     where = directory / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
@@ -343,21 +341,21 @@ def probe(directory: AnyPath, num_bytes: int) -> None:
             where.unlink(missing_ok=True)
 
 
-def bytes_free(where: AnyPath) -> int | None:
-    """For this user on the disk of `where`, or of what is there of it; None if nobody knows."""
+def free_bytes(where: AnyPath) -> int | None:
+    """Returns the space for this user on the disk of `where`, which need not exist, or None if unknown."""
     if not has_rename(where):
         return None
     with contextlib.suppress(OSError):
-        there = Path(where).absolute()
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        usage = shutil.disk_usage(there)
+        existing = Path(where).absolute()
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        usage = shutil.disk_usage(existing)
         return usage.free if usage.total else None
     return None
 
 
-def inodes_free(where: AnyPath) -> int | None:
-    """Returns how many more files this user can create on the disk of `where`, or None if unknown."""
+def free_inodes(where: AnyPath) -> int | None:
+    """Returns the number of files that this user can create on the disk of `where`, or None if unknown."""
     if not isinstance(where, Path):
         return None
     with contextlib.suppress(OSError):
@@ -366,8 +364,8 @@ def inodes_free(where: AnyPath) -> int | None:
     return None
 
 
-def bytes_in_total(where: AnyPath) -> float:
-    """Returns the size of the disk of a directory, infinite if it is unknown."""
+def total_bytes(where: AnyPath) -> float:
+    """Returns the size of the disk of a directory, or infinity if it is unknown."""
     with contextlib.suppress(OSError):
         if has_rename(where):
             return shutil.disk_usage(Path(where)).total or float("inf")
@@ -382,7 +380,7 @@ def _gfile() -> Any:
 
 @contextlib.contextmanager
 def _os_errors(where: AnyPath) -> Iterator[None]:
-    """TensorFlow's errors of file systems as OSErrors."""
+    """Converts TensorFlow's errors within the block to OSErrors, unless the path is local."""
     if isinstance(where, Path):
         yield
         return

@@ -1,14 +1,14 @@
-"""How the processes of a job meet: one listens at an address that all know, others call until it answers.
+"""Rendezvous of the processes of a job: one listens at a known address, the others connect with retries.
 
-    server = listening(*split_address("host1:2222"))        # who listens; see authenticated_channel.py
+    server = listening_socket(*split_address("host1:2222"))     # the listener; see authenticated_channel.py
 
-    deadline = Deadline(600.0, remind_secs=3.0)             # who calls
+    deadline = Deadline(600.0, remind_secs=3.0)                 # a caller
     caller = Caller(split_address("host1:2222"), endpoint, {"rank": 3}, pause_secs=0.2)
-    while (connection := caller.call(deadline.left_secs)) is None and not deadline.is_over:
+    while (connection := caller.call(deadline.remaining_secs)) is None and not deadline.is_over:
         caller.pause()
 
-The ranks of the engine meet so, each with every other (`ctl.collectives.bootstrap`), and TensorFlow's
-workers before it starts, each with the chief (`ctl.distribute.startup_barrier`).
+Used between the ranks of the engine (`ctl.collectives.bootstrap`), and between TensorFlow's workers and the
+chief before TensorFlow starts (`ctl.distribute.startup_barrier`).
 """
 
 import contextlib
@@ -30,21 +30,24 @@ BACKLOG = 4096
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """ "host1:2222" -> ("host1", 2222); "[::1]:2222" -> ("::1", 2222)."""
+    """Returns ("host1", 2222) for "host1:2222", and ("::1", 2222) for "[::1]:2222"."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def listening(host: str, port: int, *, everywhere: bool = False) -> socket.socket:
-    """Returns a socket that listens at a port of this host, or at all its addresses if none has that name.
+def listening_socket(host: str, port: int, *, everywhere: bool = False) -> socket.socket:
+    """Returns a socket that listens at a port of `host`, or of all addresses if `host` cannot be used.
 
     Debian and Ubuntu write `127.0.1.1 NAME` into /etc/hosts. A name that resolves to a loopback address
     therefore means all addresses, unless it is `localhost` or a loopback address itself.
 
     Args:
-      everywhere: Listen at all addresses for any other name, too.
+      host: Name or address of this machine.
+      port: The port; 0 for a free one.
+      everywhere: If True, other names also mean all addresses.
 
-    Raises OSError.
+    Raises:
+      OSError: For example if the port is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
@@ -64,7 +67,7 @@ def _resolves_to_loopback(host: str) -> bool:
     return False
 
 
-def listening_place(listener: Listener, subject: str = "It") -> str:
+def listener_sentence(listener: Listener, subject: str = "It") -> str:
     """Returns a sentence that names the address of a listener, with a space before it."""
     host, port = listener.address
     scope = " (all interfaces)" if host in ("0.0.0.0", "::") else ""
@@ -73,8 +76,8 @@ def listening_place(listener: Listener, subject: str = "It") -> str:
     return f" {subject} listened at {host}:{port}{scope}."
 
 
-def refusals(listener: Listener) -> str:
-    """A sentence on connections without a proof, with a space before it; "" if there was none."""
+def refusal_sentence(listener: Listener) -> str:
+    """Returns a sentence about connections without a proof, with a space before it, or ""."""
     if not listener.refused:
         return ""
     return (
@@ -84,17 +87,22 @@ def refusals(listener: Listener) -> str:
 
 
 class Deadline:
-    """How long somebody is waited for, and when it is time to say so.
+    """A timeout with reminders.
+
+    Args:
+      timeout_secs: Timeout (seconds).
+      remind_secs: Time of the first reminder (seconds).
+      has_backoff: If True, the interval doubles with each reminder.
 
     Attributes:
-      timeout_secs: in all.
+      timeout_secs: As above.
     """
 
-    def __init__(self, timeout_secs: float, remind_secs: float, *, ever_more_rarely: bool = True):
+    def __init__(self, timeout_secs: float, remind_secs: float, *, has_backoff: bool = True):
         self.timeout_secs = timeout_secs
         self._start = time.monotonic()
-        self._every_secs = remind_secs
-        self._factor = 2 if ever_more_rarely else 1
+        self._interval_secs = remind_secs
+        self._factor = 2 if has_backoff else 1
         self._remind_at = self._start + remind_secs
 
     @property
@@ -102,59 +110,69 @@ class Deadline:
         return time.monotonic() - self._start
 
     @property
-    def left_secs(self) -> float:
+    def remaining_secs(self) -> float:
         return self.timeout_secs - self.waited_secs
 
     @property
     def is_over(self) -> bool:
-        return self.left_secs <= 0
+        return self.remaining_secs <= 0
 
-    def is_due(self) -> bool:
-        """True once for each reminder."""
-        now = time.monotonic()
-        if now < self._remind_at:
+    def is_reminder_due(self) -> bool:
+        """Returns True once for each reminder."""
+        time_secs = time.monotonic()
+        if time_secs < self._remind_at:
             return False
-        self._every_secs *= self._factor
-        self._remind_at = now + self._every_secs
+        self._interval_secs *= self._factor
+        self._remind_at = time_secs + self._interval_secs
         return True
 
 
 class Caller:
-    """Calls a listener of the job again and again, at first in quick succession.
+    """A caller of a listener, with retries and backoff.
+
+    Args:
+      address: Host and port of the listener.
+      endpoint: Endpoint of the listener.
+      claim: Description of this process, as a small JSON object.
+      pause_secs: Maximum pause between two calls (seconds).
 
     Attributes:
-      why: what came of the newest call that came to nothing; None before.
+      failure: Reason of the newest failure, or None.
     """
 
     def __init__(
         self, address: tuple[str, int], endpoint: Endpoint, claim: Mapping[str, Any], *, pause_secs: float
     ):
-        self.why: str | None = None
+        self.failure: str | None = None
         self._address = address
         self._endpoint = endpoint
         self._claim = claim
-        self._most_secs = pause_secs
+        self._max_pause_secs = pause_secs
         self._pause_secs = pause_secs / 16  # all processes start at the same time
 
-    def call(self, left_secs: float) -> socket.socket | None:
-        """One call, of at most that time: an authenticated connection, or None.
+    def call(self, timeout_secs: float) -> socket.socket | None:
+        """Calls once. Returns an authenticated connection, or None after a failure that may be temporary.
 
-        Raises ChannelRefusedError if this process is not wanted, and will not be.
+        Args:
+          timeout_secs: Timeout (seconds).
+
+        Raises:
+          ChannelRefusedError: If the listener refuses this process permanently.
         """
         try:
-            timeout_secs = min(PROOF_SECS, max(left_secs, self._most_secs))
+            timeout_secs = min(PROOF_SECS, max(timeout_secs, self._max_pause_secs))
             return connect(self._address, self._endpoint, self._claim, timeout_secs)
         except ChannelRefusedError as e:
-            if not e.again:
+            if not e.can_retry:
                 raise
-            self.why = str(e)
-        except LateProofError as e:  # the last call may be a short one
-            self.why = self.why or str(e)
+            self.failure = str(e)
+        except LateProofError as e:  # an earlier reason is clearer than a short last timeout
+            self.failure = self.failure or str(e)
         except OSError as e:
-            self.why = e.strerror or str(e)
+            self.failure = e.strerror or str(e)
         return None
 
     def pause(self) -> None:
-        """Between two calls."""
+        """Waits before the next call."""
         time.sleep(self._pause_secs)
-        self._pause_secs = min(2 * self._pause_secs, self._most_secs)
+        self._pause_secs = min(2 * self._pause_secs, self._max_pause_secs)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ctl.io.console import say
+from ctl.io.console import print_message
 
 ATTEMPT_LOG = "attempts.jsonl"
 
@@ -41,4 +41,4 @@ class AttemptRecord:
             with open(log_dir / ATTEMPT_LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self)) + "\n")
         except OSError as e:
-            say(f"{log_dir / ATTEMPT_LOG} cannot be written ({e.strerror}); the job goes on")
+            print_message(f"{log_dir / ATTEMPT_LOG} cannot be written ({e.strerror}); the job goes on")

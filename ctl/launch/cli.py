@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io import disk_errors
-from ctl.io.console import quoted, say
+from ctl.io.console import print_message, quoted
 from ctl.launch.discovery import find_script
 from ctl.launch.heartbeat_monitor import Timeouts
 from ctl.launch.host_allocation import (
@@ -130,17 +130,17 @@ def main(argv: Sequence[str]) -> int:
         _claim_model_dir(command)
         log_dir = log_dir_of(options.log_dir, command)
         if os.environ.get("TF_CONFIG"):
-            say("TF_CONFIG was set already; each worker gets a new one instead")
+            print_message("TF_CONFIG was set already; each worker gets a new one instead")
         if options.ps and not options.chief:
-            say("parameter servers need a coordinator: a chief is started as well (--chief)")
+            print_message("parameter servers need a coordinator: a chief is started as well (--chief)")
         settings = _settings(options, command)
         with log_dir_lock(log_dir):
             return run_job(command, allocation=allocation, log_dir=log_dir, settings=settings)
     except UsageError as e:
-        say(str(e))
+        print_message(str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        say("stopped by Ctrl-C before any process was started")
+        print_message("stopped by Ctrl-C before any process was started")
         return EXIT_INTERRUPTED
 
 
@@ -281,7 +281,7 @@ def _claim_model_dir(command: list[str]) -> None:
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
-        lease.claim_lease(str(model_dir))
+        lease.check_model_dir_is_free(str(model_dir))
 
 
 def log_dir_of(option: str | None, command: list[str]) -> Path:
@@ -298,7 +298,9 @@ def log_dir_of(option: str | None, command: list[str]) -> Path:
         (log_dir / "job_0.log").open("ab").close()
     except OSError as e:
         if disk_errors.is_transient(e):
-            say(f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); the job starts all the same")
+            print_message(
+                f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); the job starts all the same"
+            )
             return log_dir
         raise UsageError(
             f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); give a directory that "
@@ -312,7 +314,7 @@ def _temporary_log_dir() -> Path:
         return Path(tempfile.mkdtemp(prefix="ctl-launch-"))
     except OSError as e:
         log_dir = Path("ctl-launch-logs").absolute()
-        say(
+        print_message(
             f"no temporary directory can be written ({e.strerror}); the job starts all the same, with logs "
             f"in {log_dir} if that can be written. Give a directory with --log_dir=DIR"
         )

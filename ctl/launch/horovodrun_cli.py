@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from ctl.io.console import quoted, reader_may_leave
+from ctl.io.console import ignore_closed_stdout, quoted
 from ctl.launch.config_file import NO_MPI, add_config_file
 from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
 from ctl.launch.elastic import ElasticJob
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, command = parse_ctlrun(list(sys.argv[1:] if argv is None else argv))
         text = _information(options)
         if text:
-            with reader_may_leave():
+            with ignore_closed_stdout():
                 print(text)
             return EXIT_DONE
         if options["config_file"]:

@@ -24,7 +24,7 @@ LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 Options = Mapping[str, Any]  # key -> value, None where none was given
 _HELP = "see `ctlrun --help`"
 _TITLES = {"accepted": "accepted, nothing to do", "meaningless": "accepted; they change nothing here"}
-report = functools.partial(console.say, by="ctlrun")  # one line on stderr
+report = functools.partial(console.print_message, program="ctlrun")  # one line on stderr
 
 
 @dataclass(frozen=True)

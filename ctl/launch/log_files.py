@@ -20,7 +20,7 @@ from typing import IO, TextIO
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.io.console import say
+from ctl.io.console import print_message
 from ctl.launch.roles import log_name
 
 KEPT_ATTEMPTS = 5
@@ -140,10 +140,10 @@ class LogFile:
             self.close()
             if not self._is_reported:
                 self._is_reported = True
-                say(
+                print_message(
                     f"{self._path} cannot be written ({e.strerror or e}); the job continues, and output is "
                     "missing there until it can be written again",
-                    by=self._command,
+                    program=self._command,
                 )
 
     def close(self) -> None:

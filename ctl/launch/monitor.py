@@ -17,7 +17,7 @@ from typing import Any
 
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_RETRY
-from ctl.io.console import say
+from ctl.io.console import print_message
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
@@ -170,7 +170,7 @@ class Monitor:
         if not self._waits_for_evaluators and self.group.running:
             self._waits_for_evaluators = True
             names = ", ".join(map(task_name, self.group.running))
-            say(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
+            print_message(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
 
     def _first_cause(self) -> ProcessExit | None:
         """The failure that caused the others; None if the chief was done after all.
@@ -207,7 +207,7 @@ class Monitor:
         task = next((t for t in self.group.stopped if not is_expendable(t)), None)
         if task is None or self.chief is None:
             return None
-        say(f"{task_name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
+        print_message(f"{task_name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
         self.group.kill(task)
         return ProcessExit(task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers")
 
@@ -217,7 +217,7 @@ class Monitor:
         if hang is None:
             return None
         if self.chief:
-            say(f"{task_name(hang.task)} {hang.why}; it is killed")
+            print_message(f"{task_name(hang.task)} {hang.why}; it is killed")
         self.group.kill(hang.task)
         if is_expendable(hang.task):
             return None
@@ -231,7 +231,7 @@ class Monitor:
             if not is_expendable(end.task) or end.returncode == 0:
                 continue
             if end.task.task_type == "evaluator":
-                say(
+                print_message(
                     f"{task_name(end.task)} failed: {end}; the training does not depend on it; "
                     f"its log is {self.log_dir / log_name(end.task)}"
                 )
@@ -246,14 +246,14 @@ class Monitor:
         index = end.task.task_index
         count = self._num_starts.get(index, 0)
         if count == len(RESTART_PAUSE_SECS):
-            say(
+            print_message(
                 f"{task_name(end.task)} ended with {end} after {count} new starts; the job goes on "
                 f"without it; its log is {self.log_dir / log_name(end.task)}"
             )
             return
         self._num_starts[index] = count + 1
         self._due[index] = (time.monotonic() + RESTART_PAUSE_SECS[count], end)
-        say(
+        print_message(
             f"{task_name(end.task)} ended with {end}; the job goes on, and it is started again in "
             f"{RESTART_PAUSE_SECS[count]:g} s ({count + 1} of {len(RESTART_PAUSE_SECS)})"
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY
-from ctl.io.console import say
+from ctl.io.console import print_message
 from ctl.launch.attempt_log import AttemptRecord
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
 from ctl.launch.host_allocation import Allocation, Places
@@ -108,7 +108,7 @@ class _Supervisor:
                     return self._conclude(group, places.tasks[0], outcome)
                 self._report_restart(outcome, number, decision)
                 if not self._rest(decision.delay_secs):
-                    say("a signal came while waiting; not started again")
+                    print_message("a signal came while waiting; not started again")
                     return 128 + self._signals.received[0]
                 set_aside_logs(self._log_dir, places.tasks, number)
         raise AssertionError("attempts do not run out")
@@ -124,10 +124,10 @@ class _Supervisor:
             if isinstance(found, Places):
                 return found
             if time.monotonic() >= until_secs:
-                say(f"still not enough workers after {limit_secs:g} s: {found}")
+                print_message(f"still not enough workers after {limit_secs:g} s: {found}")
                 return EXIT_RETRY
             if found != reported:
-                say(f"waiting for workers: {found}")
+                print_message(f"waiting for workers: {found}")
                 reported = found
             self._rest(min(_DISCOVERY_SECS, max(0.0, until_secs - time.monotonic())))
 
@@ -135,7 +135,7 @@ class _Supervisor:
         group, outcome = self._run(number, places)
         lost = self._port_clash(group, outcome) if not self._signals.received else None
         if lost:
-            say(
+            print_message(
                 f"{task_name(lost)} could not bind its port ({lost.address}); "
                 "starting all workers once more, on other ports"
             )
@@ -151,7 +151,7 @@ class _Supervisor:
             "CTL_STARTUP_TIMEOUT_SECS": f"{self._settings.timeouts.startup:g}",
         }
         environ |= {"CTL_RESTART_REASON": self._reason} if self._reason else {}
-        environ |= {lease.DEAD_HOLDERS: dead} if (dead := lease.found_dead()) else {}
+        environ |= {lease.DEAD_HOLDERS: dead} if (dead := lease.dead_holders()) else {}
         self._heartbeats.reset(places.tasks)
         try:
             for task in places.tasks:
@@ -178,7 +178,7 @@ class _Supervisor:
             elif outcome.stragglers or (outcome.cause and _lost_peers(outcome.cause)):
                 grace_secs = min(grace_secs, _LOST_PEER_GRACE_SECS)
             if group.running:
-                say(_why_ending(group, chief, outcome, grace_secs, self._settings.grace_secs))
+                print_message(_why_ending(group, chief, outcome, grace_secs, self._settings.grace_secs))
             self._end(group, outcome, grace_secs)
             for task in places.tasks:
                 self._heartbeats.read(task)  # a short life may have gone by between two checks
@@ -254,26 +254,26 @@ class _Supervisor:
         elif cause:
             record.next = f"no restart: {decision.why_not}"
         if decision.is_news:
-            say(f"{decision.why_not}; not started again")
+            print_message(f"{decision.why_not}; not started again")
         return decision
 
     def _report_size(self, places: Places) -> None:
         count, before = len(places.tasks), self._num_processes
         self._num_processes = count
         if not before:
-            say(f"starting {count} process{'es' if count > 1 else ''}, logs in {self._log_dir}")
+            print_message(f"starting {count} process{'es' if count > 1 else ''}, logs in {self._log_dir}")
         elif before != count:
-            say(" → ".join(f"{n} worker{'s' if n > 1 else ''}" for n in (before, count)))
+            print_message(" → ".join(f"{n} worker{'s' if n > 1 else ''}" for n in (before, count)))
 
     def _report_restart(self, outcome: Outcome, number: int, decision: RestartDecision) -> None:
         if outcome.cause is None:
             return
         kept = self._log_dir / earlier_log_name(outcome.cause.task, number)
         hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
-        say(f"{outcome.cause.reason}; its log will be {kept}{hint}")
+        print_message(f"{outcome.cause.reason}; its log will be {kept}{hint}")
         count = f"{self._policy.restarts} of {self._policy.max_restarts}"
         restart = f"restart {count}" if decision.is_counted else f"restart (not counted; {count} used)"
-        say(f"{restart} in {decision.delay_secs:g} s: {outcome.cause.reason}")
+        print_message(f"{restart} in {decision.delay_secs:g} s: {outcome.cause.reason}")
 
     def _conclude(self, group: ProcessGroup, chief: Topology, outcome: Outcome) -> int:
         """Reports how the job ended, if not well, and returns its exit code."""
@@ -281,21 +281,23 @@ class _Supervisor:
             task = outcome.cause.task
             log = self._log_dir / log_name(task)
             hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
-            say(f"{task_name(task)} failed first: {outcome.cause}; its log is {log}{hint}")
+            print_message(f"{task_name(task)} failed first: {outcome.cause}; its log is {log}{hint}")
             if task != chief:  # the chief's was on the console all along
                 with contextlib.suppress(OSError):
                     print(tail(log), file=sys.stderr, flush=True)
             return outcome.cause.exit_code
         ends = late_failures(group, chief)
         if outcome.signum and (job_failures(group, chief) or ends or group.running):
-            say("ended: " + ", ".join(f"{task_name(e.task)} {e}" for e in group.exits))
+            print_message("ended: " + ", ".join(f"{task_name(e.task)} {e}" for e in group.exits))
             return 128 + outcome.signum
         if outcome.stragglers:
             names = ", ".join(map(task_name, outcome.stragglers))
-            say(f"warning: the chief was done, {names} did not end by themselves; the job is complete")
+            print_message(
+                f"warning: the chief was done, {names} did not end by themselves; the job is complete"
+            )
         elif ends:
             names = ", ".join(f"{task_name(e.task)} ended with {e}" for e in ends)
-            say(f"warning: {names} after the chief was done; the job is complete")
+            print_message(f"warning: {names} after the chief was done; the job is complete")
         return EXIT_DONE
 
     def _port_clash(self, group: ProcessGroup, outcome: Outcome) -> Topology | None:

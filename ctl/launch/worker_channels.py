@@ -61,7 +61,7 @@ class WorkerChannels:
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            for connection, claim in self._listener.accepted(_ACCEPT_SECS):
+            for connection, claim in self._listener.accept_callers(_ACCEPT_SECS):
                 line, worker = JsonLines(connection), claim["worker"]
                 with self._lock:
                     self._lines[worker] = line

@@ -84,11 +84,11 @@ class JsonlWriter(MetricWriter):
         """
         try:
             if is_last:
-                paths.persistently(self._write_all, where=self._path)
+                paths.call_with_retries(self._write_all, where=self._path)
             else:
                 self._write_all()
         except OSError as e:
-            if paths.is_lasting(e):
+            if paths.is_permanent_error(e):
                 raise
             self._close()
             if is_last:

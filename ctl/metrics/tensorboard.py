@@ -182,7 +182,7 @@ class TensorBoardWriter(MetricWriter):
             if flush:
                 log.flush()
         except OSError as error:
-            if paths.is_lasting(error):
+            if paths.is_permanent_error(error):
                 raise
             if not self._is_failing:
                 self._is_failing = True

@@ -1,4 +1,4 @@
-"""Signs of life and of ownership: heartbeats, leases, signals, and which process is which.
+"""Heartbeats, leases of model directories, signals and identities of processes. Pure Python.
 
-What the owner of a job does with them belongs to `launch/` and `training/`. Pure Python.
+The reactions to them belong to `launch/` and `training/`.
 """

@@ -28,6 +28,10 @@ class PollClock:
 
     The time during which its owner did not run (SIGSTOP, a suspended machine, a frozen container) is
     therefore not mistaken for the silence of another process.
+
+    Args:
+      max_poll_secs: Maximum time between two calls that counts (seconds).
+      clock: Returns the time (seconds).
     """
 
     def __init__(self, max_poll_secs: float = _MAX_POLL_SECS, clock: Callable[[], float] = time.monotonic):
@@ -47,10 +51,13 @@ class PollClock:
 
 
 class BeatFile:
-    """Writer of one beat file.
+    """A writer of one beat file.
 
     The file is opened once and overwritten in place, so a full disk does not stop the beats. A file that
     was deleted is created again.
+
+    Args:
+      path: Path of the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -60,7 +67,7 @@ class BeatFile:
         self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
-        """Replaces the content by `text` and blanks; raises OSError, and the next call opens anew."""
+        """Replaces the content by `text` and blanks. After an OSError the next call reopens the file."""
         with self._lock:
             try:
                 if self._descriptor is None:
@@ -90,7 +97,13 @@ class BeatFile:
 
 
 class Beats:
-    """Calls `beat` every `secs` in a daemon thread, until `stop`, or until it returns False."""
+    """A daemon thread that calls a function periodically.
+
+    Args:
+      beat: The function. If it returns False, the thread ends.
+      secs: Interval (seconds).
+      name: Name of the thread.
+    """
 
     def __init__(self, beat: Callable[[], bool | None], *, secs: float, name: str):
         self._beat, self._secs = beat, secs
@@ -98,11 +111,11 @@ class Beats:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread; the first beat comes after `secs`."""
+        """Starts the thread. The first call is after `secs`."""
         self._thread.start()
 
     def stop(self, *, wait: bool = False) -> None:
-        """Starts no further beat. With `wait`, returns after a beat that is in progress."""
+        """Ends the calls. With `wait`, returns after a call that is in progress."""
         self._stopped.set()
         if wait:
             self._thread.join()
@@ -114,7 +127,11 @@ class Beats:
 
 
 class BeatReader:
-    """Detector of silence: measures by its own clock how long a content has not changed."""
+    """A detector of silence: measures with its own clock how long a content has not changed.
+
+    Args:
+      clock: Returns the time (seconds).
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -122,14 +139,14 @@ class BeatReader:
         self._changed_secs = clock()
 
     def read(self, content: object) -> bool:
-        """Stores the current content; returns True if it differs from the previous one."""
+        """Stores the current content. Returns True if it differs from the previous one."""
         is_new = content != self._content
         if is_new:
             self._content, self._changed_secs = content, self._clock()
         return is_new
 
     def restart(self) -> None:
-        """Counts silence from now on: the content could not be read."""
+        """Restarts the measurement, for example after an error in reading the content."""
         self._changed_secs = self._clock()
 
     @property

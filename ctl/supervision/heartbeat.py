@@ -1,13 +1,13 @@
 """Heartbeats of this process for its launcher, and detection of steps that hang.
 
-    heartbeat.here.start()                        # writes the file that CTL_HEARTBEAT names, if any
-    with heartbeat.here.watched(timeout_secs=600.0):
-        heartbeat.here.reached(step)              # after each loop: two assignments
-        with heartbeat.here.doing("saving"): ...
+    heartbeat.current.start()                     # writes the file that CTL_HEARTBEAT names, if any
+    with heartbeat.current.supervise_training(timeout_secs=600.0):
+        heartbeat.current.record_step(step)       # after each loop: two assignments
+        with heartbeat.current.enter_phase(heartbeat.SAVING): ...
 
-A thread writes the file once a second. It is one JSON object: pid, step, phase, and the seconds `beat`
-and `progressed` by a clock that only this process has. A launcher on the same machine provides a file in
-memory; elsewhere a file is overwritten in place, and write errors are ignored. Pure Python.
+A thread writes the file once a second. It is one JSON object with the keys pid, step, phase, beat and
+progressed. The last two are times (seconds) of a clock of this process. A launcher on the same machine
+provides a file in memory; elsewhere a file is overwritten in place. Write errors are ignored. Pure Python.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from ctl.supervision.beat_file import BeatFile, Beats, PollClock
 
 HEARTBEAT_VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
-COMPILING = "compiling"  # the first steps, with what TensorFlow does before them
-_LEAST_SECS = {  # --step_timeout_secs is for steps; these take longer
+COMPILING = "compiling"  # the first steps, with the work of TensorFlow before them
+_MIN_LIMIT_SECS = {  # --step_timeout_secs is for steps; these take longer
     EVALUATING: 600.0,
     SAVING: 600.0,
     COMPILING: 1800.0,
@@ -36,13 +36,19 @@ CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpr
 
 
 class Heartbeat:
-    """What this process is doing; one per process, `here`, unless it is for a test.
-
-    Attributes:
-      step: completed steps, as far as known; phase: one of the words above.
+    """The progress of this process. A process uses one instance, `current`.
 
     >>> heart = Heartbeat("/tmp/job_0.json")
     >>> heart.start()
+
+    Args:
+      path: Path of the file. None: the value of CTL_HEARTBEAT at `start`.
+      beat_secs: Interval of the writes (seconds).
+      end: Ends the process with an exit code.
+
+    Attributes:
+      step: Number of completed steps at the newest `record_step`.
+      phase: One of the phases of this module.
     """
 
     def __init__(
@@ -52,7 +58,6 @@ class Heartbeat:
         beat_secs: float = 1.0,
         end: Callable[[int], None] = os._exit,
     ):
-        """Keeps. Without a path it is that of CTL_HEARTBEAT, read at `start`; `end` ends the process."""
         self.step = 0
         self.phase = STARTING
         self._path = path
@@ -62,120 +67,125 @@ class Heartbeat:
         self._clock = PollClock(_MISSED_BEATS * beat_secs)
         self._progressed = self._clock()
         self._limit_secs = 0.0
-        self._look: Callable[[], int] | None = None
-        self._seen = -1  # the newest result of `look`
+        self._read_step: Callable[[], int] | None = None
+        self._newest_read_step = -1  # newest result of `read_step`
         self._step_reader: threading.Thread | None = None
         self._beats: Beats | None = None
 
     def start(self) -> None:
-        """Begins to beat, if somebody wants to know; a second call does nothing."""
+        """Starts the thread if there is a file to write or a timeout. A second call is a no-op."""
         self._path = self._path or os.environ.get(HEARTBEAT_VARIABLE)
         if (self._path is not None or self._limit_secs) and self._beats is None:
             self._write()
             self._beats = Beats(self._beat, secs=self._beat_secs, name="ctl-heartbeat")
             self._beats.start()
 
-    def reached(self, step: int) -> None:
-        """`step` steps are complete."""
+    def record_step(self, step: int) -> None:
+        """Records that `step` steps are complete, which is progress."""
         self.step = step
         self._progressed = self._clock()
 
-    def progressed(self) -> None:
-        """Something was completed that is no step, such as a part of an evaluation."""
+    def record_progress(self) -> None:
+        """Records progress other than a step, such as a part of an evaluation."""
         self._progressed = self._clock()
 
     @contextlib.contextmanager
-    def doing(self, phase: str) -> Iterator[None]:
-        """The phase within the block; its beginning and its end are progress."""
-        before, self.phase, self._progressed = self.phase, phase, self._clock()
+    def enter_phase(self, phase: str) -> Iterator[None]:
+        """Sets the phase within the block. Its start and its end are progress."""
+        previous, self.phase, self._progressed = self.phase, phase, self._clock()
         try:
             yield
         finally:
-            self.phase, self._progressed = before, self._clock()
+            self.phase, self._progressed = previous, self._clock()
 
     @contextlib.contextmanager
-    def limited(self, timeout_secs: float, phase: str = STARTING) -> Iterator[None]:
-        """The phase within the block, which comes before the first step; it has a limit of its own.
+    def limit_phase(self, timeout_secs: float, phase: str = STARTING) -> Iterator[None]:
+        """Sets a phase before the first step within the block, and limits its time.
 
         Args:
-          timeout_secs: 0 for no limit; else the block may take as long as its phase may.
+          timeout_secs: Limit (seconds), at least the minimum of the phase. 0 disables it.
+          phase: The phase.
         """
-        before, self._limit_secs = self._limit_secs, timeout_secs
+        previous, self._limit_secs = self._limit_secs, timeout_secs
         self.start()
         try:
-            with self.doing(phase):
+            with self.enter_phase(phase):
                 yield
         finally:
-            self._limit_secs = before
+            self._limit_secs = previous
 
     @contextlib.contextmanager
-    def watched(self, timeout_secs: float, look: Callable[[], int] | None = None) -> Iterator[None]:
-        """Within the block, so long without progress dumps all stacks and ends with exit code 134.
+    def supervise_training(
+        self, timeout_secs: float, read_step: Callable[[], int] | None = None
+    ) -> Iterator[None]:
+        """Prints all stacks and ends the process with exit code 134 if the block makes no progress.
 
         Args:
-          timeout_secs: 0 for no limit.
-          look: Returns the completed steps, also of a long graph call. Called after 5 s without progress.
+          timeout_secs: Maximum time without progress (seconds), at least the minimum of the phase. 0
+            disables the limit.
+          read_step: Returns the number of completed steps, also within a long graph call. It is called in
+            another thread after 5 s without progress.
         """
-        self._limit_secs, self._look, self._seen = timeout_secs, look, -1
+        self._limit_secs, self._read_step, self._newest_read_step = timeout_secs, read_step, -1
         self.start()
         try:
-            with self.doing(TRAINING):
+            with self.enter_phase(TRAINING):
                 self._write()  # the launcher reads the new phase without delay
                 yield
         finally:
-            self._limit_secs, self._look = 0.0, None
+            self._limit_secs, self._read_step = 0.0, None
             self.phase = ENDED
             self._write()
 
     def _beat(self) -> None:
         self._write()
-        self._read_step()
-        limit_secs = self._limit_secs and max(self._limit_secs, _LEAST_SECS.get(self.phase, 0.0))
-        if limit_secs and self._clock() - self._progressed > limit_secs and self._hangs():
-            self._give_up(limit_secs)
+        self._start_step_reader()
+        limit_secs = self._limit_secs and max(self._limit_secs, _MIN_LIMIT_SECS.get(self.phase, 0.0))
+        if limit_secs and self._clock() - self._progressed > limit_secs and self._is_hanging():
+            self._end_process(limit_secs)
 
-    def _read_step(self) -> None:
+    def _start_step_reader(self) -> None:
         """Counts steps inside a long graph call as progress.
 
-        Runs `look` in another thread, because reading a variable of a busy device may block.
+        Runs `read_step` in another thread, because reading a variable of a busy device may block.
         """
-        look, reader = self._look, self._step_reader
+        read_step, reader = self._read_step, self._step_reader
         is_reading = reader is not None and reader.is_alive()
-        if look is None or is_reading or self._clock() - self._progressed < _READ_STEP_SECS:
+        if read_step is None or is_reading or self._clock() - self._progressed < _READ_STEP_SECS:
             return
 
         def read() -> None:
-            with contextlib.suppress(Exception):  # the training ends meanwhile
-                step = look()
-                if step > max(self._seen, self.step):
-                    self._seen, self._progressed = step, self._clock()
+            with contextlib.suppress(Exception):  # training may have ended
+                step = read_step()
+                if step > max(self._newest_read_step, self.step):
+                    self._newest_read_step, self._progressed = step, self._clock()
 
         self._step_reader = threading.Thread(target=read, name="ctl-step-reader", daemon=True)
         self._step_reader.start()
 
-    def _hangs(self) -> bool:
-        look = self._look
-        if look is None:
+    def _is_hanging(self) -> bool:
+        read_step = self._read_step
+        if read_step is None:
             return True
-        step, before = look(), self._seen
-        self._seen = step
-        if step <= max(before, self.step):
+        step, previous = read_step(), self._newest_read_step
+        self._newest_read_step = step
+        if step <= max(previous, self.step):
             return True
         self._progressed = self._clock()
         return False
 
-    def _give_up(self, limit_secs: float) -> None:
+    def _end_process(self, limit_secs: float) -> None:
         file = sys.__stderr__
         if file is not None:
             with contextlib.suppress(OSError, ValueError):
                 print(
-                    f"ctl: nothing has moved for {limit_secs:g} s (--step_timeout_secs), after step "
-                    f"{max(self.step, self._seen)} while {self.phase}. The stacks of all threads:",
+                    f"ctl: no progress for {limit_secs:g} s (--step_timeout_secs) after step "
+                    f"{max(self.step, self._newest_read_step)} while {self.phase}. Stacks of all threads:",
                     file=file,
                     flush=True,
                 )
                 faulthandler.dump_traceback(file=file, all_threads=True)
-                print(f"ctl: ended with {EXIT_RETRY}, worth another attempt.", file=file, flush=True)
+                print(f"ctl: exit code {EXIT_RETRY}; the job can be retried.", file=file, flush=True)
         self._end(EXIT_RETRY)
 
     def _write(self) -> None:
@@ -193,4 +203,4 @@ class Heartbeat:
             self._file.write(json.dumps(content))
 
 
-here = Heartbeat()
+current = Heartbeat()

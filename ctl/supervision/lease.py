@@ -1,12 +1,13 @@
-"""Who trains in a model_dir, and whether it still does: the file LOCK that the chief writes.
+"""Leases of model directories: the file LOCK, which the chief of a training job writes.
 
-    with Lease("/tmp/m/LOCK").held(step=lambda: 0):       # the chief, while it trains
-        ...                                               # refused while another one lives
-    lease = Lease("/tmp/m/LOCK")                          # anybody else
+    with Lease("/tmp/m/LOCK").held(step=lambda: 0):       # the chief; raises while another job trains there
+        ...
+    lease = Lease("/tmp/m/LOCK")                          # another process
     (holder := lease.read()) and lease.is_alive(holder)
 
-A lease is renewed, not locked: it works on network file systems, and a dead holder needs no cleaning up.
-A frozen holder that was replaced finds out before it writes (`check`), and ends.
+A lease is renewed periodically instead of being locked. It works on network file systems, and the lease of
+a dead process expires. A process that was frozen and has lost its lease detects this before it writes
+(`check`), and ends.
 """
 
 import atexit
@@ -26,30 +27,33 @@ from ctl import errors
 from ctl.errors import EXIT_DONE, CtlError, LeaseLostError, Stopped, UsageError
 from ctl.io import paths
 from ctl.supervision.beat_file import BeatReader, Beats, PollClock
-from ctl.supervision.process_identity import namespace, process_mark
+from ctl.supervision.process_identity import pid_namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
 LOCK_NAME = "LOCK"
 STALE_SECS = 60.0
 _BEAT_SECS = 5.0
-_LAST_WRITE_SECS = 10.0  # for a disk that hangs, at the end of training
-_CLAIM_SECS = 10.0  # a claim that another process has left half-way is removed then
-_SETTLE_SECS = 1.0  # in object stores, where nothing can be created exclusively
-DEAD_HOLDERS = "CTL_DEAD_HOLDERS"  # of whom the launcher found out that they are dead
+_LAST_WRITE_SECS = 10.0  # timeout for a hanging disk at the end of training
+_CLAIM_SECS = 10.0  # age at which the claim of a process that died is removed
+_SETTLE_SECS = 1.0  # in object stores, which cannot create a file exclusively
+DEAD_HOLDERS = "CTL_DEAD_HOLDERS"  # environment variable with the holders that have died
 _log = logging.getLogger("ctl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """What LOCK says; the file is this as JSON.
+    """The content of LOCK, which is saved as JSON.
 
     Attributes:
-      host, pid: the process that trains; process: what tells it from a later one with this number.
-      started, beat: Unix time, seconds, by the clock of `host`: of the beginning, and of the newest
-        sign of life.
-      state: "training" or "ended"; reason: why it ended, "" before.
-      exit_code: what the end means to a platform, as in `ctl.errors`; 0 while training.
-      step: of the newest checkpoint that this training restored or saved.
+      host: Name of the machine that trains.
+      pid: Number of the process that trains.
+      process: Identifier that differs if the number is reused; see `process_mark`.
+      started: Unix time of the start (seconds) by the clock of `host`.
+      beat: Unix time of the newest renewal (seconds) by the clock of `host`.
+      state: "training" or "ended".
+      reason: Reason of the end, or "".
+      exit_code: Exit code of the process, see `ctl.errors`; 0 during training.
+      step: Step of the newest checkpoint that was restored or saved.
     """
 
     host: str
@@ -64,22 +68,29 @@ class Holder:
 
     @property
     def identity(self) -> tuple:
-        """Equal for two readings of one training."""
+        """Identifier of the training, which is the same in all its renewals."""
         return self.host, self.pid, self.process, self.started
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two readings without a beat in between."""
+        """Identifier of this renewal."""
         return hashlib.sha256(repr((*self.identity, self.beat)).encode()).hexdigest()[:16]
 
 
-_dead: set[str] = set()  # fingerprints of holders that were waited for in vain, by this process
+_dead: set[str] = set()  # fingerprints of holders that did not renew while this process waited
 
 
 class Lease:
-    """One model_dir's LOCK, to hold or to look at.
+    """The lease of a model directory, to hold or to observe.
 
-    >>> Lease("/tmp/m/LOCK").read()          # None where nobody has trained
+    >>> Lease("/tmp/m/LOCK").read()          # None if there was no training
+
+    Args:
+      path: Path or URL of the file, by convention `model_dir/LOCK`.
+      beat_secs: Interval of the renewals (seconds).
+      stale_secs: Time without a renewal after which the holder counts as dead (seconds).
+      clock: Returns the time (seconds), to measure the silence of other processes. Defaults to a
+        `PollClock`.
     """
 
     def __init__(
@@ -90,172 +101,171 @@ class Lease:
         stale_secs: float = STALE_SECS,
         clock: Callable[[], float] | None = None,
     ):
-        """Keeps; touches nothing.
-
-        Args:
-          path: of the file, by custom `model_dir/LOCK`; a URL too.
-          beat_secs: between two signs of life.
-          stale_secs: without one for so long, the holder is taken for dead.
-          clock: Seconds, for the silence of other processes. Defaults to a `PollClock`.
-        """
         self._path = paths.path(path)
         self._beat_secs = beat_secs
         self._stale_secs = stale_secs
         self._clock = clock or PollClock()
         self._reader = BeatReader(self._clock)
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._ended = threading.Event()
-        self._warned = False
-        self._mine: Holder | None = None
+        self._has_warned = False
+        self._own_holder: Holder | None = None
         self._confirmed_secs = 0.0  # time.monotonic
 
     def read(self) -> Holder | None:
-        """What the file says now; None if there is none, or none that can be read."""
+        """Returns the content of the file, or None if it does not exist or cannot be read."""
         try:
             return self._read()
         except OSError:
             return None
 
     def _read(self) -> Holder | None:
-        """The same; raises OSError where there is a file that the disk does not give."""
+        """Returns the content of the file, or None if it is missing or damaged. Raises OSError."""
         try:
             content = json.loads(paths.read_file(self._path))
-            known = {f.name for f in fields(Holder)}
-            holder = Holder(**{k: v for k, v in content.items() if k in known})
+            names = {f.name for f in fields(Holder)}
+            holder = Holder(**{k: v for k, v in content.items() if k in names})
             numbers = (holder.started, holder.beat, holder.pid, holder.step)
-            good = all(isinstance(n, (int, float)) and abs(n) < 2**53 for n in numbers)
-            return holder if good and isinstance(holder.process, str) else None
+            is_valid = all(isinstance(n, (int, float)) and abs(n) < 2**53 for n in numbers)
+            return holder if is_valid and isinstance(holder.process, str) else None
         except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def is_alive(self, holder: Holder) -> bool:
-        """False if the training has ended or its process has died.
+        """Returns False if the training has ended or its process has died.
 
-        On the machine of the process this is known without delay. On another machine the process is dead
-        once this object has seen no change of its beat for `stale_secs`. Clocks are never compared.
+        On the machine of the process this is detected without delay. On another machine, the process counts
+        as dead after `stale_secs` without a renewal, by the clock of this object. Clocks of different
+        machines are never compared.
         """
-        if holder.state != TRAINING or holder.fingerprint in _known_dead():
+        if holder.state != TRAINING or holder.fingerprint in _dead_fingerprints():
             return False
-        if _is_here(holder) and process_mark(holder.pid) != holder.process:
+        if _is_on_this_machine(holder) and process_mark(holder.pid) != holder.process:
             return False
         self._reader.read((holder.identity, holder.beat))
         return self._reader.silent_secs <= self._stale_secs
 
-    def claim(self) -> None:
-        """Raises UsageError if another training lives here; returns once it is known that none does.
+    def check_is_free(self) -> None:
+        """Raises UsageError if another job trains in this directory.
 
-        At once where the other process can be looked for. One on another machine is given the time for
-        its next beat, and is taken for dead after `stale_secs` without one.
+        Waits for the next renewal by a process on another machine, for at most `stale_secs`.
         """
         if isinstance(self._path, Path) and self._path.exists() and not self._path.is_file():
             raise UsageError(
                 f"{self._path} is not a file; expected the lock file of a training. Remove it."
             )
         first = self.read()
-        if first is None or _is_me(first) or not self.is_alive(first):
+        if first is None or _is_this_process(first) or not self.is_alive(first):
             return
-        told, until_secs = False, self._clock() + self._stale_secs
-        while not _is_here(first):
+        has_warned, deadline_secs = False, self._clock() + self._stale_secs
+        while not _is_on_this_machine(first):
             holder = self.read()
             if holder is None or holder.state != TRAINING:
                 return
             if holder.beat != first.beat or holder.identity != first.identity:
                 break
-            if self._clock() >= until_secs or not self.is_alive(holder):
-                _dead.add(holder.fingerprint)  # no process has to wait for it again
+            if self._clock() >= deadline_secs or not self.is_alive(holder):
+                _dead.add(holder.fingerprint)  # so that no process waits for it again
                 return
-            if not told:
-                told = True
+            if not has_warned:
+                has_warned = True
                 _log.warning(
-                    "%s names process %d on %s; waiting up to %.0f s for a sign that it lives.",
+                    "%s names process %d on %s; waiting up to %.0f s for a renewal of its lease.",
                     self._path,
                     first.pid,
                     first.host,
                     self._stale_secs,
                 )
             time.sleep(min(1.0, self._beat_secs))
-        raise self._in_use(first)
+        raise self._in_use_error(first)
 
-    def _in_use(self, holder: Holder) -> UsageError:
+    def _in_use_error(self, holder: Holder) -> UsageError:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.started))
         return UsageError(
             f"{self._path.parent} is in use: process {holder.pid} on {holder.host} has trained there since "
             f"{since}. Wait for its end, end it, or give another --model_dir."
         )
 
-    def _take(self, mine: Holder) -> None:
-        """Writes `mine`; of two that begin at the same time one is refused."""
+    def _acquire(self, own_holder: Holder) -> None:
+        """Writes the file. If two processes do so at the same time, one raises UsageError."""
         if not paths.has_rename(self._path):
-            self._write(mine)
+            self._write(own_holder)
             time.sleep(min(_SETTLE_SECS, self._beat_secs))
-            there = self.read()
-            if there is not None and there.identity != mine.identity:
-                raise self._in_use(there)
+            holder = self.read()
+            if holder is not None and holder.identity != own_holder.identity:
+                raise self._in_use_error(holder)
             return
         with _exclusive(Path(self._path)):
-            there = self.read()
-            if there is not None and not _is_me(there) and self.is_alive(there):
-                raise self._in_use(there)
-            self._write(mine)
+            holder = self.read()
+            if holder is not None and not _is_this_process(holder) and self.is_alive(holder):
+                raise self._in_use_error(holder)
+            self._write(own_holder)
 
     def check(self) -> None:
-        """Raises LeaseLostError if another process holds the lease that this one was given.
+        """Raises LeaseLostError if another process has taken the lease of this process.
 
-        Reads the file only if no beat has confirmed the lease lately: cheap enough for every loop.
+        Reads the file only if no recent renewal has confirmed the lease. Cheap enough for every loop.
         """
         if time.monotonic() - self._confirmed_secs >= 2 * self._beat_secs:
-            with contextlib.suppress(OSError):  # the next loop asks again
+            with contextlib.suppress(OSError):  # the next loop checks again
                 self.check_now()
 
     def check_now(self) -> None:
-        """The same, by reading the file: before what must not be written twice.
+        """Reads the file and raises LeaseLostError if another process has taken the lease.
 
-        Raises OSError if the file is there and cannot be read: then nobody knows.
+        Called before a commit. Raises OSError if the file exists and cannot be read.
         """
-        mine = self._mine
-        there = self._read() if mine is not None else None
-        if mine is None or there is None:
+        own_holder = self._own_holder
+        holder = self._read() if own_holder is not None else None
+        if own_holder is None or holder is None:
             return
-        if there.identity == mine.identity:
+        if holder.identity == own_holder.identity:
             self._confirmed_secs = time.monotonic()
             return
         raise LeaseLostError(
-            f"{self._path.parent} was taken over by process {there.pid} on {there.host}: this process was "
-            "frozen, or could not reach its disk, for so long that it was taken for dead. It writes "
-            "nothing more and ends; the other one trains on."
+            f"{self._path.parent} was taken over by process {holder.pid} on {holder.host}, because this "
+            "process was frozen or could not write to its disk for too long. This process ends without "
+            "writing; the other one continues to train."
         )
 
     @contextlib.contextmanager
     def held(self, step: Callable[[], int]) -> Iterator["Lease"]:
-        """Holds the lease: beats from a thread of its own, and says at the end why it ended.
+        """Holds the lease within the block. A thread renews it; the reason of the end is written at exit.
+
+        An error of the disk is logged once.
 
         Args:
-          step: -> the step of the newest checkpoint; called from that thread, so it must be cheap.
+          step: Returns the step of the newest checkpoint. Called from the thread.
 
-        Yields itself, for `check`. A disk that refuses is one warning. Raises UsageError while another
-        training holds it.
+        Yields:
+          This object, for `check`.
+
+        Raises:
+          UsageError: If another job trains in this directory.
         """
-        self.claim()
-        now = time.time()
-        mine = Holder(
+        self.check_is_free()
+        started = time.time()
+        own_holder = Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
             process=process_mark(os.getpid()),
-            started=now,
-            beat=now,
+            started=started,
+            beat=started,
             state=TRAINING,
             step=step(),
         )
         self._ended.clear()
-        self._mine, self._confirmed_secs = mine, time.monotonic()
-        self._take(mine)
+        self._own_holder, self._confirmed_secs = own_holder, time.monotonic()
+        self._acquire(own_holder)
 
-        def left() -> None:  # a signal ended the process before the first step
+        def write_end() -> None:  # a signal has ended the process before the first step
             self._ended.set()
-            self._write(mine, state=ENDED, reason="stopped by a signal", exit_code=errors.EXIT_PREEMPTED)
+            self._write(
+                own_holder, state=ENDED, reason="stopped by a signal", exit_code=errors.EXIT_PREEMPTED
+            )
 
-        atexit.register(left)
-        beats = Beats(lambda: self._beat(mine, step), secs=self._beat_secs, name="ctl-lease")
+        atexit.register(write_end)
+        beats = Beats(lambda: self._renew(own_holder, step), secs=self._beat_secs, name="ctl-lease")
         beats.start()
         reason, code = "done", EXIT_DONE
         try:
@@ -264,118 +274,119 @@ class Lease:
             reason, code = _reason_of(e)
             raise
         finally:
-            atexit.unregister(left)
+            atexit.unregister(write_end)
             beats.stop()
             self._ended.set()
-            self._write(mine, state=ENDED, reason=reason, exit_code=code, step=step())
+            self._write(own_holder, state=ENDED, reason=reason, exit_code=code, step=step())
 
-    def _beat(self, mine: Holder, step: Callable[[], int]) -> bool:
-        """Whether to beat on."""
+    def _renew(self, own_holder: Holder, step: Callable[[], int]) -> bool:
+        """Returns False if the lease is lost."""
         try:
             self.check_now()
-            self._write(mine, step=step())
+            self._write(own_holder, step=step())
         except LeaseLostError:
-            self._confirmed_secs = float("-inf")  # the main thread finds out, and ends
+            self._confirmed_secs = float("-inf")  # the next `check` of the main thread raises the error
             return False
         except OSError as e:
-            self._warn(e)
+            self._warn_once(e)
         return True
 
-    def _write(self, mine: Holder, **changes: object) -> None:
-        if not self._writing.acquire(timeout=_LAST_WRITE_SECS):
-            return  # a write that hangs: then this one would, too
+    def _write(self, own_holder: Holder, **changes: object) -> None:
+        if not self._write_lock.acquire(timeout=_LAST_WRITE_SECS):
+            return  # another write hangs, so this one would also hang
         try:
             if self._ended.is_set() and "state" not in changes:
-                return  # a beat that comes too late must not undo the end
-            there = self._read() if changes else None
-            if there is not None and there.identity != mine.identity:
-                return  # another one has taken over
-            content = {**asdict(mine), "beat": time.time(), **changes}
-            paths.write_whole(self._path, json.dumps(content, indent=1) + "\n")
+                return  # a late renewal must not overwrite the end
+            holder = self._read() if changes else None
+            if holder is not None and holder.identity != own_holder.identity:
+                return  # another process has taken the lease
+            content = {**asdict(own_holder), "beat": time.time(), **changes}
+            paths.write_atomically(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as e:
-            self._warn(e)
+            self._warn_once(e)
         finally:
-            self._writing.release()
+            self._write_lock.release()
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
+    def _warn_once(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "%s cannot be renewed (%s); training goes on, but an evaluator may take it for dead.",
+                "%s cannot be renewed (%s); training continues, but an evaluator may consider it dead.",
                 self._path,
                 error.strerror or error,
             )
 
 
-def holding(
+def hold_lease(
     model_dir: str | None, step: Callable[[], int]
 ) -> contextlib.AbstractContextManager[Lease | None]:
-    """Holds the lease of a model_dir; does nothing without one."""
+    """Returns `Lease.held` of a model_dir, or a no-op context without a model_dir."""
     return Lease(paths.path(model_dir) / LOCK_NAME).held(step) if model_dir else contextlib.nullcontext()
 
 
-def claim_lease(model_dir: str | None) -> None:
-    """Raises UsageError while another training lives in a model_dir; see `Lease.claim`."""
+def check_model_dir_is_free(model_dir: str | None) -> None:
+    """Raises UsageError if another job trains in a model_dir; see `Lease.check_is_free`."""
     if model_dir:
-        Lease(paths.path(model_dir) / LOCK_NAME).claim()
+        Lease(paths.path(model_dir) / LOCK_NAME).check_is_free()
 
 
-def _known_dead() -> set[str]:
+def _dead_fingerprints() -> set[str]:
     return _dead | set(os.environ.get(DEAD_HOLDERS, "").split(","))
 
 
-def found_dead() -> str:
-    """What `DEAD_HOLDERS` is to say to processes that this one starts: nobody waits twice."""
+def dead_holders() -> str:
+    """Returns the value of `DEAD_HOLDERS` for child processes, so that they do not wait again."""
     return ",".join(sorted(_dead))
 
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    """One process at a time is in here, on whatever machine; for moments.
+    """Excludes other processes, also on other machines, for a short time.
 
-    What a process that died here has left is removed when it has not changed for some seconds.
+    The claim file of a process that died within the block is removed after `_CLAIM_SECS`.
     """
-    mark, seen, since = path.with_name(f".{path.name}-claim"), (0, 0), time.monotonic()
+    claim, previous, changed_secs = path.with_name(f".{path.name}-claim"), (0, 0), time.monotonic()
     while True:
         try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             break
         except FileExistsError:
-            there = _version(mark)
-            if there != seen:
-                seen, since = there, time.monotonic()
-            elif time.monotonic() - since > _CLAIM_SECS:
+            identity = _file_identity(claim)
+            if identity != previous:
+                previous, changed_secs = identity, time.monotonic()
+            elif time.monotonic() - changed_secs > _CLAIM_SECS:
                 with contextlib.suppress(OSError):
-                    mark.unlink()
+                    claim.unlink()
             time.sleep(0.02)
-        except OSError:  # a disk that refuses is told by the write that follows
+        except OSError:  # the write in the block reports the error of the disk
             yield
             return
-    mine = _version(mark)
+    own_identity = _file_identity(claim)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if _version(mark) == mine:
-                mark.unlink()
+            if _file_identity(claim) == own_identity:
+                claim.unlink()
 
 
-def _version(path: Path) -> tuple[int, int]:
-    """Another one for each file that had this name: numbers of files are used again."""
+def _file_identity(path: Path) -> tuple[int, int]:
+    """Returns (inode, change time), because inodes are reused. (0, 0) if the file does not exist."""
     with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_ctime_ns
+        status = path.stat()
+        return status.st_ino, status.st_ctime_ns
     return 0, 0
 
 
-def _is_here(holder: Holder) -> bool:
-    """Whether the process of `holder` can be looked for on this machine."""
-    here, there = namespace(), holder.process.partition("/")[0]
-    return holder.host == socket.gethostname() and here != "" and here == there
+def _is_on_this_machine(holder: Holder) -> bool:
+    """Returns True if this process can determine whether the process of `holder` is running."""
+    namespace = pid_namespace()
+    is_same_namespace = namespace != "" and namespace == holder.process.partition("/")[0]
+    return holder.host == socket.gethostname() and is_same_namespace
 
 
-def _is_me(holder: Holder) -> bool:
-    """Whether this process holds it; several may have begun at the same tick of the clock."""
+def _is_this_process(holder: Holder) -> bool:
+    """Compares number and mark, because several processes may have the same start time."""
     return (holder.pid, holder.process) == (os.getpid(), process_mark(os.getpid()))
 
 

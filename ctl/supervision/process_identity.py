@@ -1,4 +1,4 @@
-"""What tells one process from another that has, or had, the same number."""
+"""Identification of processes, also if their numbers are reused."""
 
 import os
 import time
@@ -8,16 +8,16 @@ _IMPORTED = time.time()
 
 
 def process_mark(pid: int) -> str:
-    """What tells this process from another that has or had its number: namespace/start.
+    """Returns "<PID namespace>/<start time>" of a process, which differs if its number is reused.
 
-    "" if it is gone or has ended, and where /proc does not tell.
+    Returns "" for a process that has ended, and on systems without /proc.
     """
     ticks = _start_ticks(pid)
-    return "" if ticks is None else f"{namespace()}/{ticks}"
+    return "" if ticks is None else f"{pid_namespace()}/{ticks}"
 
 
-def process_started() -> float:
-    """Unix time, seconds, at which this process began: before its imports."""
+def process_start_time() -> float:
+    """Returns the Unix time (seconds) at which this process started, before its imports."""
     ticks = _start_ticks(os.getpid())
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     if ticks is None or boot_clock is None:
@@ -30,14 +30,17 @@ def process_started() -> float:
 def _start_ticks(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        words = text.rpartition(")")[2].split()  # the name before may hold anything
-        return None if words[0] in "ZX" else int(words[19])
+        fields = text.rpartition(")")[2].split()  # the name in brackets may contain blanks and brackets
+        return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def namespace() -> str:
-    """Where process numbers are comparable: machines and containers of one host name differ in it."""
+def pid_namespace() -> str:
+    """Returns an identifier of the PID namespace, in which process numbers are unique, or "".
+
+    It differs between machines and containers with the same host name.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid')}"

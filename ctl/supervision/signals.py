@@ -1,19 +1,19 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first requests a checkpoint and an orderly end, the second ends at once.
+"""Handlers of Ctrl-C, SIGTERM and SIGHUP. The first requests a checkpoint, the second ends the process.
 
-    with signals.starting():                  # ctl.run: before there is anything to save
+    with signals.immediate_exit():            # ctl.run: while there is no state to save
         with signals.default_action():        # while TensorFlow connects the workers
             strategy = ...
         with signals.Signals() as received:   # the steps
             if received.received: ...
 
-TensorFlow's multi-worker runtime installs a handler of its own for SIGTERM, which swallows it, as soon as
-it starts its server. So the handlers from before are installed again once the strategy is made.
+When TensorFlow's multi-worker runtime starts its server, it installs a handler for SIGTERM that ignores the
+signal. The previous handlers are therefore installed again after the creation of the strategy.
 
-SIGHUP (a terminal or ssh session that closes) acts like SIGTERM, with the exit code 143. It often arrives
-twice, so it never counts as the second signal. Where it is ignored, as under `nohup`, it stays ignored.
+SIGHUP (a terminal or ssh session that closes) has the effect of SIGTERM, with the exit code 143. It often
+arrives twice, so it never counts as the second signal. If it is ignored, as under `nohup`, that remains.
 
-In a task of Slurm SIGUSR1 acts the same: `sbatch --signal=USR1@120` and `scancel --signal=USR1` send it to
-all tasks. A program's own handler stays.
+In a task of Slurm SIGUSR1 has the same effect: `sbatch --signal=USR1@120` and `scancel --signal=USR1` send
+it to all tasks. A handler of the user's program is not replaced.
 """
 
 import contextlib
@@ -31,17 +31,20 @@ from ctl.io import exit_hook
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 143}
 _COUNT_ONCE = (signal.SIGHUP, signal.SIGUSR1)  # never the second signal, which ends the process
 _SHOW_CURSOR = "\x1b[?25h"
-_AGAIN_SECS = 0.002
-_EXIT_SECS = 10.0  # for exit functions
+_REINSTALL_SECS = 0.002
+_EXIT_SECS = 10.0  # timeout of the exit functions
 
 
 class Signals:
-    """While active, remembers the first signal. Outside the main thread it does nothing.
+    """A context that records the first signal. Outside of the main thread it is a no-op.
 
-    Must be entered after the strategy was made, see above.
+    Enter it after the creation of the strategy, see above.
 
     >>> with Signals() as signals:
     ...     if signals.received: ...
+
+    Attributes:
+      received: Number of the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -55,19 +58,27 @@ class Signals:
     def __exit__(self, *exc: Any) -> None:
         _restore(self._previous)
 
-    def wishes(self) -> list[float]:
-        """[0 or 1, 0 or 1]: was SIGTERM received, was Ctrl-C? To be added up over workers."""
+    def votes(self) -> list[float]:
+        """Returns [is_sigterm, is_interrupt] of the received signal (0 or 1), for a sum over workers."""
         return [
             float(self.received in (signal.SIGTERM, *_COUNT_ONCE)),
             float(self.received == signal.SIGINT),
         ]
 
-    def agree(self, wishes: Sequence[float]) -> bool:
-        """Takes over what any worker received, from the sum of `wishes`; SIGTERM comes first."""
-        keeps_name = self.received in _COUNT_ONCE and wishes[0]
-        if (wishes[0] or wishes[1]) and not keeps_name:
-            self.received = int(signal.SIGTERM if wishes[0] else signal.SIGINT)
-        return bool(wishes[0] or wishes[1])
+    def apply_votes(self, votes: Sequence[float]) -> bool:
+        """Sets `received` on every worker to the signal of any worker. SIGTERM has priority over Ctrl-C.
+
+        Args:
+          votes: Sums of `votes` over the workers.
+
+        Returns:
+          True if a worker has received a signal.
+        """
+        num_sigterm, num_interrupt = votes
+        is_kept = self.received in _COUNT_ONCE and num_sigterm
+        if (num_sigterm or num_interrupt) and not is_kept:
+            self.received = int(signal.SIGTERM if num_sigterm else signal.SIGINT)
+        return bool(num_sigterm or num_interrupt)
 
     def _handle(self, number: Any, frame: Any) -> None:
         if self.received is None:
@@ -80,12 +91,12 @@ class Signals:
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """Within the block a signal ends the process without delay, with 130 or 143: there is no state to save.
+def immediate_exit() -> Iterator[None]:
+    """Ends the process on a signal within the block, with exit code 130 or 143, without a checkpoint.
 
-    `Signals` may be used inside, for the part that has something.
+    `Signals` may be used inside, for the part that has a state to save.
     """
-    previous = _install(_end)
+    previous = _install(_end_process)
     try:
         yield
     finally:
@@ -94,57 +105,57 @@ def starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_action() -> Iterator[None]:
-    """Within the block a signal ends the process even if native code waits and installs handlers.
+    """Ends the process on a signal within the block, even if native code blocks or installs handlers.
 
-    Python's handlers cannot run while the main thread is in native code, and TensorFlow's must not. The
-    kernel ignores the default action for the first process of a container: there a thread ends it.
+    Python's handlers cannot run while the main thread is in native code, and TensorFlow's handlers must not
+    run. The kernel ignores the default action for the first process of a container; a thread ends that one.
     """
     is_first = os.getpid() == 1
     previous = _install(_ignore if is_first else signal.SIG_DFL)
     if not previous:
         yield
         return
-    told, tells = os.pipe()
-    os.set_blocking(tells, False)
-    woken = signal.set_wakeup_fd(tells, warn_on_full_buffer=False) if is_first else -1
-    done = threading.Event()
-    guards = done, told, _native_handlers()
-    again = threading.Thread(target=_again, args=guards, name="ctl-signals", daemon=True)
-    again.start()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    previous_wakeup_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False) if is_first else -1
+    stopped = threading.Event()
+    arguments = stopped, read_end, _native_handlers()
+    guard = threading.Thread(target=_guard_handlers, args=arguments, name="ctl-signals", daemon=True)
+    guard.start()
     try:
         yield
     finally:
-        done.set()
-        again.join()
+        stopped.set()
+        guard.join()
         if is_first:
-            signal.set_wakeup_fd(woken)
-        os.close(told)
-        os.close(tells)
+            signal.set_wakeup_fd(previous_wakeup_fd)
+        os.close(read_end)
+        os.close(write_end)
         _restore(previous)
 
 
 def exit_code(number: int) -> int:
-    """The exit code for an orderly end after signal `number`."""
+    """Returns the exit code of a process that ends because of signal `number`."""
     return _EXIT_CODES.get(signal.Signals(number), 128 + number)
 
 
-def name(number: int) -> str:
-    """ "Ctrl-C" or "SIGTERM"."""
+def signal_name(number: int) -> str:
+    """Returns a name for messages, such as "Ctrl-C" or "SIGTERM"."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-def _end(number: int, frame: Any) -> None:
+def _end_process(number: int, frame: Any) -> None:
     _show_cursor()
-    limit = threading.Timer(_EXIT_SECS, os._exit, [exit_code(number)])  # exit functions may wait
-    limit.daemon = True
-    limit.start()
+    timeout = threading.Timer(_EXIT_SECS, os._exit, [exit_code(number)])  # exit functions may block
+    timeout.daemon = True
+    timeout.start()
     with contextlib.suppress(Exception):
-        print(f"Stopped by {name(number)}; no step was under way.", file=sys.stderr)
-    exit_hook.end(exit_code(number))
+        print(f"Stopped by {signal_name(number)}; no step was under way.", file=sys.stderr)
+    exit_hook.end_process(exit_code(number))
 
 
 def _ignore(number: int, frame: Any) -> None:
-    """Python's handler in native code has told the thread already."""
+    """Does not handle the signal. The wakeup descriptor has already notified the thread."""
 
 
 def _show_cursor() -> None:
@@ -153,7 +164,7 @@ def _show_cursor() -> None:
 
 
 def _install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict:
-    """Number -> the handler from before; empty outside the main thread."""
+    """Installs a handler. Returns number -> previous handler, empty outside of the main thread."""
     previous: dict = {}
     for number in _EXIT_CODES:
         if is_ignored(number):
@@ -173,7 +184,7 @@ def is_ignored(number: int) -> bool:
 
 
 def _has_slurm_signal() -> bool:
-    """Returns True in a task of Slurm whose program has no handler for SIGUSR1."""
+    """Returns True in a task of Slurm if the program has no handler for SIGUSR1."""
     handler = signal.getsignal(signal.SIGUSR1)
     is_free = handler == signal.SIG_DFL or getattr(handler, "__module__", "") == __name__
     return is_free and "SLURM_PROCID" in os.environ
@@ -184,33 +195,33 @@ def _restore(previous: dict) -> None:
         signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _native(number: int, handler: int | None) -> int | None:
-    """Installs a handler of native code, None for the default one; returns the one before."""
+def _install_native(number: int, handler: int | None) -> int | None:
+    """Installs a native handler, None for the default one. Returns the previous one."""
     install = ctypes.CDLL(None).signal
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     return install(number, handler)
 
 
 def _native_handlers() -> dict[int, int | None]:
-    """What Python has installed; empty where the C library is not to be had."""
-    found: dict[int, int | None] = {}
+    """Returns number -> native handler of Python; an empty dictionary if the C library is not available."""
+    handlers: dict[int, int | None] = {}
     with contextlib.suppress(OSError, AttributeError):
         for number in _EXIT_CODES:
             if is_ignored(number):
                 continue
-            found[number] = _native(number, None)
-            _native(number, found[number])
-    return found
+            handlers[number] = _install_native(number, None)
+            _install_native(number, handlers[number])
+    return handlers
 
 
-def _again(done: threading.Event, told: int, handlers: dict[int, int | None]) -> None:
-    """Undoes at once what native code does to the signals; ends the process when it is told of one."""
+def _guard_handlers(stopped: threading.Event, read_end: int, handlers: dict[int, int | None]) -> None:
+    """Reinstalls handlers that native code replaces, and ends the process on a signal from the pipe."""
     poll = select.poll()  # unlike select(), for any descriptor
-    poll.register(told, select.POLLIN)
-    while not done.is_set():
+    poll.register(read_end, select.POLLIN)
+    while not stopped.is_set():
         for number, handler in handlers.items():
-            _native(number, handler)
-        if poll.poll(1000 * _AGAIN_SECS):
-            received = os.read(told, 1)[0]
-            os.write(2, f"Stopped by {name(received)}; no step was under way.\n".encode())
+            _install_native(number, handler)
+        if poll.poll(1000 * _REINSTALL_SECS):
+            received = os.read(read_end, 1)[0]
+            os.write(2, f"Stopped by {signal_name(received)}; no step was under way.\n".encode())
             os._exit(exit_code(received))

@@ -21,7 +21,7 @@ from ctl.distribute.platforms import detection
 from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from ctl.io import directories, paths
-from ctl.io.console import reader_may_leave
+from ctl.io.console import ignore_closed_stdout
 from ctl.version import __version__
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "tensorboard", "protobuf")
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--no_network", action="store_true", help="resolve no names, try no ports")
     options = parser.parse_args(list(argv))
     seen = diagnose(os.environ, network=not options.no_network)
-    with reader_may_leave():
+    with ignore_closed_stdout():
         print(json.dumps(seen, indent=1) if options.json else diagnosis_text(seen))
     return EXIT_USAGE if seen["problems"] else EXIT_DONE
 

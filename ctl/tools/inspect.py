@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = None) -> dict[str, Any]:
     """What is in a checkpoints directory, JSON-able; `verify` reads every file."""
-    found, faults = commit.survey(directory)
+    found, faults = commit.survey_checkpoints(directory)
     winner = Keep(best=best).best_of([m for _, m in found]) if best else None
     rows = [_row(path, m, verify, winner) for path, m in found]
     rows += [_unreadable(path, fault) for path, fault in faults.items()]
@@ -59,7 +59,7 @@ def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = 
     return {
         "directory": str(directory),
         "checkpoints": rows,
-        "left_overs": sorted(p.name for p in entries if commit.is_left_over(p) and str(p) not in listed),
+        "left_overs": sorted(p.name for p in entries if commit.is_leftover(p) and str(p) not in listed),
         "damaged": sorted(p.name for p in aside.iterdir()) if aside.is_dir() else [],
         "lock": None
         if holder is None or who is None
@@ -133,14 +133,14 @@ def _parser() -> argparse.ArgumentParser:
 def _directory(given: AnyPath) -> AnyPath | None:
     if (given / "checkpoints").is_dir():
         return given / "checkpoints"
-    if given.is_dir() and any(commit.survey(given)):
+    if given.is_dir() and any(commit.survey_checkpoints(given)):
         return given
     return None
 
 
 def _row(path: AnyPath, manifest: Manifest, verify: bool, best: Manifest | None) -> dict[str, Any]:
     try:
-        fault = commit.verify(path, manifest) if verify else None
+        fault = commit.find_damage(path, manifest) if verify else None
     except ReadError as e:
         fault = str(e)
     return {

@@ -24,7 +24,7 @@ from typing import Any
 
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from ctl.io.console import say
+from ctl.io.console import print_message
 from ctl.launch.monitor import PassedOnSignals
 from ctl.launch.process import Process, check_program, start_process
 from ctl.launch.process_tree import Guard
@@ -174,7 +174,10 @@ class _Sweep:
         """Returns the exit code when all have ended."""
         left = [run for run in self._runs if run not in done]
         said = f", {len(done)} of them done before" if done else ""
-        say(f"{len(self._runs)} runs{said}, {self._jobs} at a time, in {self._directory}", by="ctl sweep")
+        print_message(
+            f"{len(self._runs)} runs{said}, {self._jobs} at a time, in {self._directory}",
+            program="ctl sweep",
+        )
         with PassedOnSignals() as signals:
             while (left or self._processes) and not signals.received:
                 while left and len(self._processes) < self._jobs:
@@ -186,7 +189,7 @@ class _Sweep:
         self._guard.close()
         print(self._table(), flush=True)
         if signals.received:
-            say("the same command goes on where this one ended", by="ctl sweep")
+            print_message("the same command goes on where this one ended", program="ctl sweep")
             return 128 + signals.received[0]
         return EXIT_DONE if all(run.exit_code == 0 for run in self._runs) else EXIT_FAILED
 
@@ -208,7 +211,9 @@ class _Sweep:
         self._guard.add(process.pid)
         self._processes[place] = run, process
         number = self._runs.index(run) + 1
-        say(f"{number}/{len(self._runs)} {_said(run)} begins; output in {log}", by="ctl sweep")
+        print_message(
+            f"{number}/{len(self._runs)} {_said(run)} begins; output in {log}", program="ctl sweep"
+        )
 
     def _poll(self) -> None:
         for place, (run, process) in list(self._processes.items()):
@@ -222,7 +227,7 @@ class _Sweep:
             value = run.metrics.get(self._metric)
             what = f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
             how = f"ended, {what}" if not end.returncode else f"failed: {end}; see {run.directory / _LOG}"
-            say(f"{_said(run)} {how}", by="ctl sweep")
+            print_message(f"{_said(run)} {how}", program="ctl sweep")
             if not end.returncode and run.metrics and self._metric not in run.metrics:
                 self._refuse_metric(run)
 

@@ -94,7 +94,7 @@ class Evaluated:
         text = json.dumps({"evaluated": self._done, **more}) + "\n"
         try:
             with self._writing:
-                paths.write_whole(self._path, text)
+                paths.write_atomically(self._path, text)
         except OSError as e:
             if not self._warned:
                 self._warned = True

@@ -35,7 +35,9 @@ def export_at_end(trainer: TrainerProtocol, session: Session, formats: tuple) ->
 def stopped_error(trainer: TrainerProtocol, step: int, signal: int) -> Stopped:
     """Returns the error that ends a run after a signal."""
     after = "; the same command continues from there." if trainer.model_dir else "."
-    return Stopped(f"Stopped by {signals.name(signal)} at step {step}{after}", signals.exit_code(signal))
+    return Stopped(
+        f"Stopped by {signals.signal_name(signal)} at step {step}{after}", signals.exit_code(signal)
+    )
 
 
 def error_to_raise(error: BaseException, trainer: TrainerProtocol, session: Session) -> BaseException:

@@ -138,7 +138,7 @@ def _run(
                 error = e
             if has_run:
                 length.took(steps=ran, secs=time.perf_counter() - start)
-            heartbeat.here.progressed()
+            heartbeat.current.record_progress()
             total, remaining = total + ran, remaining - ran
             _agree(agreement, length, is_chief, signals, error)
             if ran < num_steps:
@@ -173,7 +173,7 @@ def _agree(
     error: Exception | None,
 ) -> None:
     """Workers adopt the length of the chief. A signal or an error of one worker ends the evaluation."""
-    signal_votes = signals.wishes() if signals else [0.0, 0.0]
+    signal_votes = signals.votes() if signals else [0.0, 0.0]
     chooses_length = is_chief or agreement.num_workers == 1  # an evaluator is no chief
     vote = [float(length.proposed) if chooses_length else 0.0, float(error is not None), *signal_votes]
     steps, failed, *signal_votes = agreement.sum(vote)
@@ -182,5 +182,5 @@ def _agree(
         raise error
     if failed:
         raise FailedElsewhere
-    if signals is not None and signals.agree(signal_votes):
+    if signals is not None and signals.apply_votes(signal_votes):
         raise Interrupted

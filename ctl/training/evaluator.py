@@ -17,7 +17,7 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, RunEnd
 from ctl.supervision import signals
 from ctl.supervision.lease import LOCK_NAME, Lease
-from ctl.supervision.process_identity import process_started
+from ctl.supervision.process_identity import process_start_time
 from ctl.training import evaluation
 from ctl.training.active_run import ActiveRun
 from ctl.training.checkpoint_follower import Evaluated, Following
@@ -46,7 +46,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
     directory, watched = paths.path(trainer.model_dir), prepared.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
-        watched, Lease(directory / LOCK_NAME), Evaluated(directory / EVALUATED), born=process_started()
+        watched, Lease(directory / LOCK_NAME), Evaluated(directory / EVALUATED), born=process_start_time()
     )
     means: dict[str, float] = {}
     received = signals.Signals()
@@ -82,7 +82,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
 def _stopped(received: signals.Signals, following: Following) -> Stopped:
     number = received.received or signal.SIGTERM
     return Stopped(
-        f"Stopped by {signals.name(number)} after {following.count} evaluations; the same command "
+        f"Stopped by {signals.signal_name(number)} after {following.count} evaluations; the same command "
         "continues from there.",
         signals.exit_code(number),
     )

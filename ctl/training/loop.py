@@ -249,7 +249,7 @@ class TrainLoop:
         is_compiled = self._graph_loop.has_run
         with self._observers.around(step) as is_slowed:
             start = time.perf_counter()
-            with heartbeat.here.doing(heartbeat.TRAINING if is_compiled else heartbeat.COMPILING):
+            with heartbeat.current.enter_phase(heartbeat.TRAINING if is_compiled else heartbeat.COMPILING):
                 packed, ran = self._graph_loop.run(self._batches, num_steps, self.interval.packed)
             loop = CompletedLoop(step + ran, ran, start, time.perf_counter(), is_compiled and not is_slowed)
         self.interval.add(packed, ran, loop.secs)
@@ -296,7 +296,7 @@ class TrainLoop:
             return stop, due | self._due_by_clock(), signals.received is not None
         if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
-        sigterm, interrupt = signals.wishes()
+        sigterm, interrupt = signals.votes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
@@ -312,5 +312,5 @@ class TrainLoop:
         total = Vote(*self._observers.sum_over_workers(vote, self._agreement.sum))
         self._length.adopt(int(total.length))
         self._agree_at = step + max(1, int(total.wait))
-        signalled = signals.agree([total.sigterm, total.interrupt])
+        signalled = signals.apply_votes([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled

@@ -45,7 +45,7 @@ def create_observers(
 
 def watch_progress(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
     """Starts the hang detector for a block. It polls the step variable, also within a graph call."""
-    heartbeat.here.reached(session.step)
+    heartbeat.current.record_step(session.step)
     has_servers = parameter_servers.is_used(trainer.strategy)  # which a poll would wait for
     read_step = None if has_servers else lambda: int(session.state.step.numpy())
-    return heartbeat.here.watched(trainer.step_timeout_secs, read_step)
+    return heartbeat.current.supervise_training(trainer.step_timeout_secs, read_step)

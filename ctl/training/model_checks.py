@@ -14,7 +14,7 @@ def check_built(trainer: Any) -> None:
     """
     if not is_keras3(trainer.optimizer):
         return
-    for name, owned in tracked_state.collect(trainer).items():
+    for name, owned in tracked_state.collect_owners(trainer).items():
         for model in owned if isinstance(owned, (list, tuple)) else [owned]:
             layer = _unbuilt_layer(model)
             if layer is not None:

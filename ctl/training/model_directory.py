@@ -28,9 +28,9 @@ def check_model_directory(path: str | None) -> None:
     _check_name(path)
     directory = paths.path(path)
     try:
-        paths.persistently(
+        paths.call_with_retries(
             lambda: paths.probe(directory, _PROBE_BYTES),
-            is_lasting=lambda error: not disk_errors.is_transient(error),
+            is_permanent=lambda error: not disk_errors.is_transient(error),
             where=directory,
         )
     except (FileExistsError, NotADirectoryError):
@@ -72,5 +72,5 @@ def _obstacle(path: str) -> str:
 
 def _has_checkpoints(model_dir: paths.AnyPath) -> bool:
     with contextlib.suppress(OSError):
-        return bool(commit.scan(model_dir / "checkpoints"))
+        return bool(commit.list_checkpoints(model_dir / "checkpoints"))
     return False

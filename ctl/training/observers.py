@@ -95,7 +95,7 @@ class HeartbeatObserver(LoopObserver):
     """Records progress for the detection of hanging processes."""
 
     def completed(self, loop: CompletedLoop) -> None:
-        heartbeat.here.reached(loop.step)
+        heartbeat.current.record_step(loop.step)
 
 
 class ObserverGroup:

@@ -92,7 +92,7 @@ class Watch:
             if step != self._step:
                 self._step, self._moved, self._warned = step, now, False
                 self._note(Progressed(step))
-                heartbeat.here.reached(step)
+                heartbeat.current.record_step(step)
             elif now - self._moved > _STALLED_SECS and not self._warned:
                 self._warned = True
                 _log.warning(

@@ -11,7 +11,7 @@ from ctl.checkpoints import warm_start
 from ctl.checkpoints.protocol import CheckpointManager, NullCheckpoints
 from ctl.checkpoints.tracked_state import (
     TrackedState,
-    collect,
+    collect_owners,
     is_model,
     is_optimizer,
     statistics_of,
@@ -62,7 +62,10 @@ def prepared(trainer: SessionOwner, checkpoints: CheckpointManager | None = None
     if trainer._session is None:
         evaluates = trainer.topology.evaluates
         watched = checkpoint_follower.checkpoints(trainer) if evaluates else None
-        with heartbeat.here.limited(trainer.step_timeout_secs), error_translation.peer_errors(trainer):
+        with (
+            heartbeat.current.limit_phase(trainer.step_timeout_secs),
+            error_translation.peer_errors(trainer),
+        ):
             trainer._session = prepare_session(trainer, watched or checkpoints or trainer._checkpoints)
     return trainer._session
 
@@ -93,8 +96,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
         if strategies.word_of(trainer.strategy) == "central_storage":
             keras_metrics.count_outside_replicas(keras_metrics.metrics_in(vars(trainer)))
     if trainer.topology.num_replicas > 1:
-        randomness.differ_by_replica(collect(trainer))
-    objects = collect(trainer) | ({} if position is None else {"data_iterator": position.variable})
+        randomness.differ_by_replica(collect_owners(trainer))
+    objects = collect_owners(trainer) | ({} if position is None else {"data_iterator": position.variable})
     timer = _timer(trainer)
     reducer = create_reducer(_reducer_inputs(trainer, callbacks, timer))
     state = TrackedState(objects, trainer.step_variable, trainer.topology, reducer.tracked_variables())
@@ -102,8 +105,8 @@ def prepare_session(trainer: TrainerProtocol, checkpoints: CheckpointManager | N
     agreement = HostAllReduce(trainer.strategy, trainer.topology)
     resumed = resume.restore(trainer, manager, state, agreement)
     if resumed is None and trainer.init_from:
-        models = [n for n, t in collect(trainer).items() if is_model(t)]
-        warm_start.load(trainer.init_from, state, models, agreement)
+        models = [n for n, t in collect_owners(trainer).items() if is_model(t)]
+        warm_start.load_initial_values(trainer.init_from, state, models, agreement)
     runner = CallbackRunner(trainer, callbacks, agreement)
     session = Session(state, manager, agreement, runner, reducer, timer, position)
     if resumed is None:
@@ -152,7 +155,7 @@ def _choose_communication(trainer: TrainerProtocol, session: Session) -> None:
         if before in paths and world.get("workers") == topology.num_workers:
             restored = 1 + paths.index(before)
     (restored,) = map(int, session.agreement.sum([float(restored)]))
-    models = [thing for thing in collect(trainer).values() if is_model(thing)]
+    models = [thing for thing in collect_owners(trainer).values() if is_model(thing)]
     weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()]
     communication_choice.choose_communication(
@@ -236,7 +239,7 @@ def _timer(trainer: TrainerProtocol) -> StepTimes | None:
 def _reducer_inputs(
     trainer: TrainerProtocol, callbacks: Sequence[Callback], timer: StepTimes | None
 ) -> ReducerInputs:
-    owned = collect(trainer)
+    owned = collect_owners(trainer)
     models = [thing for thing in owned.values() if is_model(thing)]
     optimizers = {name: thing for name, thing in vars(trainer).items() if is_optimizer(thing)}
     trainable = {id(v): v for m in models for v in getattr(m, "trainable_variables", ())}
@@ -244,7 +247,7 @@ def _reducer_inputs(
 
     def weights(is_trained: bool) -> list[tf.Variable]:
         chosen = trained_weights_of if is_trained else weights_of
-        variables = {id(plain(v)): plain(v) for t in collect(trainer).values() for v in chosen(t)}
+        variables = {id(plain(v)): plain(v) for t in collect_owners(trainer).values() for v in chosen(t)}
         return [v for v in variables.values() if v.dtype.is_floating]
 
     return ReducerInputs(

@@ -29,7 +29,7 @@ _log = logging.getLogger("ctl")
 def claim(trainer: TrainerProtocol) -> None:
     """Raises UsageError while another job trains in the trainer's model_dir."""
     if trainer.topology.is_chief:
-        lease.claim_lease(trainer.model_dir)
+        lease.check_model_dir_is_free(trainer.model_dir)
 
 
 _COUNTED_BATCHES = re.compile(r"([\d,]+) batches of (\d+)")
@@ -108,18 +108,22 @@ def restore(
 
     directory, steps = manager.directory, []
     if directory is not None:
-        steps = restoring.newest_of_workers(agreement, state.topology, directory)
+        steps = restoring.newest_step_by_worker(agreement, state.topology, directory)
 
     def chosen() -> int | None:
         if directory is not None and steps:
-            restoring.check_sees_newest(directory, steps)
+            restoring.check_newest_is_visible(directory, steps)
         step = manager.choose()
         if step is None:
             _check_not_deleted(trainer, manager)
         return step
 
-    return restoring.chosen_by_chief(
-        agreement, state.topology, chosen, lambda step: manager.restore(state, step), restoring.checksum_of
+    return restoring.load_choice_of_chief(
+        agreement,
+        state.topology,
+        chosen,
+        lambda step: manager.restore(state, step),
+        restoring.manifest_checksum,
     )
 
 
@@ -234,7 +238,7 @@ def saving_checkpoints(session: Session, writers: WriterGroup) -> contextlib.Abs
         session.record_checkpoint(step)
         writers.note(Saved(step, path))
 
-    return saving.around(session.manager, session.state, notify_saved)
+    return saving.opened_manager(session.manager, session.state, notify_saved)
 
 
 @error_translation.translates_peer_errors
@@ -250,7 +254,7 @@ def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
         session.save_request.submit()
         return None
     saved: list[str] = []
-    with saving.around(session.manager, session.state, lambda step, path: saved.append(path)):
+    with saving.opened_manager(session.manager, session.state, lambda step, path: saved.append(path)):
         path = _save(trainer, session, session.step)
     session.agreement.sum([0.0])  # the chief has written
     return path or next(iter(saved), None)
@@ -282,7 +286,7 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
         directory = given.parent
     else:
         inside = given / "checkpoints"
-        directory = inside if paths.persistently(inside.is_dir) else given
+        directory = inside if paths.call_with_retries(inside.is_dir) else given
     manager = ChiefOnlyCheckpoints(str(directory))
 
     def choose() -> int:
@@ -295,12 +299,12 @@ def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
         return found
 
     topology, state = session.state.topology, session.state
-    manifest = restoring.chosen_by_chief(
+    manifest = restoring.load_choice_of_chief(
         session.agreement,
         topology,
         choose,
         lambda chosen: manager.restore(state, chosen),
-        restoring.checksum_of,
+        restoring.manifest_checksum,
     )
     assert manifest is not None  # `choose` always chooses
     session.resume(manifest, trainer.global_batch_size)

@@ -44,7 +44,7 @@ def train(
     validation.check_export(trainer, formats)
     validation.check_train_data(trainer)
     validation.check_evaluation_methods(trainer, session.manager)
-    with heartbeat.here.limited(trainer.step_timeout_secs):
+    with heartbeat.current.limit_phase(trainer.step_timeout_secs):
         evaluation.check_evaluation(trainer, session)
         total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
     resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
@@ -62,7 +62,7 @@ def train(
     try:
         session.callbacks.tell("before_training", start, start)
         session.callbacks.raise_failure()
-        with heartbeat.here.limited(trainer.step_timeout_secs, heartbeat.COMPILING):
+        with heartbeat.current.limit_phase(trainer.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
         with (
             received,
@@ -341,7 +341,7 @@ class Run:
         if heeded and tell("on_begin", step, step, "eval") and self._failure is not None:
             return  # the checkpoint lists the evaluation as pending
         try:
-            with heartbeat.here.doing(heartbeat.EVALUATING):
+            with heartbeat.current.enter_phase(heartbeat.EVALUATING):
                 self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
         except Interrupted:
             self._pending, self._interrupted = requested, True
@@ -371,7 +371,7 @@ class Run:
             self._interval.fetch(self._session.agreement.sum)
         metrics = self.metrics if self._evaluated_at == step else {}
         self._session.record_state(metrics, self._state(pending))
-        with heartbeat.here.doing(heartbeat.SAVING), self.profiler.saving():
+        with heartbeat.current.enter_phase(heartbeat.SAVING), self.profiler.saving():
             resume.save(self._trainer, self._session, self._batches, step)
 
     def _state(self, pending: Action) -> dict[str, Any]:

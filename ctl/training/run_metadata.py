@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from ctl import config
 from ctl.checkpoints.protocol import Manifest
-from ctl.checkpoints.tracked_state import TrackedState, collect, weights_of
+from ctl.checkpoints.tracked_state import TrackedState, collect_owners, weights_of
 from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint, parameter_servers, strategies
 from ctl.distribute.keras_objects import attribute, plain
@@ -61,7 +61,7 @@ def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) ->
 
 def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Parameter, ...]:
     """The weights of the models under the names of checkpoints."""
-    known = {id(plain(v)) for thing in collect(trainer).values() for v in weights_of(thing)}
+    known = {id(plain(v)) for thing in collect_owners(trainer).values() for v in weights_of(thing)}
     return tuple(
         (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
         for name, v in state.variables.items()
@@ -165,7 +165,7 @@ def write_config(trainer: TrainerProtocol) -> None:
     settings["strategy"] = strategies.word_of(trainer.strategy)
     text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
     try:
-        paths.write_whole(final, text)
+        paths.write_atomically(final, text)
     except OSError as e:
         _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
 

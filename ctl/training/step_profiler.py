@@ -222,7 +222,7 @@ class StepProfiler(LoopObserver):
         if self._json_path:
             try:
                 content = json.dumps(profile.as_json(), indent=1) + "\n"
-                paths.write_whole(paths.path(self._json_path), content)
+                paths.write_atomically(paths.path(self._json_path), content)
             except OSError as e:
                 reason = e.strerror or e
                 _log.warning("%s cannot be written (%s); training continues.", self._json_path, reason)

@@ -214,7 +214,7 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
 
 def check_trainable(trainer: TrainerProtocol) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
-    owned = tracked_state.collect(trainer)
+    owned = tracked_state.collect_owners(trainer)
     if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
         raise UsageError(
             f"self.model, a {type(trainer.model).__name__}, has no variables yet. Give it its input "
@@ -269,7 +269,7 @@ def check_compilation(trainer: TrainerProtocol) -> None:
             f"jit_compile with strategy {word!r}: XLA cannot reach variables on another device. Leave "
             "jit_compile out, or use default, mirrored or multi_worker."
         )
-    for thing in tracked_state.collect(trainer).values():
+    for thing in tracked_state.collect_owners(trainer).values():
         for layer in layers_of(thing):
             synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
             if trainer.topology.num_replicas > 1 and synchronised and layer.trainable:

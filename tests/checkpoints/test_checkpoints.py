@@ -161,7 +161,7 @@ def test_another_model_is_refused_with_a_list_and_nothing_is_restored(tmp_path, 
     manager.save(state(trained), manifest(trained, 3))
     other = prepared(hidden=5)
     before = values(other)
-    with pytest.raises(ctl.CheckpointError, match="another model; nothing was restored") as caught:
+    with pytest.raises(ctl.CheckpointError, match="another model; no variable was restored") as caught:
         manager.restore(state(other))
     text = str(caught.value)
     assert "differs: model/" in text and "[8, 16]" in text and "[8, 5]" in text
@@ -213,7 +213,7 @@ def test_the_newest_and_the_best_stay(tmp_path, name, keep, losses, stay, fresh)
     manager.keep = keep
     for step, loss in enumerate(losses, 1):
         manager.save(state(fresh), manifest(fresh, step, metrics={"loss": float(loss)}))
-    kept = manager.steps() if name == "chief_only" else sorted(manager._kept)
+    kept = manager.steps() if name == "chief_only" else sorted(manager._saved_by_step)
     assert kept == stay
 
 

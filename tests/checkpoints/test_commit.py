@@ -34,13 +34,13 @@ def writer(text="x" * 64):
 
 def good(directory):
     """Steps of the checkpoints that are listed, all of which must be whole."""
-    found = commit.scan(directory)
-    assert [commit.verify(path, m) for path, m in found] == [None] * len(found)
+    found = commit.list_checkpoints(directory)
+    assert [commit.find_damage(path, m) for path, m in found] == [None] * len(found)
     return [m.step for _, m in found]
 
 
 def names(directory):
-    return sorted(p.name for p in directory.iterdir() if p.name != commit.NOTE)
+    return sorted(p.name for p in directory.iterdir() if p.name != commit.LISTING)
 
 
 @pytest.fixture(params=["disk", "mounted", "url"])
@@ -95,15 +95,15 @@ def test_a_process_that_dies_anywhere_leaves_a_whole_checkpoint(place, monkeypat
     for number in range(1, 200):
         with monkeypatch.context() as patch:
             shutil.rmtree(place) if isinstance(place, Path) and place.exists() else None
-            for path, _ in commit.scan(place):
-                commit.discard(path)
+            for path, _ in commit.list_checkpoints(place):
+                commit.discard_directory(path)
             commit.write_checkpoint(place, manifest(1), writer())
             Moments(patch, lambda: None, die_at=number)
-            patch.setattr(commit, "discard", dying(commit.discard))
+            patch.setattr(commit, "discard_directory", dying(commit.discard_directory))
             try:
                 for step in (1, 2):
                     commit.write_checkpoint(place, manifest(step, metrics={"new": 1.0}), writer("y" * 70))
-                    for path, m in commit.scan(place):
+                    for path, m in commit.list_checkpoints(place):
                         if m.step < step:
                             commit.remove_checkpoint(path)
                 through = True
@@ -111,7 +111,7 @@ def test_a_process_that_dies_anywhere_leaves_a_whole_checkpoint(place, monkeypat
                 through = False
         found = good(place)
         assert found in ([1], [1, 2], [2]), number
-        commit.sweep(place)
+        commit.delete_leftovers(place)
         assert good(place) == found
         assert set(names(place)) == {f"ckpt-{step}" for step in found}, number
         if through:
@@ -123,9 +123,9 @@ def dying(discard):
     """A dead process does not clean up either."""
     import sys
 
-    def wrapped(path, quietly=True):
+    def wrapped(path, ignore_errors=True):
         if not isinstance(sys.exc_info()[1], Died):
-            discard(path, quietly)
+            discard(path, ignore_errors)
 
     return wrapped
 
@@ -133,15 +133,15 @@ def dying(discard):
 def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(place, monkeypatch):
     commit.write_checkpoint(place, manifest(1), writer())
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "mark", lambda *_: (_ for _ in ()).throw(Died))
-        patch.setattr(commit, "discard", dying(commit.discard))
+        patch.setattr(commit, "write_manifest", lambda *_: (_ for _ in ()).throw(Died))
+        patch.setattr(commit, "discard_directory", dying(commit.discard_directory))
         with pytest.raises(Died):
             commit.write_checkpoint(place, manifest(2), writer())
     assert good(place) == [1]
     in_place = not paths.has_rename(place)
     assert ("ckpt-2" in names(place)) == in_place
-    assert commit.survey(place)[1] == {}  # never complete, so not damaged
-    assert len(commit.sweep(place)) == 1 and names(place) == ["ckpt-1"]
+    assert commit.survey_checkpoints(place)[1] == {}  # never complete, so not damaged
+    assert len(commit.delete_leftovers(place)) == 1 and names(place) == ["ckpt-1"]
 
 
 def test_deleting_in_an_object_store_takes_the_marker_first(place, monkeypatch):
@@ -155,7 +155,7 @@ def test_deleting_in_an_object_store_takes_the_marker_first(place, monkeypatch):
 def test_a_damaged_one_is_set_aside_under_a_name_that_is_free(place):
     for number in range(3):
         commit.write_checkpoint(place, manifest(7), writer(str(number) * 9))
-        commit.set_aside(place / "ckpt-7")
+        commit.move_to_damaged(place / "ckpt-7")
         assert good(place) == []
     aside = place / commit.DAMAGED
     assert names(aside) == ["ckpt-7", "ckpt-7-1", "ckpt-7-2"]
@@ -178,10 +178,10 @@ def test_checksums_of_earlier_checkpoints_are_still_compared(place):
     assert good(place) == [3]
     (place / "ckpt-3" / "state.index").unlink()
     (place / "ckpt-3" / "state.index").write_bytes(b"abd")
-    [(found, read)] = commit.scan(place)
-    assert "another checksum" in commit.verify(found, read)
-    with pytest.raises(ValueError, match="unknown kind 'md5'"):
-        checksums.of([b""], "md5:0")
+    [(found, read)] = commit.list_checkpoints(place)
+    assert "does not have the checksum" in commit.find_damage(found, read)
+    with pytest.raises(ValueError, match="unknown checksum algorithm 'md5'"):
+        checksums.compute_checksum([b""], "md5:0")
 
 
 def test_a_failing_delete_is_a_warning(place, monkeypatch, caplog):
@@ -245,9 +245,9 @@ def test_a_url_is_no_local_path(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError):
             action()
     path.unlink(missing_ok=True)
-    assert not path.exists() and not path.is_file() and paths.bytes_free(path) is None
+    assert not path.exists() and not path.is_file() and paths.free_bytes(path) is None
     assert list(tmp_path.iterdir()) == []
-    assert paths.bytes_free(tmp_path / "not" / "there") > 0
+    assert paths.free_bytes(tmp_path / "not" / "there") > 0
     assert paths.has_rename(tmp_path) and not paths.has_rename(path)
     assert not paths.has_rename(paths.path("/gcs/bucket/run"))
 

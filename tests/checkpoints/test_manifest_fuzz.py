@@ -41,7 +41,7 @@ def signed(content):
     """With the right checksum, so that what is inside is looked at."""
     content.pop("checksum", None)
     text = json.dumps(content, sort_keys=True)
-    return json.dumps({**content, "checksum": checksums.of([text.encode()])})
+    return json.dumps({**content, "checksum": checksums.compute_checksum([text.encode()])})
 
 
 @CASES

@@ -100,14 +100,14 @@ def test_weights_go_to_the_layers_of_the_same_name(source, caplog):
 def test_a_checkpoint_without_paths_is_refused_where_people_numbered_layers(source, monkeypatch):
     from ctl.checkpoints import warm_start
 
-    newest_good = warm_start.newest_good
+    newest_good = warm_start.find_source
 
     def older(where):
         path, manifest = newest_good(where)
         return path, type(manifest)(**{**vars(manifest), "paths": {}})
 
-    monkeypatch.setattr(warm_start, "newest_good", older)
+    monkeypatch.setattr(warm_start, "find_source", older)
     trainer = Fewer(**OPTIONS)
     trainer.init_from = source.model_dir
-    with pytest.raises(ctl.CheckpointError, match="left numbers out of names.*block_2"):
+    with pytest.raises(ctl.CheckpointError, match="omits the numbers in names.*block_2"):
         trainer.prepare()

@@ -156,7 +156,7 @@ def test_a_chief_that_does_not_see_the_newest_checkpoint_refuses(directory, tmp_
 
     def seen(worker):
         place = Topology({"worker": ("a:1", "b:1")}, "worker", worker)
-        return restoring.newest_of_workers(agreement, place, [tmp_path / "none", directory][worker])
+        return restoring.newest_step_by_worker(agreement, place, [tmp_path / "none", directory][worker])
 
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(seen, i) for i in range(2)]
@@ -164,10 +164,10 @@ def test_a_chief_that_does_not_see_the_newest_checkpoint_refuses(directory, tmp_
     now = [0.0]
     waiting = {"clock": lambda: now[0], "sleep": lambda secs: now.append(now.pop() + secs)}
     with pytest.raises(UsageError, match="chief finds no checkpoint in .*worker 1 at step 2.*same"):
-        restoring.check_sees_newest(tmp_path / "none", [-1, 2], **waiting)
-    assert now[0] >= restoring.VISIBLE_SECS
-    restoring.check_sees_newest(directory, [1, 2], **waiting)  # it has come to be seen
-    restoring.check_sees_newest(tmp_path / "none", [-1, -1], **waiting)
+        restoring.check_newest_is_visible(tmp_path / "none", [-1, 2], **waiting)
+    assert now[0] >= restoring.VISIBILITY_TIMEOUT_SECS
+    restoring.check_newest_is_visible(directory, [1, 2], **waiting)  # it has come to be seen
+    restoring.check_newest_is_visible(tmp_path / "none", [-1, -1], **waiting)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.index"])
@@ -191,8 +191,8 @@ def test_a_pipe_in_place_of_a_file_is_damage_and_does_not_hang(directory, name):
     found = restoring.newest_checkpoint(directory)
     assert found.manifest.step == 1
     assert "not a" in found.damaged[where.parent]
-    aside = commit.set_aside(where.parent)
-    assert (aside / name).exists() and commit.scan(directory)[-1][1].step == 1
+    aside = commit.move_to_damaged(where.parent)
+    assert (aside / name).exists() and commit.list_checkpoints(directory)[-1][1].step == 1
 
 
 def test_left_overs_are_not_swept_while_nobody_can_tell_what_they_are(directory, monkeypatch):
@@ -200,7 +200,7 @@ def test_left_overs_are_not_swept_while_nobody_can_tell_what_they_are(directory,
     with monkeypatch.context() as patch:
         Failing(patch, "replaced-ckpt-2/manifest.json", 10**6, errno.EIO)
         with pytest.raises(OSError, match="cannot be read"):
-            commit.sweep(directory)
+            commit.delete_leftovers(directory)
     assert restoring.newest_checkpoint(directory).manifest.step == 2
 
 

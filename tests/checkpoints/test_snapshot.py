@@ -54,7 +54,7 @@ def test_a_snapshot_is_byte_for_byte_what_tensorflow_writes(tmp_path, word, fram
     trainer.prepare()
     here = trainer._session.state
     (tmp_path / "ours").mkdir()
-    reader = snapshot.Reader()
+    reader = snapshot.SnapshotReader()
     for copy in (False, True):
         trainer.train(trainer.step + 2)
         taken = reader.take(here, keep=True, copy=copy)
@@ -75,7 +75,7 @@ def test_a_snapshot_is_byte_for_byte_what_tensorflow_writes(tmp_path, word, fram
 def test_without_that_part_of_tensorflow_all_workers_write(tmp_path, monkeypatch):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
-    monkeypatch.setattr(snapshot, "_layout", lambda checkpoint: None)
+    monkeypatch.setattr(snapshot, "_serialize", lambda checkpoint: None)
     fill(trainer, 3)
     assert manager.save(state(trainer), manifest(trainer, 3)) == str(tmp_path / "c" / "ckpt-3")
     expected = values(trainer)
@@ -152,7 +152,7 @@ def test_a_variable_whose_rows_are_updated_is_saved_as_it_was(tmp_path):
     here = SimpleNamespace(checkpoint=tf.train.Checkpoint(table=table), variables={"table": table})
     table.scatter_update(tf.IndexedSlices(tf.ones([1, 8]), [0]))
     expected = table.numpy()
-    taken = snapshot.Reader().take(here, keep=True, copy=True)
+    taken = snapshot.SnapshotReader().take(here, keep=True, copy=True)
     table.scatter_update(tf.IndexedSlices(tf.fill([64, 8], 7.0), range(64)))
     taken.write(f"{tmp_path}/state")
     found = tf.train.load_checkpoint(f"{tmp_path}/state").get_tensor(taken.keys["table"])
@@ -194,7 +194,7 @@ def test_a_failed_save_is_a_warning_and_the_next_one_works(tmp_path, monkeypatch
         manager._saving.wait()
     [said] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     for words in (f"{tmp_path}/c/ckpt-1", "No space left", " are free there",
-                  "Nothing is saved so far", "Training goes on until its last save"):  # fmt: skip
+                  "There is no checkpoint yet", "Training continues; the last save"):  # fmt: skip
         assert words in said
     assert re.search(r"It needs \d,\d{3} bytes, ", said)
     manager.save(state(trainer), manifest(trainer, 2))
@@ -209,9 +209,9 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path, monkeypatch, background):
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=background)
     manager.save(state(trainer), manifest(trainer, 1))
     manager.finish()
-    monkeypatch.setattr(commit, "mark", failing(FULL))
-    words = "newest checkpoint is of step 1"
-    with pytest.raises(SaveError, match=words) as caught, saving.around(manager, state(trainer), print):
+    monkeypatch.setattr(commit, "write_manifest", failing(FULL))
+    opened = saving.opened_manager(manager, state(trainer), print)
+    with pytest.raises(SaveError, match="newest checkpoint is of step 1") as caught, opened:
         manager.save(state(trainer), manifest(trainer, 2))
     assert caught.value.exit_code == 1 and isinstance(caught.value, ctl.CheckpointError)
     assert manager.steps() == [1]
@@ -234,7 +234,7 @@ def test_what_is_no_fault_of_the_disk_is_raised_at_the_next_save(tmp_path, monke
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     with monkeypatch.context() as broken:
-        broken.setattr(commit, "fill", failing(ValueError("ours")))
+        broken.setattr(commit, "write_files", failing(ValueError("ours")))
         manager.save(state(trainer), manifest(trainer, 1))
         manager._saving.wait()
     with pytest.raises(ValueError, match="ours"):
@@ -245,7 +245,7 @@ def test_the_first_error_is_seen_and_a_failed_save_is_logged(tmp_path, monkeypat
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     monkeypatch.setattr(snapshot.Snapshot, "write", failing(FULL))
-    with pytest.raises(KeyError, match="theirs"), saving.around(manager, state(trainer), print):
+    with pytest.raises(KeyError, match="theirs"), saving.opened_manager(manager, state(trainer), print):
         manager.save(state(trainer), manifest(trainer, 1))
         raise KeyError("theirs")
     assert any(r.levelno == logging.ERROR and "ckpt-1" in r.getMessage() for r in caplog.records)

@@ -58,7 +58,7 @@ def test_the_model_is_that_of_the_checkpoint_and_nothing_else_is(source, place, 
         there = expected if name.startswith("model/") else fresh
         np.testing.assert_array_equal(value, there[name], err_msg=name)
     assert trainer.step == 0
-    [said] = [r.getMessage() for r in caplog.records if "Beginning with" in r.getMessage()]
+    [said] = [r.getMessage() for r in caplog.records if "variables from" in r.getMessage()]
     assert "4 of 4 variables" in said and "ckpt-6" in said and "not loaded" not in said
 
 
@@ -82,7 +82,7 @@ def test_a_newer_one_that_cannot_be_read_is_not_passed_over(source, monkeypatch)
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     monkeypatch.setattr(commit, "read_manifest", read)
     with pytest.raises(ReadError) as caught:
-        warm_start.newest_good(where)
+        warm_start.find_source(where)
     assert caught.value.exit_code == 134
 
 
@@ -99,10 +99,10 @@ def test_a_listing_that_fails_for_a_moment_is_read_again(source, monkeypatch, ti
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     monkeypatch.setattr(Path, "iterdir", entries)
     if times == 2:
-        assert warm_start.newest_good(source[0])[1].step == 6
+        assert warm_start.find_source(source[0])[1].step == 6
         return
     with pytest.raises(ReadError, match="cannot be read") as caught:
-        warm_start.newest_good(source[0])
+        warm_start.find_source(source[0])
     assert caught.value.exit_code == 134
 
 
@@ -113,13 +113,13 @@ from ctl.checkpoints import commit, restoring
 from ctl.io import paths
 from small_models import Small, digest, every_step
 
-restoring.VISIBLE_SECS = 20.0 if sys.argv[3] == "1" else 0.5
+restoring.VISIBILITY_TIMEOUT_SECS = 20.0 if sys.argv[3] == "1" else 0.5
 where, fault, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
 second = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
 trainer = Small(strategy="multi_worker", optimizer="adam", writers=[], intervals=every_step())
 trainer.init_from = where
 if second:  # it sees the newest checkpoint late, or cannot read it
-    directories, manifest, left = commit._directories, commit.read_manifest, [times]
+    directories, manifest, left = commit._checkpoint_directories, commit.read_manifest, [times]
 
     def passes():
         left[0] -= 1
@@ -133,9 +133,9 @@ if second:  # it sees the newest checkpoint late, or cannot read it
             raise OSError(errno.EIO, "Input/output error")
         return manifest(path)
 
-    paths.persistently.__defaults__ = ((0.01, 0.01),)
+    paths.call_with_retries.__defaults__ = ((0.01, 0.01),)
     faults = (listed, manifest) if fault == "late" else (directories, read)
-    commit._directories, commit.read_manifest = faults
+    commit._checkpoint_directories, commit.read_manifest = faults
 try:
     trainer.prepare()
     print(json.dumps({"digest": digest(trainer)}), flush=True)
@@ -177,8 +177,8 @@ def test_what_does_not_match_is_listed_and_stays_as_built(source, caplog):
         elif "head" not in name:
             np.testing.assert_array_equal(value, other)
     said = "\n".join(r.getMessage() for r in caplog.records)
-    assert "Beginning with 2 of 4 variables" in said
-    assert "head/kernel: float32[16, 4] in the checkpoint, float32[16, 7] here" in said
+    assert "Loaded 2 of 4 variables" in said
+    assert "head/kernel: float32[16, 4] in the checkpoint, float32[16, 7] in this model" in said
 
 
 def test_a_run_that_has_a_checkpoint_goes_on_from_that(source, tmp_path):
@@ -193,8 +193,8 @@ def test_nothing_that_matches_is_an_error_and_changes_nothing(source, tmp_path, 
     trainer = Small(framework="module", optimizer="adam", **OPTIONS)
     trainer.prepare()
     before = values(trainer)
-    with pytest.raises(ctl.CheckpointError, match="has nothing for this model") as caught:
-        warm_start.load(where, trainer._session.state, ["model"])
+    with pytest.raises(ctl.CheckpointError, match="does not fit this model") as caught:
+        warm_start.load_initial_values(where, trainer._session.state, ["model"])
     assert "not loaded: model/w0: not in the checkpoint" in str(caught.value)
     assert_same(before, values(trainer))
 
@@ -203,7 +203,7 @@ def test_a_wrong_place_is_a_usage_error(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for place in ("nowhere", "empty", "file", "empty/ckpt-3"):
-        with pytest.raises(ctl.UsageError, match="--init_from is .*where no checkpoint is"):
+        with pytest.raises(ctl.UsageError, match="--init_from is .*which has no checkpoint"):
             begun(str(tmp_path / place))
 
 
@@ -213,18 +213,18 @@ def test_a_damaged_one_is_passed_over_or_an_error(source, tmp_path, damage):
 
     copy = shutil.copytree(source[0], tmp_path / "copy") / "checkpoints"
     DAMAGES[damage](copy / "ckpt-6")
-    assert warm_start.newest_good(str(copy))[1].step == 4
+    assert warm_start.find_source(str(copy))[1].step == 4
     with pytest.raises(ctl.CheckpointError, match="is damaged"):
-        warm_start.newest_good(str(copy / "ckpt-6"))
+        warm_start.find_source(str(copy / "ckpt-6"))
     for step in (2, 4):
         DAMAGES[damage](copy / f"ckpt-{step}")
     with pytest.raises(ctl.CheckpointError, match="is damaged"):
-        warm_start.newest_good(str(copy))
+        warm_start.find_source(str(copy))
 
 
 def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_path, monkeypatch):
     """The files agree with the manifest, and TensorFlow cannot read one of the tensors."""
-    monkeypatch.setattr("ctl.io.paths.persistently.__defaults__", ((0.01,),))
+    monkeypatch.setattr("ctl.io.paths.call_with_retries.__defaults__", ((0.01,),))
     trainer = WithHead(model_dir=str(tmp_path / "c"), **OPTIONS)
     trainer.train(2)
     manager, state = trainer._session.manager, trainer._session.state
@@ -232,21 +232,21 @@ def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_p
     content, last = data.read_bytes(), [v for n, v in values(trainer).items() if v.size > 9][-1]
     assert content.count(last.tobytes()) == 1  # the tensors before it can be read
     data.write_bytes(content.replace(last.tobytes(), bytes(last.nbytes)))
-    monkeypatch.setattr("ctl.checkpoints.commit.verify", lambda path, manifest: None)
+    monkeypatch.setattr("ctl.checkpoints.commit.find_damage", lambda path, manifest: None)
     for variable in state.variables.values():
         variable.assign(variable + 1 if variable.dtype.is_floating else variable)
     before = values(trainer)
-    with pytest.raises(ctl.CheckpointError, match="cannot be restored"):
+    with pytest.raises(ctl.CheckpointError, match="cannot be read"):
         manager.restore(state)
     assert_same(before, values(trainer))
     with pytest.raises(ctl.CheckpointError, match="cannot be read"):
-        warm_start.load(str(tmp_path / "c"), state, ["model", "optimizer", "seen"])
+        warm_start.load_initial_values(str(tmp_path / "c"), state, ["model", "optimizer", "seen"])
     assert_same(before, values(trainer))
 
 
 def test_a_checkpoint_without_keys_says_so(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "_layout", lambda checkpoint: None)
+    monkeypatch.setattr(snapshot, "_serialize", lambda checkpoint: None)
     trainer = WithHead(model_dir=str(tmp_path / "d"), **OPTIONS)
     trainer.train(2)
-    with pytest.raises(ctl.CheckpointError, match="does not say where it is"):
+    with pytest.raises(ctl.CheckpointError, match="has no key for its tensor"):
         begun(str(tmp_path / "d"))

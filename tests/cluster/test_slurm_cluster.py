@@ -213,9 +213,9 @@ def test_ranks_of_ctl_hvd_start_again_after_a_lost_one(cluster, tmp_path):
 TOPOLOGY = """
 import json, os
 from ctl.distribute.platforms.detection import read_topology
-from ctl.io.rendezvous import listening, split_address
+from ctl.io.rendezvous import listening_socket, split_address
 found = read_topology()
-listening(*split_address(found.address)).close()
+listening_socket(*split_address(found.address)).close()
 record = [os.environ["SLURM_STEP_ID"], found.worker_index, found.address, found.workers]
 print(json.dumps([*record, os.environ["SLURMD_NODENAME"]]), flush=True)
 """

@@ -91,7 +91,7 @@ def test_a_rank_of_another_version_number_or_group_is_refused_by_name(what, agai
         for role in ("peer", "control"):
             with pytest.raises(ChannelRefusedError, match=f"its {what} is 7") as caught:
                 called(addresses, 0, CLAIM | {"role": role, what: 7})
-            assert caught.value.again is again
+            assert caught.value.can_retry is again
 
 
 def test_a_rank_is_not_taken_for_another_one():

@@ -32,7 +32,7 @@ class Slow:
 
 @pytest.fixture
 def release(monkeypatch):
-    monkeypatch.setattr(iterator_release.exit_hook, "keep", lambda *_, **__: None)
+    monkeypatch.setattr(iterator_release.exit_hook, "keep_alive", lambda *_, **__: None)
     monkeypatch.setattr(iterator_release, "_MAX_WAIT_SECS", 0.2)
     Slow.running = Slow.most = 0
     return iterator_release.IteratorRelease()

@@ -74,7 +74,7 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path, stop):
     first = Stopping(**where)
     first.train(epochs=3)
     assert first.step == stop
-    found = {m.step: m for _, m in commit.scan(tmp_path / "checkpoints")}
+    found = {m.step: m for _, m in commit.list_checkpoints(tmp_path / "checkpoints")}
     assert found[stop].data.get("pass_batches") == (PER_EPOCH if stop > PER_EPOCH else None)
     again = Filtered(**where)
     again.train(epochs=3)

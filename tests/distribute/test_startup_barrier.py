@@ -204,7 +204,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
 
     def answer():
         while not over.is_set():
-            for connection, _ in listener.accepted(0.05):
+            for connection, _ in listener.accept_callers(0.05):
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(line)
                     connection.recv(65536)

@@ -19,7 +19,7 @@ def flipped(path):
 # what is done to the directory, words of the warning
 DAMAGES = {
     "truncated": (truncated_data, "state.data-00000-of-00001 has"),
-    "a bit flipped": (flipped, "state.data-00000-of-00001 has another checksum"),
+    "a bit flipped": (flipped, "state.data-00000-of-00001 does not have the checksum"),
     "index missing": (lambda p: (p / "state.index").unlink(), "state.index is missing"),
     "index empty": (lambda p: (p / "state.index").write_bytes(b""), "state.index has 0 bytes"),
     "data missing": (lambda p: next(p.glob("state.data*")).unlink(), "of-00001 is missing"),
@@ -57,8 +57,8 @@ def test_the_newest_one_damaged_is_passed_over_and_set_aside(jobs, unbroken, run
     assert checkpoints(run) == [2, 4, 6, 8]  # saved again where the damaged one was
     aside = run / "checkpoints" / "damaged" / "ckpt-6"
     assert {p.name: p.read_bytes() for p in aside.iterdir()} == before
-    assert f"Set aside: ckpt-6 is now {aside}" in done.output
-    assert f"Passing over the damaged checkpoint {newest}: " in done.output
+    assert f"Moved the damaged checkpoint ckpt-6 to {aside}" in done.output
+    assert f"Skipping the damaged checkpoint {newest}: " in done.output
     assert words in done.output
     newest = run / "checkpoints" / "ckpt-8"
     truncated_data(newest)
@@ -93,7 +93,7 @@ def test_another_model_is_one_error_with_a_list_and_nothing_is_touched(jobs, run
     done = jobs(run, "--framework=module", "--dropout=0", "--width=3")
     assert done.code == 2
     error = done.json["error"]
-    for words in ("nothing was restored", "missing in the checkpoint: model/w0 [8, 16]",
+    for words in ("no variable was restored", "missing in the checkpoint: model/w0 [8, 16]",
                   "missing in the checkpoint: large/Variable [3, 256]",
                   "not in this model: model/sequential/dense/kernel [8, 16]"):  # fmt: skip
         assert words in error

@@ -40,7 +40,7 @@ def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tm
     said = re.search(
         r"checkpoint of step 4 could not be written to (\S+): No space left on device\. It needs "
         r"([\d,]+) bytes, ([\d,]+) are free there\. The newest checkpoint is of step 2\..* Training "
-        r"goes on until its last save", done.output,
+        r"continues; the last save", done.output,
     )  # fmt: skip
     assert said, done.output
     assert said[1] == str(model_dir / "checkpoints" / "ckpt-4")
@@ -78,7 +78,7 @@ def test_a_run_whose_end_is_not_saved_does_not_end_well(jobs, tmp_path, how):  #
     background = ["--background"] if how != "at once" else []
     done = jobs(tmp_path, LARGE, *background, "--save_every=0", faults=f"limit:{TOO_SMALL}@8")
     assert done.code == 1 and "SaveError: The checkpoint of step 8" in done.json["error"]
-    assert "Nothing is saved so far" in done.json["error"] and checkpoints(tmp_path) == []
+    assert "There is no checkpoint yet" in done.json["error"] and checkpoints(tmp_path) == []
     again = jobs(tmp_path, LARGE, *background)
     assert again.code == 0 and again.json["began"] == 0
 

@@ -18,7 +18,7 @@ pytestmark = [
 SECS = 9  # longer than the heartbeat timeout of 6 s
 TRAIN = f"""
 from ctl.supervision import heartbeat
-heartbeat.here.start()
+heartbeat.current.start()
 time.sleep(1.5)  # three polls of the launcher
 print("trains", flush=True)
 time.sleep({SECS})
@@ -53,7 +53,7 @@ def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
             made.start(
                 f"""
                 from ctl.supervision import heartbeat
-                heartbeat.here.start()
+                heartbeat.current.start()
                 time.sleep(1.5)  # three polls of the launcher
                 leave(f"trains-{{rank}}")
                 time.sleep({SECS})

@@ -20,7 +20,7 @@ def test_a_worker_waits_for_a_checkpoint_that_it_does_not_see_yet(found):
 def test_a_worker_that_never_sees_it_ends_the_job_with_134_on_all_workers(case, found):
     chief, other = (worker[case] for worker in found)
     assert chief["code"] == other["code"] == 134
-    assert "Worker 1 could not restore a checkpoint; its log tells why" in chief["error"]
+    assert "Worker 1 could not restore a checkpoint; its log has the reason" in chief["error"]
     assert "The chief restores the checkpoint of step 3" in other["error"]
     assert "put it on shared storage" in other["error"]
     assert found[0]["there"] == ["ckpt-3"]  # nothing was set aside

@@ -35,7 +35,7 @@ def test_what_k_workers_saved_n_workers_restore(run_program, tmp_path):
         assert result.json["restored"] == mirrored.json["final"]
     assert checkpoints(tmp_path) == [2, 4, 6, 8]
     assert names(tmp_path / "checkpoints" / "damaged") == ["ckpt-8"]
-    assert "Set aside" in results[0].output and "Set aside" not in results[1].output
+    assert "Moved the damaged" in results[0].output and "Moved the damaged" not in results[1].output
 
 
 def test_after_a_kill_an_error_and_a_signal_only_the_chief_s_directory_remains(run_program, tmp_path):

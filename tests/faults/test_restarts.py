@@ -60,7 +60,7 @@ def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbr
     done = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=SOON, faults="hang@8:1")
     assert done.code == 0, done.output[-3000:]
     text = (tmp_path / "run" / "workers" / "job_1.attempt1.log").read_text()
-    assert "nothing has moved for 6 s" in text and "in after_loop" in text
+    assert "no progress for 6 s" in text and "in after_loop" in text
     assert_bit_identical(tmp_path / "run", unbroken(2))
 
 

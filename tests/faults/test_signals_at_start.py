@@ -92,7 +92,7 @@ if {many_files}:
 from ctl.supervision import signals
 library = ctypes.CDLL(None)
 library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-with signals.starting(), signals.default_action():
+with signals.immediate_exit(), signals.default_action():
     library.signal(signal.SIGTERM, 1)     # SIG_IGN: what TensorFlow's handler comes to
     print("waiting", flush=True)
     library.sleep(100)

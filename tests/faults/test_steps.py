@@ -56,7 +56,7 @@ def test_going_back_on_both_workers_ends_at_the_same_step_with_other_data(tmp_pa
 def test_a_hook_that_hangs_is_shown_and_ends_retryable(tmp_path):
     done = run(tmp_path / "run", "--step_timeout_secs=5", faults="hang@8")
     assert done.code == 134
-    assert "nothing has moved for 5 s" in done.output and "in after_loop" in done.output
+    assert "no progress for 5 s" in done.output and "in after_loop" in done.output
     assert saved(tmp_path / "run")[-1] == 5
 
 

@@ -31,7 +31,7 @@ def test_another_process_sees_a_whole_checkpoint_at_every_moment(jobs, tmp_path)
 
 
 def steps_of(directory):
-    return [m.step for _, m in commit.scan(directory)]
+    return [m.step for _, m in commit.list_checkpoints(directory)]
 
 
 def test_every_k_th_stays_across_restarts(jobs, tmp_path):  # noqa: F811

@@ -45,7 +45,7 @@ def test_a_rank_that_is_stopped_before_its_first_sign_of_life_is_found_too(ctlru
 def test_a_rank_that_runs_for_longer_than_the_limit_is_left_alone(ctlrun):
     program = """
     from ctl.supervision import heartbeat
-    heartbeat.here.start()
+    heartbeat.current.start()
     time.sleep(9)
     """
     code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "6")

@@ -43,7 +43,7 @@ class Door:
 
     def _run(self):
         while not self._over.is_set():
-            for connection, claim in self.listener.accepted(0.05):
+            for connection, claim in self.listener.accept_callers(0.05):
                 connection.sendall(b"after the proof")
                 with self._news:
                     self.came.append(claim)
@@ -119,11 +119,11 @@ def test_another_secret_purpose_or_identity_is_not_let_in(other):
 
 
 def test_who_is_not_wanted_is_told_why_and_whether_to_come_again():
-    with Door(judge=lambda claim: ChannelRefusedError("not you", again=claim["rank"] == 2)) as door:
+    with Door(judge=lambda claim: ChannelRefusedError("not you", can_retry=claim["rank"] == 2)) as door:
         for rank in (1, 2):
             with pytest.raises(ChannelRefusedError, match="not you") as caught:
                 door.call(claim={"rank": rank})
-            assert caught.value.again == (rank == 2)
+            assert caught.value.can_retry == (rank == 2)
         assert door.came == []
 
 
@@ -269,7 +269,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_member_out(count):
 
 
 def test_fewer_descriptors_than_strangers_do_not_end_the_listener(monkeypatch):
-    monkeypatch.setattr(channel, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(channel, "MAX_PENDING_CALLERS", 8)
     with Door() as door:
         held = [socket.create_connection(door.address, timeout=30) for _ in range(50)]
         with door.call():
@@ -308,7 +308,7 @@ def test_a_claim_that_would_be_too_long_ends_the_connection_before_it_comes(monk
     monkeypatch.setattr(channel, "PROOF_SECS", 1000.0)
     with Door() as door, socket.create_connection(door.address, timeout=TIMEOUT_SECS / 2) as raw:
         assert len(raw.recv(4096)) == 40
-        raw.sendall(MAGIC + bytes(32) + (channel.MOST_CLAIM_BYTES + 1).to_bytes(2, "big"))
+        raw.sendall(MAGIC + bytes(32) + (channel.MAX_CLAIM_BYTES + 1).to_bytes(2, "big"))
         with pytest.raises(ConnectionError):
             if raw.recv(4096) == b"":
                 raise ConnectionError
@@ -331,18 +331,18 @@ def test_without_a_free_descriptor_the_oldest_stranger_leaves_and_the_listener_g
     server.listen()
     listener = Listener(server, HERE)
     with socket.create_connection(server.getsockname()), contextlib.closing(listener):
-        listener.accepted(TIMEOUT_SECS)
+        listener.accept_callers(TIMEOUT_SECS)
         server.is_full = True
         with socket.create_connection(server.getsockname()):
             for _ in range(3):  # the second time there is nobody to leave
-                assert listener.accepted(TIMEOUT_SECS) == []
+                assert listener.accept_callers(TIMEOUT_SECS) == []
             assert listener.refused == 1
             server.is_full = False
             with ThreadPoolExecutor() as pool:
                 caller = pool.submit(connect, server.getsockname(), HERE, {"rank": 1}, TIMEOUT_SECS)
                 found, until_secs = [], time.monotonic() + TIMEOUT_SECS
                 while not found and time.monotonic() < until_secs:
-                    found = listener.accepted(0.05)
+                    found = listener.accept_callers(0.05)
                 caller.result(TIMEOUT_SECS).close()
             assert [claim for _, claim in found] == [{"rank": 1}]
             found[0][0].close()

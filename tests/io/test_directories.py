@@ -8,7 +8,7 @@ import processes
 import pytest
 from conftest import ROOT, environment
 from ctl.errors import CtlError
-from ctl.io.directories import Directories, mounted, read_directories
+from ctl.io.directories import Directories, read_directories, usable_path
 from ctl.metrics.hypertune import HypertuneWriter
 from ctl.training.platform_hooks import hand_over
 
@@ -35,12 +35,12 @@ def test_a_flag_goes_before_the_checkpoints_directory_only():
 def test_a_bucket_has_two_names_and_the_one_that_works_is_used(tmp_path):
     mount = str(tmp_path / "gcs")
     (tmp_path / "gcs" / "here").mkdir(parents=True)
-    assert mounted("gs://here/run/a", mount) == f"{mount}/here/run/a"
-    assert mounted(f"{mount}/here/run/a", mount) == f"{mount}/here/run/a"
-    assert mounted("gs://there/run", mount) == "gs://there/run"
-    assert mounted(f"{mount}/there/run", mount) == "gs://there/run"
+    assert usable_path("gs://here/run/a", mount) == f"{mount}/here/run/a"
+    assert usable_path(f"{mount}/here/run/a", mount) == f"{mount}/here/run/a"
+    assert usable_path("gs://there/run", mount) == "gs://there/run"
+    assert usable_path(f"{mount}/there/run", mount) == "gs://there/run"
     for other in ("", "/runs/a", "s3://here/a", "relative/gs", mount):
-        assert mounted(other, mount) == other
+        assert usable_path(other, mount) == other
     found = read_directories("", {k: v.replace("//b/", "//here/") for k, v in AIP.items()}, mount)
     assert found == Directories(f"{mount}/here/job", "", f"{mount}/here/job/model", found.sources)
 

@@ -149,7 +149,7 @@ class Late:
     def __del__(self, write=os.write): write(1, self.name)
 
 kept = Late(b"kept")
-exit_hook.keep(lambda: [kept], pause=lambda: None)
+exit_hook.keep_alive(lambda: [kept], pause=lambda: None)
 sys.modules["tensorflow.python.eager.context"] = types.SimpleNamespace(_context=Late(b"context"))
 sys.exit(5)
 """

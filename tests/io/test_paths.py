@@ -59,7 +59,7 @@ def test_an_object_store_is_known_by_its_prefix_its_mount_or_the_variable(monkey
 def test_a_small_file_is_replaced_in_one_piece(store):
     path = store / "a.json"
     for text in ("short", "x" * 3000, "y"):
-        paths.write_whole(path, json.dumps(text))
+        paths.write_atomically(path, json.dumps(text))
         assert json.loads(path.read_text()) == text
     assert [p.name for p in store.iterdir()] == ["a.json"]
 

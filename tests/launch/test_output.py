@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from ctl.io.console import say
+from ctl.io.console import print_message
 from ctl.launch import log_files, output
 from ctl.launch.host_allocation import RoleCounts, tasks_of
 from ctl.launch.log_files import LogFile
@@ -67,7 +67,7 @@ def test_a_message_of_the_launcher_replaces_a_live_bar_which_is_drawn_again_belo
     redraw = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (height - 1) + bar
     os.write(writer, b"before\n" + bar + redraw + b"READY")
     printed = read_until(ours, b"READY")
-    say("a message")
+    print_message("a message")
     os.write(writer, redraw + b"END")
     printed += read_until(ours, b"END")
     shown.finish()

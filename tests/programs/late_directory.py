@@ -57,7 +57,7 @@ def main():
     late = DIRECTORY / ("shared" if CHIEF else "late")
     seen = late / "checkpoints"
     result = {"late": resumed(late, lambda: seen.symlink_to(shared / "checkpoints"))}
-    restoring.VISIBLE_SECS = 1.0
+    restoring.VISIBILITY_TIMEOUT_SECS = 1.0
     result["never"] = resumed(shared if CHIEF else DIRECTORY / "nowhere")
     other = shared if CHIEF else DIRECTORY / "other"
     if not CHIEF:  # the chief makes and removes other files in the meantime

@@ -88,8 +88,8 @@ class Faults:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
     def _patch(self):
-        write, tensors, mark = commit.write_checkpoint, snapshot.Snapshot.write, commit.mark
-        remove, discard, rename = commit.remove_checkpoint, commit.discard, Path.rename
+        write, tensors, mark = commit.write_checkpoint, snapshot.Snapshot.write, commit.write_manifest
+        remove, discard, rename = commit.remove_checkpoint, commit.discard_directory, Path.rename
 
         def writing(directory, manifest, write_state, **how):
             self._step = manifest.step
@@ -116,11 +116,11 @@ class Faults:
             self.reach("before_deleting")
             return remove(path)
 
-        def discarding(path, quietly=True):
+        def discarding(path, ignore_errors=True):
             if path.name.startswith("deleted-"):
                 (path / commit.MANIFEST).unlink(missing_ok=True)
                 self.reach("while_deleting")
-            return discard(path, quietly)
+            return discard(path, ignore_errors)
 
         def renaming(path, goal):
             done = rename(path, goal)
@@ -128,8 +128,9 @@ class Faults:
                 self.reach("while_replacing")
             return done
 
-        commit.write_checkpoint, snapshot.Snapshot.write, commit.mark = writing, writing_tensors, marking
-        commit.remove_checkpoint, commit.discard, Path.rename = removing, discarding, renaming
+        commit.write_checkpoint, commit.write_manifest = writing, marking
+        snapshot.Snapshot.write = writing_tensors
+        commit.remove_checkpoint, commit.discard_directory, Path.rename = removing, discarding, renaming
 
 
 def digests(trainer):

@@ -79,14 +79,14 @@ def unbroken(jobs, tmp_path_factory):
 
 def checkpoints(model_dir):
     """Steps of the listed checkpoints, all of which must be whole."""
-    found = commit.scan(Path(model_dir) / "checkpoints")
+    found = commit.list_checkpoints(Path(model_dir) / "checkpoints")
     for path, manifest in found:
-        assert commit.verify(path, manifest) is None, path
+        assert commit.find_damage(path, manifest) is None, path
     return [m.step for _, m in found]
 
 
 def names(directory):
-    return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.NOTE)
+    return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.LISTING)
 
 
 def until(is_so, what, timeout=TIMEOUT_SECS):

@@ -79,7 +79,7 @@ def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e, exit_hook.Exit):
-            atexit.register(exit_hook._leave, code)  # as it does itself where nobody has called it
+            atexit.register(exit_hook._exit_process, code)  # as it does itself where nobody has called it
         if code and not isinstance(e.code, int):
             print(e.code, file=sys.stderr)
     except BaseException as e:

@@ -11,8 +11,8 @@ import ctl
 import pytest
 from conftest import environment
 from ctl.supervision import lease as lease_module
-from ctl.supervision.lease import Lease, holding
-from ctl.supervision.process_identity import process_mark, process_started
+from ctl.supervision.lease import Lease, hold_lease
+from ctl.supervision.process_identity import process_mark, process_start_time
 from launching import wait_for
 from small_models import Small, every_step
 
@@ -232,7 +232,7 @@ def test_a_full_disk_warns_once_and_training_goes_on(path, monkeypatch, caplog):
 
 
 def test_without_a_directory_nothing_is_held():
-    with holding(None, lambda: 0):
+    with hold_lease(None, lambda: 0):
         pass
 
 
@@ -240,7 +240,7 @@ def test_a_process_knows_when_it_began(tmp_path):
     before = time.time()
     where = "ctl.supervision.process_identity"
     code = (
-        f"import time; print(time.time()); time.sleep(1); from {where} import process_started as p; "
+        f"import time; print(time.time()); time.sleep(1); from {where} import process_start_time as p; "
         "print(p())"
     )
     done = subprocess.run(
@@ -249,7 +249,7 @@ def test_a_process_knows_when_it_began(tmp_path):
     )  # fmt: skip
     first_line, started = map(float, done.stdout.split())
     assert before - 0.1 <= started <= first_line + 0.1
-    assert process_started() == pytest.approx(process_started(), abs=0.5)
+    assert process_start_time() == pytest.approx(process_start_time(), abs=0.5)
     assert process_mark(os.getpid()) and process_mark(2**22 + 1) == ""
 
 
@@ -276,7 +276,7 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
 
 def test_a_living_holder_is_named_and_keeps_the_lease(path, holder):
     process = holder()
-    for refused in (lambda: Lease(path).claim(), lambda: Lease(path).held(step=int).__enter__()):
+    for refused in (lambda: Lease(path).check_is_free(), lambda: Lease(path).held(step=int).__enter__()):
         with pytest.raises(ctl.UsageError, match=f"is in use: process {process.pid} on "):
             refused()
     assert Lease(path).read().pid == process.pid
@@ -303,7 +303,7 @@ def test_a_holder_on_another_machine_that_still_beats_keeps_the_lease(path):
     beats = threading.Timer(0.1, lambda: far(path, started=1.0, beat=time.time() + 1))
     beats.start()
     with pytest.raises(ctl.UsageError, match="process 7 on far"):
-        Lease(path, beat_secs=0.02, stale_secs=TIMEOUT_SECS).claim()
+        Lease(path, beat_secs=0.02, stale_secs=TIMEOUT_SECS).check_is_free()
 
 
 def test_a_holder_on_another_machine_that_beats_no_more_is_taken_for_dead(path, caplog):

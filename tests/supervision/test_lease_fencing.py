@@ -86,7 +86,7 @@ def test_a_fenced_job_writes_no_metrics(when, tmp_path):
     trainer.train(2)
     before = written(tmp_path)
     trainer.when = when
-    with pytest.raises(ctl.errors.LeaseLostError, match="writes nothing more"):
+    with pytest.raises(ctl.errors.LeaseLostError, match="ends without writing"):
         trainer.train(6)
     text, events = written(tmp_path)
     rows = [json.loads(line) for line in text.removeprefix(before[0]).splitlines()]
@@ -146,12 +146,12 @@ def test_a_dead_host_is_waited_for_once(path, caplog, monkeypatch, ahead_secs):
     """By this process, and by those that it starts; whatever the dead one's clock said."""
     far(path, beat=time.time() + ahead_secs)
     how = {"beat_secs": 0.02, "stale_secs": 0.3}
-    Lease(path, **how).claim()
-    Lease(path, **how).claim()
+    Lease(path, **how).check_is_free()
+    Lease(path, **how).check_is_free()
     assert sum("waiting up to" in m for m in caplog.messages) == 1
-    monkeypatch.setenv(lease_module.DEAD_HOLDERS, lease_module.found_dead())
+    monkeypatch.setenv(lease_module.DEAD_HOLDERS, lease_module.dead_holders())
     monkeypatch.setattr(lease_module, "_dead", set())  # as in another process
-    Lease(path, **how).claim()
+    Lease(path, **how).check_is_free()
     assert sum("waiting up to" in m for m in caplog.messages) == 1
     far(path, beat=time.time() + ahead_secs + 1)  # it beats again
     reader = Lease(path)

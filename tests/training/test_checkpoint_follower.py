@@ -101,7 +101,7 @@ def unreadable(times, good):
     return read
 
 
-@pytest.mark.parametrize("what", ["read_manifest", "steps_listed"])
+@pytest.mark.parametrize("what", ["read_manifest", "list_steps"])
 @pytest.mark.parametrize("times", [1, 20])
 def test_the_last_checkpoint_is_evaluated_once_it_can_be_read(world, monkeypatch, what, times):
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_cannot_be_restored_for_now_is_tried_again(world):
     assert world.did == [(4, 1002.0)]
 
 
-@pytest.mark.parametrize("what", ["read_manifest", "steps_listed"])
+@pytest.mark.parametrize("what", ["read_manifest", "list_steps"])
 def test_what_cannot_be_read_for_a_minute_ends_the_evaluator_for_another_attempt(world, monkeypatch, what):
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     world.save(4)

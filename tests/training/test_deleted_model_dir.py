@@ -57,5 +57,5 @@ def test_a_model_dir_that_is_deleted_while_training_is_a_warning(tmp_path, caplo
     trainer = Deleting(model_dir=str(tmp_path / "run"), writers=[],
                        intervals=every_step(save=ctl.Every(steps=2)))  # fmt: skip
     trainer.train(6)
-    said = [m for m in caplog.messages if "was deleted while training" in m]
-    assert len(said) == 1 and "That of step 4 begins it anew" in said[0]
+    said = [m for m in caplog.messages if "was deleted during training" in m]
+    assert len(said) == 1 and "The checkpoint of step 4 is the first" in said[0]

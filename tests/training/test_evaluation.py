@@ -43,7 +43,7 @@ def trainer_of(tmp_path, done, kind=Small, *, keep=Keep(), **how):  # noqa: B008
 
 
 def manifests(tmp_path):
-    return {m.step: m for _, m in commit.scan(tmp_path / "checkpoints")}
+    return {m.step: m for _, m in commit.list_checkpoints(tmp_path / "checkpoints")}
 
 
 def test_a_save_comes_before_the_evaluation_of_its_step_and_learns_its_metrics(tmp_path):
@@ -54,7 +54,8 @@ def test_a_save_comes_before_the_evaluation_of_its_step_and_learns_its_metrics(t
     found = manifests(tmp_path)
     assert [found[s].state["pending"] for s in (2, 4)] == [[], []]
     assert found[4].metrics["loss"] == means["eval_loss"] != found[2].metrics["loss"]
-    assert all(commit.verify(p, m) is None for p, m in commit.scan(tmp_path / "checkpoints"))
+    checkpoints = commit.list_checkpoints(tmp_path / "checkpoints")
+    assert all(commit.find_damage(path, m) is None for path, m in checkpoints)
 
 
 def test_a_save_comes_before_an_evaluation_that_is_due_alone(tmp_path):

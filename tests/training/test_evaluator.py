@@ -134,7 +134,7 @@ def test_what_is_deleted_while_it_waits_its_turn_is_passed_over(
     assert follow(tmp_path) == [(6, inline[6])]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert said == [
-        "Passing over the checkpoint of step 2: it was deleted meanwhile.",
+        "Passing over the checkpoint of step 2: it has been deleted.",
         "Deleted before they were evaluated: steps 4. Keep more checkpoints, or save less often.",
     ]
 

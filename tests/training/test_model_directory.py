@@ -59,12 +59,12 @@ def test_metrics_that_are_nested_without_end_are_dropped(tmp_path):
 
 
 def test_a_full_disk_without_inodes_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "inodes_free", lambda where: 8)
+    monkeypatch.setattr(paths, "free_inodes", lambda where: 8)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    text = str(saving.failed(5, tmp_path / "ckpt-5", full, 1000, None))
+    text = str(saving.save_error(5, tmp_path / "ckpt-5", full, 1000, None))
     assert "and 8 more files (inodes) fit there: delete files" in text
-    monkeypatch.setattr(paths, "inodes_free", lambda where: 10**6)
-    assert "inodes" not in str(saving.failed(5, tmp_path / "ckpt-5", full, 1000, None))
+    monkeypatch.setattr(paths, "free_inodes", lambda where: 10**6)
+    assert "inodes" not in str(saving.save_error(5, tmp_path / "ckpt-5", full, 1000, None))
 
 
 def test_a_retry_names_the_file(tmp_path, caplog, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_retry_names_the_file(tmp_path, caplog, monkeypatch):
             raise errors.pop()
         return 1
 
-    assert paths.persistently(act, where=tmp_path / "metrics.jsonl") == 1
+    assert paths.call_with_retries(act, where=tmp_path / "metrics.jsonl") == 1
     assert f"{tmp_path}/metrics.jsonl: [Errno 28] No space left on device. Trying again" in caplog.text
 
 

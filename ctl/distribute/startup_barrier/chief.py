@@ -23,7 +23,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoint, Listener
-from ctl.io.rendezvous import Deadline, listening, listening_place, refusals
+from ctl.io.rendezvous import Deadline, listener_sentence, listening_socket, refusal_sentence
 
 _log = logging.getLogger("ctl")
 
@@ -67,13 +67,13 @@ class Chief:
             while (missing := self._missing()) and not self._fault:
                 if deadline.is_over:
                     text = messages.too_long(self._timeout_secs, self._names(missing))
-                    text += listening_place(self._listener, "The chief")
-                    text += refusals(self._listener)
+                    text += listener_sentence(self._listener, "The chief")
+                    text += refusal_sentence(self._listener)
                     self._tell({"timeout": text})
                     raise PeerLostError(text)
-                if deadline.is_due():
+                if deadline.is_reminder_due():
                     text = f"{deadline.waited_secs:.0f} s: still waiting for {self._names(missing)}."
-                    text += refusals(self._listener)
+                    text += refusal_sentence(self._listener)
                     _log.warning("%s", text)
                     self._tell({"waiting": text})
                 self._listen_once()
@@ -105,7 +105,7 @@ class Chief:
         for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
             if isinstance(key.data, _Guest):
                 self._hear(key.data)
-        for connection, claim in self._listener.accepted():
+        for connection, claim in self._listener.accept_callers():
             self._welcome(_Guest(claim["rank"], claim["process"], connection))
         now = time.monotonic()
         for guest in list(self._guests.values()):
@@ -183,7 +183,7 @@ class Chief:
             for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
                 if isinstance(key.data, _Guest) and _received(key.data.connection) == b"":
                     self._forget(key.data)
-            for connection, _ in self._listener.accepted():
+            for connection, _ in self._listener.accept_callers():
                 connection.close()
 
 
@@ -200,7 +200,7 @@ def _facts_of(line: bytes) -> dict[str, str] | None:
 def _listen(cluster: Topology) -> socket.socket:
     host, port = messages.address_of(cluster, 0)
     try:
-        return listening(host, port)
+        return listening_socket(host, port)
     except OSError as e:
         if e.errno == errno.EADDRINUSE and cluster.port_variable != "TF_CONFIG":
             raise own_port.port_error(cluster) from None

@@ -25,22 +25,22 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
     caller = Caller(address, endpoint, claim, pause_secs=messages.CALL_AGAIN_SECS)
     while True:
         try:
-            connection = caller.call(deadline.left_secs)
+            connection = caller.call(deadline.remaining_secs)
             if connection is not None:
                 with connection:
                     connection.settimeout(PROOF_SECS)
                     connection.sendall(messages.line({"facts": facts}))
-                    caller.why = _hear(connection, deadline.left_secs + messages.LEAVE_SECS)
-                if caller.why is None:
+                    caller.failure = _hear(connection, deadline.remaining_secs + messages.LEAVE_SECS)
+                if caller.failure is None:
                     return
         except ChannelRefusedError as e:
             raise UsageError(str(e)) from None
         except OSError as e:
-            caller.why = e.strerror or str(e)
+            caller.failure = e.strerror or str(e)
         if deadline.is_over:
-            raise PeerLostError(messages.too_long(timeout_secs, f"{chief}: {caller.why}"))
-        if deadline.is_due():
-            _log.warning("%.0f s: still waiting for %s: %s.", deadline.waited_secs, chief, caller.why)
+            raise PeerLostError(messages.too_long(timeout_secs, f"{chief}: {caller.failure}"))
+        if deadline.is_reminder_due():
+            _log.warning("%.0f s: still waiting for %s: %s.", deadline.waited_secs, chief, caller.failure)
         caller.pause()
 
 
