@@ -234,7 +234,7 @@ def test_what_is_no_fault_of_the_disk_is_raised_at_the_next_save(tmp_path, monke
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     with monkeypatch.context() as broken:
-        broken.setattr(commit, "write_files", failing(ValueError("ours")))
+        broken.setattr(commit, "write_checkpoint_files", failing(ValueError("ours")))
         manager.save(state(trainer), manifest(trainer, 1))
         manager._saving.wait()
     with pytest.raises(ValueError, match="ours"):
