@@ -103,8 +103,8 @@ def test_a_disk_with_too_little_room_for_a_checkpoint_is_found_before_the_first_
 @pytest.mark.parametrize(("size", "kind"), [(1_500_000, ctl.UsageError), (10**9, StorageError)])
 def test_a_checkpoint_larger_than_what_is_probed_is_found_too(tmp_path, monkeypatch, size, kind):
     """On a disk that is too small, a restart would not help."""
-    monkeypatch.setattr(paths, "bytes_free", lambda where: 1_000_000)
-    monkeypatch.setattr(paths, "bytes_in_total", lambda where: size)
+    monkeypatch.setattr(paths, "free_bytes", lambda where: 1_000_000)
+    monkeypatch.setattr(paths, "total_bytes", lambda where: size)
     trainer = Large(strategy="default", writers=[], model_dir=str(tmp_path))
     with pytest.raises(kind, match=r"needs 1,6\d\d,\d* bytes and 1,000,000 are free"):
         trainer.train(2)
