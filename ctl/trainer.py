@@ -122,7 +122,6 @@ class Trainer(OptionalMethods):
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
         self._session: Session | None = None
-        self._warned = self._eval_is_known = False
         self._rows_may_vary = False  # of batches on one replica: their number divides no loss
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]

@@ -84,7 +84,7 @@ class KerasTrainer(Trainer):
         super().__init__(**options)
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
-        self._warned = self._rows_may_vary = True  # Keras divides by the rows of each batch
+        self._rows_may_vary = True  # Keras divides by the rows of each batch
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
         self._generator_states = generator_states

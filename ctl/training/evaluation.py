@@ -49,7 +49,7 @@ def evaluate_session(
     validation.check_methods(trainer, "evaluate")
     loop = eval_loop(trainer, session)
     with _together(session.agreement):
-        batches = input_pipeline.open_eval_batches(trainer)
+        batches = input_pipeline.open_eval_batches(trainer, session)
     with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.metrics_in(vars(trainer))):
         is_chief = trainer.topology.is_chief
         packed, ran = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
@@ -83,7 +83,8 @@ def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
     """Opens the data and traces the step, so that their errors are raised before training."""
     if not is_due(trainer):
         return
-    batches, has_peers = input_pipeline.open_eval_batches(trainer), trainer.topology.num_workers > 1
+    batches = input_pipeline.open_eval_batches(trainer, session)
+    has_peers = trainer.topology.num_workers > 1
     monitored = session.callbacks.monitored
     if not has_peers and not validation.names_matter(trainer, session.manager, monitored):
         return

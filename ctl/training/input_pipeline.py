@@ -1,6 +1,5 @@
-"""Opens a trainer's data where its session is: which source, from which position, to which step."""
+"""Training and evaluation data of a trainer, opened at the position of its session."""
 
-import logging
 from typing import Any
 
 from ctl import config
@@ -10,20 +9,27 @@ from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
-from ctl.training.loop_length import Interval
 from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.session import Session
 from ctl.training.trainer_protocol import TrainerProtocol
-
-_log = logging.getLogger("ctl")
 
 
 def open_train_batches(
     trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
 ) -> tuple[int | None, Batches]:
-    """The step to stop at (None: when the data ends), and the batches from where the session is.
+    """Opens the training data at the position of the session.
 
-    Raises UsageError for numbers of steps and epochs that cannot be, and for endless runs.
+    Args:
+      trainer: Trainer to train.
+      session: State of the trainer.
+      steps: Total number of steps, or None.
+      epochs: Total number of passes over the data, or None.
+
+    Returns:
+      The last step (None: until the data ends), and the batches.
+
+    Raises:
+      UsageError: If the number of steps or epochs is invalid, or both are None and the data is endless.
     """
     if steps is not None:
         config.whole("steps", steps, 1)
@@ -33,15 +39,15 @@ def open_train_batches(
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
     session.advance(session.step, trainer.global_batch_size)
     batches = _open_batches(trainer, session, steps, epochs)
-    left = batches.passes.remaining_steps if batches.passes else batches.steps
-    if left is None:
+    remaining = batches.passes.remaining_steps if batches.passes else batches.steps
+    if remaining is None:
         if steps is None and not batches.has_unknown_end:
             raise UsageError(
                 "train_data is endless and no number of steps was given. Write train(steps=...), or "
                 "--train_steps."
             )
         return steps, batches
-    end = session.step + left
+    end = session.step + remaining
     return (end if steps is None else min(steps, end)), batches
 
 
@@ -99,36 +105,14 @@ def _open_batches(
     )
 
 
-def open_eval_batches(trainer: TrainerProtocol) -> Batches:
-    """One pass over the examples to evaluate; looked at closely for the first time only."""
-    opened = pipeline.open_eval_data(
+def open_eval_batches(trainer: TrainerProtocol, session: Session) -> Batches:
+    """Opens one pass over the evaluation data. The first call checks the data."""
+    batches = pipeline.open_eval_data(
         trainer.eval_data,
         strategies.local(trainer.strategy),
         trainer.topology,
         global_batch_size=trainer.global_batch_size,
-        is_checked=trainer._eval_is_known,
+        is_checked=session.has_checked_eval_data,
     )
-    trainer._eval_is_known = True
-    return opened
-
-
-def warn_of_small_batches(
-    trainer: TrainerProtocol, session: Session, batches: Batches, interval: Interval
-) -> None:
-    """Says once that batches are smaller than what `average` divides by; not of a last one, or a single."""
-    size, rows = trainer.global_batch_size, interval.num_examples() / max(1, interval.steps)
-    if interval.has_full_batches():
-        trainer._warned = True  # or rather, need not be
-    session.short_steps += interval.steps
-    known = batches.examples is not None or batches.steps is not None or not batches.has_exact_counts
-    known |= session.short_steps < 2 or trainer._warned
-    if not known and trainer.topology.num_replicas < rows < size:
-        trainer._warned = True
-        _log.warning(
-            "Batches of train_data held %.1f examples on average, global_batch_size is %d: average() "
-            "divides by %d, so gradients are that much smaller. Batch with the batch_size that "
-            "train_data is given, after repeat().",
-            rows,
-            size,
-            size,
-        )
+    session.record_eval_data()
+    return batches

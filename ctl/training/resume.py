@@ -1,4 +1,4 @@
-"""What is checked when a run goes on: the same checkpoint on every worker, the same order of data."""
+"""Saving, restoring and rolling back, with checks of the configuration at a resume."""
 
 import contextlib
 import logging
@@ -13,6 +13,7 @@ from ctl.checkpoints.protocol import CheckpointManager, Manifest, NullCheckpoint
 from ctl.data.batches import Batches
 from ctl.distribute import engine_all_reduce, parameter_servers, strategies
 from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute.topology import Topology
 from ctl.errors import NonFiniteError, UsageError
 from ctl.io import paths
 from ctl.metrics.group import WriterGroup
@@ -42,10 +43,12 @@ _MAY_DIFFER = (  # the numbers stay equal
 def check_configuration(
     trainer: TrainerProtocol, resumed: Manifest | None, batches: Batches, config: Mapping[str, Any]
 ) -> None:
-    """Shows what differs from the run that is resumed; raises UsageError where data come in another order.
+    """Compares the configuration with that of the resumed checkpoint, and logs the differences.
 
-    Unless `trainer.allow_config_change`. Another number of workers is no difference where the
-    global batches stay the same; it is one where each worker reads data of its own.
+    The number of workers may differ, unless each worker reads its own part of the data.
+
+    Raises:
+      UsageError: If the order of the data differs, unless `trainer.allow_config_change`.
     """
     if resumed is None:
         return
@@ -95,15 +98,19 @@ def _source_before(resumed: Manifest, batches: Batches) -> str | None:
 def restore(
     trainer: TrainerProtocol, manager: CheckpointManager, state: Any, agreement: HostAllReduce
 ) -> Manifest | None:
-    """Restores one checkpoint on all workers; returns its manifest, or None if there is none.
+    """Restores the same checkpoint on all workers. All workers call it.
 
-    All workers must call it. Where one of them fails, every one raises a CtlError.
+    Returns:
+      The manifest, or None if there is no checkpoint.
+
+    Raises:
+      CtlError: On all workers, if one of them fails.
     """
     if agreement.num_workers == 1 or not manager.is_shared:
         resumed = manager.restore(state)
         if resumed is None:
             _check_not_deleted(trainer, manager)
-        _same_everywhere(agreement, state.topology, 0 if resumed is None else resumed.step)
+        _check_equal_steps(agreement, state.topology, 0 if resumed is None else resumed.step)
         return resumed
 
     directory, steps = manager.directory, []
@@ -128,7 +135,7 @@ def restore(
 
 
 def _check_not_deleted(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
-    """Raises UsageError, on the chief, where LOCK says that checkpoints were saved that are not there."""
+    """Raises UsageError, on the chief, if the lease records a saved step and there is no checkpoint."""
     if manager.is_temporary or not (trainer.model_dir and trainer.topology.is_chief):
         return
     where = paths.path(trainer.model_dir)
@@ -143,17 +150,17 @@ def _check_not_deleted(trainer: TrainerProtocol, manager: CheckpointManager) -> 
         )
 
 
-def _same_everywhere(agreement: HostAllReduce, place: Any, step: int) -> None:
-    """For managers that choose on each worker."""
-    found = np.zeros(agreement.num_workers + 1)
-    found[place.worker_index] = step
-    found[-1] = step if place.is_chief else 0
-    *steps, chiefs = map(int, agreement.sum(found))
-    others = [f"worker {i} at step {s}" for i, s in enumerate(steps) if s != chiefs]
-    if agreement.num_workers > 1 and others:
+def _check_equal_steps(agreement: HostAllReduce, topology: Topology, step: int) -> None:
+    """Raises UsageError if managers that choose on each worker have chosen different steps."""
+    values = np.zeros(agreement.num_workers + 1)
+    values[topology.worker_index] = step
+    values[-1] = step if topology.is_chief else 0
+    *steps, chief_step = map(int, agreement.sum(values))
+    differing = [f"worker {i} at step {s}" for i, s in enumerate(steps) if s != chief_step]
+    if agreement.num_workers > 1 and differing:
         raise UsageError(
-            f"The chief found the newest checkpoint at step {chiefs}, {', '.join(others)}. All workers "
-            "must see the same model_dir: put it on shared storage."
+            f"The chief found the newest checkpoint at step {chief_step}, {', '.join(differing)}; expected "
+            "the same step on all workers. Put model_dir on shared storage that all workers can read."
         )
 
 
@@ -161,9 +168,9 @@ _ROLLBACKS = 3  # to one checkpoint
 
 
 def rolls_back_on_nonfinite(trainer: TrainerProtocol) -> bool:
-    """Whether a loss or gradient that is NaN or infinite takes the run back."""
-    wanted: bool = trainer.gradients.on_nonfinite == "rollback"
-    return wanted
+    """Returns True if a loss or gradient that is NaN or infinite causes a rollback."""
+    rolls_back: bool = trainer.gradients.on_nonfinite == "rollback"
+    return rolls_back
 
 
 def check_rollback(trainer: TrainerProtocol, *, by_callback: bool) -> None:
@@ -186,11 +193,11 @@ def _check_can_roll_back(trainer: TrainerProtocol) -> None:
 
 
 def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> Manifest:
-    """Restores the newest checkpoint; the data go on where they are. Raises NonFiniteError if it cannot."""
+    """Restores the newest checkpoint and continues with later data. Raises NonFiniteError if it cannot."""
     _check_can_roll_back(trainer)
     session.advance(step, trainer.global_batch_size, batches)
     session.manager.finish()  # a save in the background
-    session.agreement.sum([0.0])  # from here on every worker finds the same checkpoints
+    session.agreement.sum([0.0])  # afterwards all workers find the same checkpoints
     manifest = restore(trainer, session.manager, session.state, session.agreement)
     if manifest is None:
         raise NonFiniteError(
@@ -223,7 +230,7 @@ def roll_back(trainer: TrainerProtocol, session: Session, batches: Batches, step
 
 
 def save(trainer: TrainerProtocol, session: Session, batches: Batches, step: int) -> str | None:
-    """Saves a checkpoint of `step`; all workers call it at the same step."""
+    """Saves a checkpoint of `step`. All workers call it at the same step."""
     session.advance(step, trainer.global_batch_size, batches)
     session.record_data(batches)
     return _save(trainer, session, step)
@@ -243,7 +250,7 @@ def saving_checkpoints(session: Session, writers: WriterGroup) -> contextlib.Abs
 
 @error_translation.translates_peer_errors
 def save_now(trainer: TrainerProtocol, session: Session) -> str | None:
-    """`Trainer.save`: outside of a run at once, within it at the end of the loop."""
+    """Implementation of `Trainer.save`: saves now, or within a run at the end of the loop."""
     if isinstance(session.manager, NullCheckpoints):
         raise UsageError(
             "save() has no place for checkpoints. Give the trainer a model_dir, or checkpoints=..."
@@ -277,7 +284,7 @@ def _save(trainer: TrainerProtocol, session: Session, step: int) -> str | None:
 
 @error_translation.translates_peer_errors
 def restore_from(trainer: TrainerProtocol, session: Session, where: str) -> int:
-    """`Trainer.restore`: the step of the checkpoint that was taken over, the same on all workers."""
+    """Implementation of `Trainer.restore`. Returns the step of the checkpoint, equal on all workers."""
     if session.active is not None:
         raise UsageError("restore() came within a run; call it before train().")
     given = paths.path(where)

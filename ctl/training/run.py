@@ -98,13 +98,15 @@ def train(
 
 
 class Run:
-    """The steps of one call of `train`, and what is done about them.
+    """The steps of one call of `train`, and the execution of due actions.
 
     Attributes:
-      means: of the newest log; metrics: of the newest evaluation.
-      rates: (steps, seconds) of each log, training alone.
-      best: origin of the weights that were restored at the end, or None; sentences: for the user.
-      loop: of its steps; profiler: measures the steps for `ctl profile`.
+      means: Means of the newest log.
+      metrics: Metrics of the newest evaluation.
+      rates: Pairs (steps, seconds) of each log, of training alone.
+      best: Origin of the weights that were restored at the end, or None.
+      sentences: Sentences about the end for the user.
+      loop, observers, profiler: Training loop, its observers, and the one of `ctl profile`.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Run:
         self._restore(session.step, session.progress.loop_state, session.progress.metrics)
 
     def restore_best_weights(self) -> None:
-        """Gives the model its best weights, if a callback kept them; their metrics are the results."""
+        """Restores the best weights, if a callback has kept them. Their metrics become the results."""
         (callbacks := self._session.callbacks).end()
         if callbacks.stop_reason:
             self.sentences = (f"Stopped at step {self._session.step}: {callbacks.stop_reason}.",)
@@ -174,7 +176,7 @@ class Run:
         return self.loop.failure or self._session.callbacks.failure
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Goes on at `step`, where the loop state and the evaluation of a checkpoint were taken."""
+        """Restores the loop state and the metrics of a checkpoint of `step`."""
         self._interval.restore(state.get("interval", {}))
         names = state.get("pending", ())
         self._pending = combined(action for action, name in _NAME_IN_MANIFEST.items() if name in names)
@@ -182,10 +184,10 @@ class Run:
         self._evaluated_at = step if metrics else -1
 
     def train(self, received: signals.Signals) -> RunEnd:
-        """Trains until all steps are complete, the data end, or somebody asks to stop; then saves."""
+        """Trains until all steps are complete, the data ends or the run is stopped, and saves."""
         first = step = self._saved_at = self._session.step
         if self._session.callbacks.stopped:
-            self._total = first  # the run that is resumed was stopped early, and stays so
+            self._total = first  # the resumed run was stopped by a callback, which is final
         data_end = None if self._batches.steps is None else first + self._batches.steps
         pending, self._pending = self._pending, NO_ACTION
         self._save_and_evaluate(step, pending)
@@ -197,13 +199,13 @@ class Run:
                     end = self._end_pass(step)
             except RollBack as back:
                 step = back.manifest.step
-                if data_end is not None:  # the data go on from here, so they end that much earlier
+                if data_end is not None:  # consumed data stay consumed, so the end is at an earlier step
                     data_end -= back.step - step
                     self._total = data_end if self._total is None else min(self._total, data_end)
         self._finish(step, end, anything_new=step > first)
         if self._failure is not None:
-            who = "after_loop" if self.loop.failure else self._session.callbacks.failed
-            _log.error("%s failed at step %d; the run ends after a last save.", who, step)
+            method = "after_loop" if self.loop.failure else self._session.callbacks.failed
+            _log.error("%s failed at step %d; the run ends after a last save.", method, step)
             failure = self._failure
             self.loop.take_failure()
             self._session.callbacks.take_failure()
@@ -211,7 +213,7 @@ class Run:
         return RunEnd.SIGNAL if self._interrupted else end
 
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
-        """The order of things, loop after loop; returns the last step, and why it is. Raises RollBack."""
+        """Executes the due actions after each loop. Returns the last step and the reason of the end."""
         if not self._interrupted:
             _notify_begin(self._session, step, self._total)
         loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
@@ -242,7 +244,7 @@ class Run:
         return RunEnd.STOPPED if self._wants_stop or self._failure is not None else None
 
     def _end_pass(self, step: int) -> RunEnd | None:
-        """The first pass over data of unknown length has ended; None if the run goes on with the others."""
+        """Ends the first pass over data of unknown length. Returns None if the run continues."""
         passes = self._batches.passes
         assert passes is not None
         if not self._session.progress.examples + self._in_pass:
@@ -290,16 +292,16 @@ class Run:
         self._save(step, self._pending)
 
     def _found_nonfinite(self, loop: Loop) -> bool:
-        """Whether a step of the loop was left out as not finite, where that takes the run back."""
+        """Returns True if a step was left out as not finite, and the policy is to roll back."""
         if not (self._rolls_back_on_nonfinite and loop.steps):
             return False
         self._interval.fetch(self._session.agreement.sum)
         return self._interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 
     def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
-        """Raises RollBack; a run that stops does not go back."""
-        asked = self._session.callbacks.take_roll_back
-        if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or asked()):
+        """Raises RollBack if it is requested, unless the run stops."""
+        is_requested = self._session.callbacks.take_roll_back
+        if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or is_requested()):
             return
         self._interval.clear()
         manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)
@@ -325,9 +327,9 @@ class Run:
             self._writers.write(step, values, "train")
             for name, array in interval.arrays.items():
                 self._writers.note(array_event(step, name, array, "train"))
-        if watched:  # at marks only: else a resumed run would have been told more than an unbroken one
+        if watched:  # at marks only, so that a resumed run notifies the callbacks at the same steps
             self._wants_stop |= self._session.callbacks.tell("on_metrics", step, step, self.means, "train")
-        input_pipeline.warn_of_small_batches(self._trainer, self._session, self._batches, interval)
+        self._session.batch_size_check.after_log(self._trainer, self._batches, interval)
         if clear:
             interval.clear()
 
@@ -353,10 +355,10 @@ class Run:
             self._complete(step, before)
 
     def _complete(self, step: int, before: list) -> None:
-        """The checkpoint of this step learns about the evaluation; it is written anew if need be."""
+        """Adds the metrics to the checkpoint of this step, or saves it again if the state has changed."""
         after = self._session.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
-        if same and self._trainer.topology.is_chief:  # where the checkpoint can take the numbers in
+        if same and self._trainer.topology.is_chief:
             same = self._session.manager.amend(step, self.metrics, self._state(NO_ACTION))
         if self._session.agreement.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1

@@ -18,6 +18,7 @@ from ctl.step.step_times import StepTimes
 from ctl.supervision.lease import Lease
 from ctl.supervision.signals import Signals
 from ctl.training.active_run import ActiveRun, SaveRequest
+from ctl.training.batch_size_check import BatchSizeCheck
 from ctl.training.callback_runner import CallbackRunner
 from ctl.training.programs import ProgramCache
 from ctl.training.progress import Progress
@@ -45,7 +46,7 @@ class Session:
       lease: Lease of model_dir, on the chief during a run.
       arrays: Arrays of the newest evaluation by name.
       rollbacks: Number of rollbacks by the step of the checkpoint.
-      short_steps: Number of training steps, as long as no batch was full.
+      batch_size_check: Warning about small batches.
       profiled: True if `ctl profile` has reported.
     """
 
@@ -65,9 +66,10 @@ class Session:
     lease: Lease | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     rollbacks: dict[int, int] = field(default_factory=dict)
-    short_steps: int = 0
+    batch_size_check: BatchSizeCheck = field(default_factory=BatchSizeCheck)
     profiled: bool = False
     _last_step: int = 0
+    _has_checked_eval_data: bool = False
 
     def resume(self, manifest: Manifest, global_batch_size: int) -> None:
         """Continues from a checkpoint that was just restored."""
@@ -138,6 +140,15 @@ class Session:
     def signals(self) -> Signals | None:
         """Signals received by the current run, or None."""
         return None if self.active is None else self.active.signals
+
+    @property
+    def has_checked_eval_data(self) -> bool:
+        """True if the evaluation data was opened before."""
+        return self._has_checked_eval_data
+
+    def record_eval_data(self) -> None:
+        """Notes that the evaluation data was opened and checked."""
+        self._has_checked_eval_data = True
 
     def check_lease(self) -> None:
         """Raises LeaseLostError if another job has taken over model_dir."""

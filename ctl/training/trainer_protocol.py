@@ -39,8 +39,6 @@ class TrainerProtocol(Protocol):
     data_position: str
     _checkpoints: CheckpointManager | None
     _writers: Sequence[MetricWriterLike] | None
-    _warned: bool
-    _eval_is_known: bool
     _rows_may_vary: bool
 
     @property
