@@ -1,7 +1,8 @@
-"""Many steps as one XLA program: data indexed on the device, optimizer included; for one replica.
+"""Loop of many steps as one XLA program, for one replica.
 
-Within XLA nothing can be raised or printed. Reports of steps whose numbers are not finite are carried out
-of the program, and raised or printed after it; a step that stops the run is the last one of the program.
+The program indexes data on the device and contains the optimizer. Within XLA no operation can raise an
+error or print. Therefore the program returns reports of steps with values that are not finite, which are
+raised or printed after it. A step that ends the run is the last one of the program.
 """
 
 import logging
@@ -18,16 +19,18 @@ from ctl.step.replica_step import ReplicaStep
 from ctl.training.graph_loop import TRACED_AGAIN, errors_of_a_trace
 
 _log = logging.getLogger("ctl")
-_AVERAGES_OWN = "assert_non_negative"  # what tf.nn.compute_average_loss asserts of the batch size
-_REPORTS = 64  # of steps that were left out, kept in one call of a program
+_BATCH_SIZE_ASSERT = "assert_non_negative"  # of tf.nn.compute_average_loss
+_MAX_REPORTS = 64  # of skipped steps in one call of a program
 
 
 class CompiledLoop:
-    """Runs a `ReplicaStep` over rows of data in memory; a program for each size of batch.
+    """Loop of a `ReplicaStep` over data in memory, with one program for each batch size.
 
     Args:
-      counter: a variable of int64 that counts completed steps.
-      trained: () -> what a trace depends on: which variables are trained, as a tuple.
+      strategy: Strategy with one replica.
+      step: Step of the replica.
+      counter: int64 variable with the number of completed steps.
+      trained: Returns the identities of the trained variables, on which a trace depends.
     """
 
     def __init__(
@@ -39,18 +42,21 @@ class CompiledLoop:
         trained: Callable[[], tuple] = tuple,
     ):
         self._strategy, self._step, self._counter, self._trained = strategy, step, counter, trained
-        self._programs: dict[int, Any] = {}  # by size of batch
-        self._known: tuple = ((), ())  # what they depend on: functions of the data, variables trained
-        self._batches: Batches | None = None  # that they were made or checked for
+        self._programs: dict[int, Any] = {}  # by batch size
+        self._traced_for: tuple = ((), ())  # functions of the data, trained variables
+        self._batches: Batches | None = None  # for which the programs were created or checked
         self._numbers: dict[int, tf.Tensor] = {}
         self.has_run = False
         self.totals, self.reducer = step.totals, step.reducer
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
-        """Runs up to `steps` steps; returns (packed + their totals, steps that were run).
+        """Runs up to `steps` steps; fewer if the data ends.
 
-        Fewer steps than asked means that the data ended. Raises InvalidArgumentError with
-        finiteness.MESSAGE where a step stops the run; the completed ones are counted.
+        Returns:
+          `packed` plus the totals of the steps, and the number of steps.
+
+        Raises:
+          tf.errors.InvalidArgumentError: With `finiteness.MESSAGE`, if a step ends the run.
         """
         if self._batches is not batches:
             self.trace(batches)
@@ -60,8 +66,8 @@ class CompiledLoop:
         packed = tf.broadcast_to(packed, [len(self.totals.names), 2])
         for part in windows.segments(steps):
             first, length = self._number(part.first), self._number(part.steps)
-            packed, told = self._programs[part.size](windows.arrays, part.window, first, length, packed)
-            self._heed(part.steps, told)
+            packed, reports = self._programs[part.size](windows.arrays, part.window, first, length, packed)
+            self._evaluate_reports(part.steps, reports)
             ran += part.steps
         return packed, ran
 
@@ -71,16 +77,16 @@ class CompiledLoop:
         return self._step.calls_minimize
 
     def trace(self, batches: Batches) -> None:
-        """Compiles what `run` calls for these batches, if need be; runs no step."""
+        """Compiles the programs for these batches, unless they exist."""
         windows = batches.windows
         assert windows is not None
         windows.check_dtypes()
         trained = self._trained()
-        if self._programs and trained != self._known[1]:
+        if self._programs and trained != self._traced_for[1]:
             _log.info(TRACED_AGAIN)
-        if trained != self._known[1] or windows.functions is not self._known[0]:
-            self._programs = {}  # what functions of the data use may have changed since they were traced
-        self._known = windows.functions, trained
+        if trained != self._traced_for[1] or windows.functions is not self._traced_for[0]:
+            self._programs = {}  # objects that functions of the data use may have changed
+        self._traced_for = windows.functions, trained
         for size in windows.sizes:
             if size not in self._programs:
                 self.has_run = False
@@ -88,27 +94,27 @@ class CompiledLoop:
         self._batches = batches
 
     def _program(self, windows: RowWindows, size: int) -> Any:
-        """The program for batches of `size` examples; it has been called for no step, which compiles it."""
+        """Creates the program for batches of `size` examples, and compiles it with a call of no steps."""
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, windows.arrays)
         number, rows = tf.TensorSpec([], tf.int64), windows.iterator.element_spec
         replica, functions = self._step.function(in_program=True), windows.functions
 
         def steps_of(arrays: Any, window: Any, first: Any, steps: Any, packed: Any) -> Any:
-            def step(done: Any, packed: Any, told: Any, _: Any) -> tuple:
-                batch = gather_batch(arrays, _rows(window, first + done * size, size), functions)
+            def step(ran: Any, packed: Any, reports: Any, _: Any) -> tuple:
+                batch = gather_batch(arrays, _rows(window, first + ran * size, size), functions)
                 result = self._strategy.run(replica, (batch,))
-                return done + 1, *self._summed(result, packed, told, done)
+                return ran + 1, *self._summed(result, packed, reports, ran)
 
-            start = tf.constant(0, tf.int64), packed, self._nothing_told(), tf.constant(True)
+            start = tf.constant(0, tf.int64), packed, self._no_reports(), tf.constant(True)
             shapes = [t.shape for t in tf.nest.flatten(start)]
             shapes[1] = tf.TensorShape([None, 2])
-            _, packed, told, _ = tf.while_loop(
-                lambda done, _, __, goes_on: goes_on & (done < steps),
+            _, packed, reports, _ = tf.while_loop(
+                lambda ran, _, __, continues: continues & (ran < steps),
                 step,
                 start,
                 tf.nest.pack_sequence_as(start, shapes),
             )
-            return packed, told
+            return packed, reports
 
         function = tf.function(steps_of, jit_compile=True, autograph=False)
         packed = tf.TensorSpec([None, 2], tf.float64)
@@ -122,50 +128,50 @@ class CompiledLoop:
         return program
 
     @staticmethod
-    def _nothing_told() -> tuple[tf.Tensor, tf.Tensor]:
-        """How many steps were not fine; of the first ones the number within the call, and the report."""
-        return tf.constant(0), tf.zeros([_REPORTS, 4])
+    def _no_reports() -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the number of reports, and rows (number of the step in this call, report)."""
+        return tf.constant(0), tf.zeros([_MAX_REPORTS, 4])
 
-    def _summed(self, result: Any, packed: Any, told: Any, done: Any) -> tuple[Any, Any, Any]:
-        """(The totals with this step's, what is told with its report, whether another step follows)."""
-        (here,) = self._strategy.experimental_local_results(result)
-        numbers, report = here
-        count, reports = told
-        goes_on = report[0] < finiteness.STOPPED
-        self._counter.assign_add(tf.cast(goes_on, tf.int64), read_value=False)
-        line = tf.concat([tf.cast(done, tf.float32)[None], report], axis=0)
-        place = tf.minimum(count, _REPORTS - 1)  # the next line overwrites that of a step that was fine
-        reports = tf.tensor_scatter_nd_update(reports, place[None, None], line[None])
-        return packed + numbers, (count + tf.cast(report[0] > 0.0, tf.int32), reports), goes_on
+    def _summed(self, result: Any, packed: Any, reports: Any, ran: Any) -> tuple[Any, Any, Any]:
+        """Adds a step; returns the totals, the reports, and True if another step follows."""
+        (local,) = self._strategy.experimental_local_results(result)
+        values, report = local
+        count, rows = reports
+        continues = report[0] < finiteness.STOPPED
+        self._counter.assign_add(tf.cast(continues, tf.int64), read_value=False)
+        row = tf.concat([tf.cast(ran, tf.float32)[None], report], axis=0)
+        index = tf.minimum(count, _MAX_REPORTS - 1)  # the next row overwrites that of a valid step
+        rows = tf.tensor_scatter_nd_update(rows, index[None, None], row[None])
+        return packed + values, (count + tf.cast(report[0] > 0.0, tf.int32), rows), continues
 
-    def _heed(self, steps: int, told: Any) -> None:
-        """Prints which of the newest `steps` steps were left out; raises where one stops the run."""
-        count = int(told[0])
+    def _evaluate_reports(self, steps: int, reports: Any) -> None:
+        """Prints the skipped ones of the newest `steps` steps. Raises an error if one ends the run."""
+        count = int(reports[0])
         if not count:
             return
-        reports = [line for line in told[1].numpy()[:count] if line[1] > 0.0]
-        stops = reports[-1][1] == finiteness.STOPPED
-        before = int(self._counter.numpy()) - int(reports[-1][0] if stops else steps)
-        for done, outcome, *flags in reports:
+        rows = [row for row in reports[1].numpy()[:count] if row[1] > 0.0]
+        is_stopped = rows[-1][1] == finiteness.STOPPED
+        before = int(self._counter.numpy()) - int(rows[-1][0] if is_stopped else steps)
+        for number, outcome, *flags in rows:
             if outcome == finiteness.LEFT_OUT:
-                finiteness.warn_of_reported(before + int(done) + 1, flags)
-        if stops:
-            raise finiteness.reported_error(reports[-1][2:])
-        if count > len(reports):
-            _log.warning("%d more of these %d steps were left out.", count - len(reports), steps)
+                finiteness.warn_of_reported(before + int(number) + 1, flags)
+        if is_stopped:
+            raise finiteness.reported_error(rows[-1][2:])
+        if count > len(rows):
+            _log.warning("%d more of these %d steps were left out.", count - len(rows), steps)
 
     def refresh(self) -> None:
-        """The user's code has run, and may have changed which variables are trained."""
-        if self._programs and self._trained() != self._known[1]:
+        """Called after user code, which may have changed the set of trained variables."""
+        if self._programs and self._trained() != self._traced_for[1]:
             self.has_run = False
         self._batches = None
 
     def release(self) -> None:
-        """Forgets the batches of the last call, so that their pipeline can end."""
+        """Releases the batches of the newest call, so that their pipeline can end."""
         self._batches = None
 
     def graph_def(self) -> Any:
-        """The graph of the step as a GraphDef, once something ran; None before."""
+        """Returns the graph of the step as a GraphDef, or None before the first call."""
         for program in self._programs.values():
             return program.graph.as_graph_def()
         return None
@@ -179,15 +185,18 @@ class CompiledLoop:
 
 
 def _rows(window: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    """`window[first : first + size]`; tf.slice would compile once for each `first`."""
+    """Returns `window[first : first + size]`. tf.slice would compile once for each `first`."""
     return tf.gather(window, first + tf.range(size, dtype=tf.int64))
 
 
 def _check_operations(graph: tf.Graph, is_on_cpu: bool) -> None:
-    """Raises UsageError for operations that XLA seeds with the time of day; warns of others."""
+    """Raises UsageError for operations that XLA seeds by the clock. Warns of ignored or slow operations."""
     nodes, functions = nodes_of_graph(graph.as_graph_def())
     everywhere = {
-        node.op for body in (nodes, *functions.values()) for node in body if _AVERAGES_OWN not in node.name
+        node.op
+        for body in (nodes, *functions.values())
+        for node in body
+        if _BATCH_SIZE_ASSERT not in node.name
     }
     if drawn := sorted(everywhere & RANDOM_OPS):
         raise UsageError(
