@@ -49,5 +49,5 @@ def error_to_raise(error: BaseException, trainer: TrainerProtocol, session: Sess
         manager=session.manager,
         batch_size=trainer.global_batch_size,
         topology=topology,
-        several=topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
+        has_peers=topology.num_workers > 1 or parameter_servers.is_used(trainer.strategy),
     )

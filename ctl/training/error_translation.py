@@ -1,4 +1,4 @@
-"""TensorFlow's errors as ours, where we know better what they mean."""
+"""Translation of TensorFlow's errors to errors of ctl with an explanation."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from ctl.step import finiteness
 from ctl.training import step_mistakes
 from ctl.training.trainer_protocol import TrainerProtocol
 
-_OF_NCCL = (tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow makes of its failures
+_NCCL_ERRORS = (tf.errors.InternalError, tf.errors.UnknownError)
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
 
 
@@ -28,25 +28,31 @@ def explained(
     manager: CheckpointManager,
     batch_size: int,
     topology: Topology,
-    several: bool,
+    has_peers: bool,
 ) -> BaseException:
-    """The error to raise for `error`, which came after `step` completed steps; often the same.
+    """Returns the error to raise for an error in a run: an explanation, or the same error.
 
-    `several` says that other processes take part.
+    Args:
+      error: Error to explain.
+      step: Number of completed steps.
+      manager: Checkpoint manager, for the newest step.
+      batch_size: Global batch size.
+      topology: Topology of the job.
+      has_peers: True if other processes take part.
     """
     text = str(error)
     if isinstance(error, tf.errors.InvalidArgumentError) and finiteness.MESSAGE in text:
-        who = finiteness.described(text, topology.num_replicas, topology.num_workers)
-        local = finiteness.AT_AVERAGE in text
-        what = f"By step {step}" if local else f"Step {step + 1}"
-        done = "" if local else "The step was not applied; "
+        description = finiteness.described(text, topology.num_replicas, topology.num_workers)
+        is_local = finiteness.AT_AVERAGE in text
+        when = f"By step {step}" if is_local else f"Step {step + 1}"
+        effect = "" if is_local else "The step was not applied; "
         newest = newest_step_phrase(manager)
-        back = ", --on_nonfinite=rollback goes back to the checkpoint and on with other data"
+        rollback = ", --on_nonfinite=rollback returns to the checkpoint and continues with other data"
         return NonFiniteError(
-            f"{what}: {who}. {done}{newest if done else newest.capitalize()}. Look at "
+            f"{when}: {description}. {effect}{newest if effect else newest.capitalize()}. Look at "
             "the loss for logarithms and divisions, lower the learning rate, or clip with self.gradients = "
             "ctl.Gradients(clip_norm=1.0). --on_nonfinite=skip leaves such steps out"
-            f"{'' if local else back}."
+            f"{'' if is_local else rollback}."
         )
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and "No space" not in text:
         return OutOfMemory(
@@ -56,23 +62,23 @@ def explained(
             "self.gradients = ctl.Gradients(accumulate_steps=2), which splits a replica's batch; on GPUs "
             "also TF_FORCE_GPU_ALLOW_GROWTH=true where others use the device."
         )
-    of_rows = _of_rows(text, batch_size, topology)
-    if isinstance(error, tf.errors.InvalidArgumentError) and of_rows:
-        return UsageError(f"Step {step + 1}: {of_rows}")
+    row_error = _explain_rows(text, batch_size, topology)
+    if isinstance(error, tf.errors.InvalidArgumentError) and row_error:
+        return UsageError(f"Step {step + 1}: {row_error}")
     if isinstance(error, tf.errors.OpError) and _XLA[0] in text:
         return UsageError(
             f"jit_compile: XLA cannot compile this train_step ({_first_line(text, _XLA)}). Leave "
             "--jit_compile out, or write the step without that operation."
         )
-    translated = _of_a_peer(error, text, step) if several else error
+    translated = _translate_peer_error(error, text, step) if has_peers else error
     if translated is error and isinstance(error, tf.errors.OpError):
-        known = input_errors.explain_input_error(error, "train_data")
-        known = known or step_mistakes.explain_step_error(error, "one of train_data")
-        return error if known is None else UsageError(f"After step {step}: {known}")
+        explanation = input_errors.explain_input_error(error, "train_data")
+        explanation = explanation or step_mistakes.explain_step_error(error, "one of train_data")
+        return error if explanation is None else UsageError(f"After step {step}: {explanation}")
     return translated
 
 
-def _of_rows(text: str, batch_size: int, topology: Topology) -> str:
+def _explain_rows(text: str, batch_size: int, topology: Topology) -> str:
     """Returns the explanation of a batch whose rows cannot be used, or an empty string."""
     if pipeline.TOO_MANY_ROWS in text:
         return (
@@ -97,7 +103,7 @@ def peer_errors(trainer: TrainerProtocol) -> Iterator[None]:
         topology = trainer.topology
         if topology.num_workers < 2 and not parameter_servers.is_used(trainer.strategy):
             raise
-        error = _of_a_peer(e, str(e), trainer.step)
+        error = _translate_peer_error(e, str(e), trainer.step)
         if error is e:
             raise
         raise error from e
@@ -114,21 +120,21 @@ def translates_peer_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_translation
 
 
-def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
-    """PeerLostError where another task is the cause; else the same error."""
+def _translate_peer_error(error: BaseException, text: str, step: int) -> BaseException:
+    """Returns PeerLostError if another task is the cause, else the same error."""
     if isinstance(error, PEER_ERRORS):
         return PeerLostError(
             f"Step {step}: another task is gone or cannot be reached "
             f"({_first_line(text.replace(FAILURE_MARK, ''), _PEER_WORDS)}). Its own log tells why."
         )
     if isinstance(error, tf.errors.FailedPreconditionError) and FAILURE_MARK in text:
-        said = text.partition(FAILURE_MARK)[2]
+        message = text.partition(FAILURE_MARK)[2]
         return UsageError(
-            f"Step {step}: {said} Workers (ranks) must sum the same things in the same order; "
+            f"Step {step}: {message} Workers (ranks) must sum the same things in the same order; "
             "--check_collectives names the line on each worker."
         )
-    words = text.lower()
-    if isinstance(error, _OF_NCCL) and "nccl" in words and "invalid" not in words:
+    lower_text = text.lower()
+    if isinstance(error, _NCCL_ERRORS) and "nccl" in lower_text and "invalid" not in lower_text:
         return PeerLostError(
             f"Step {step}: NCCL failed ({_first_line(text, ('NCCL', 'nccl'))}). Most often another task "
             "is gone or a network failed; NCCL_DEBUG=INFO and the other logs tell more."
@@ -137,9 +143,9 @@ def _of_a_peer(error: BaseException, text: str, step: int) -> BaseException:
 
 
 def newest_step_phrase(manager: CheckpointManager) -> str:
-    """Which checkpoint is the newest, as part of a sentence."""
-    kept = manager.steps()
-    return f"the newest checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved"
+    """Returns a clause about the newest checkpoint."""
+    steps = manager.steps()
+    return f"the newest checkpoint is of step {steps[-1]}" if steps else "no checkpoint was saved"
 
 
 _MEMORY_WORDS = ("OOM", "out of memory", "llocat", "memory")
@@ -147,14 +153,14 @@ _PEER_WORDS = ("aborted", "reset by peer", "closed", "unhealthy", "timed out", "
 
 
 def _first_line(text: str, words: tuple[str, ...]) -> str:
-    """The first line of a TensorFlow error with one of `words`; it is more than a heading."""
+    """Returns the first line of a TensorFlow error that contains one of `words`, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    known = [line for line in lines if any(word in line for word in words)]
-    return (known or lines or [""])[0][:200]
+    matching = [line for line in lines if any(word in line for word in words)]
+    return (matching or lines or [""])[0][:200]
 
 
 def ours(error: BaseException | None) -> CtlError | None:
-    """The error of `ctl` in a chain of errors, or None."""
+    """Returns the first error of ctl in a chain of errors, or None."""
     while error is not None and not isinstance(error, CtlError):
         error = error.__cause__ or error.__context__
     return error

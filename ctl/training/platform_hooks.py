@@ -1,6 +1,6 @@
-"""What a platform gets of a run: logs and the model where it looks for them, a number for its tuning.
+"""Integration with platforms: directories of logs and models, and a metric for hyperparameter tuning.
 
-Also what it takes: where all processes end with the chief, the evaluator has to finish first.
+On platforms that end all processes with the chief, the chief waits for the evaluator.
 """
 
 import tempfile
@@ -18,9 +18,16 @@ from ctl.training.trainer_protocol import TrainerProtocol
 
 
 def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
-    """Before anything is built; `hypertune` is a metric of the evaluation, or empty.
+    """Prepares a trainer for the platform, before `build`.
 
-    Raises UsageError where nothing is evaluated, or no model can be copied to the platform's place.
+    Args:
+      trainer: Trainer to prepare.
+      places: Directories of the platform.
+      hypertune: Name of the metric to report to a tuning job, or an empty string.
+      mode: Value of --mode.
+
+    Raises:
+      UsageError: If the metric is not evaluated, or the model cannot be copied to its directory.
     """
     if places.model and mode in ("train", "train_and_eval"):
         _check_model_directory(trainer, places.model)
@@ -38,7 +45,7 @@ def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: s
 
 
 def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
-    """A model that cannot be served is found now, not after hours."""
+    """Raises an error before training if the model cannot be copied after it."""
     if trainer.model_dir is None:
         raise UsageError(
             f"AIP_MODEL_DIR names {model} for the model, and there is no model_dir to export it from. Give "
@@ -59,29 +66,35 @@ def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
 
 
 def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[str]) -> None:
-    """After an export: a copy of the SavedModel goes where the platform serves it from.
+    """Copies the exported SavedModel to the directory from which the platform serves it.
 
-    What is there is replaced; `saved_model.pb` is deleted first and written last. Raises CtlError.
+    A model in the directory is replaced: `saved_model.pb` is deleted first and written last.
+
+    Raises:
+      CtlError: If the copy fails.
     """
     if not places.model or "saved_model" not in formats or not trainer.topology.is_chief:
         return
-    assert trainer.model_dir is not None  # `_check_model_directory` has seen to it
+    assert trainer.model_dir is not None  # checked by `_check_model_directory`
     source = paths.path(trainer.model_dir) / "export" / "saved_model"
     try:
         paths.copy_tree(source, paths.path(places.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
         raise CtlError(
             f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "
-            f"names: {e}. Copy it there yourself, or write another place into AIP_MODEL_DIR."
+            f"names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
         ) from e
 
 
-def let_evaluator_finish(trainer: TrainerProtocol, me: Topology) -> None:
-    """After a training, on the chief, where its end is everybody's.
+def let_evaluator_finish(trainer: TrainerProtocol, topology: Topology) -> None:
+    """Waits for the evaluator after a training, on the chief of a platform that ends all processes with it.
 
-    `me` is the cluster as the platform told it, before TF_CONFIG was written anew for TensorFlow.
+    Args:
+      trainer: Trainer after its training.
+      topology: Topology as the platform describes it.
     """
-    if trainer.model_dir and me.is_chief and me.has_evaluator and me.ends_with_chief:
+    ends_evaluator = topology.is_chief and topology.has_evaluator and topology.ends_with_chief
+    if trainer.model_dir and ends_evaluator:
         checkpoint_follower.wait_for_evaluator(
             checkpoint_follower.checkpoints(trainer), f"{trainer.model_dir}/{evaluator.EVALUATED}"
         )

@@ -1,4 +1,4 @@
-"""What a run tells its writers: the header, the resumed line, the summary, the configuration."""
+"""Description of a run for metric writers: header, resumed line, summary and configuration."""
 
 import contextlib
 import json
@@ -38,16 +38,16 @@ def log_dir(trainer: TrainerProtocol) -> str:
 
 
 def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) -> RunInfo:
-    """What does not change during a run."""
-    place = trainer.topology
+    """Returns the values that do not change during a run."""
+    topology = trainer.topology
     policy = getattr(trainer.model, "dtype_policy", None)
-    served = parameter_servers.is_used(trainer.strategy)
-    workers = parameter_servers.num_workers(trainer.strategy) if served else place.num_workers
+    has_servers = parameter_servers.is_used(trainer.strategy)
+    num_workers = parameter_servers.num_workers(trainer.strategy) if has_servers else topology.num_workers
     return RunInfo(
         model=type(trainer).__name__,
         strategy=strategies.word_of(trainer.strategy),
-        num_workers=workers,
-        num_replicas=place.num_replicas,
+        num_workers=num_workers,
+        num_replicas=topology.num_replicas,
         global_batch_size=trainer.global_batch_size,
         data=batches.description,
         precision=getattr(policy, "name", "float32"),
@@ -60,18 +60,18 @@ def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) ->
 
 
 def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Parameter, ...]:
-    """The weights of the models under the names of checkpoints."""
-    known = {id(plain(v)) for thing in collect_owners(trainer).values() for v in weights_of(thing)}
+    """Returns the weights of the models under their names in checkpoints."""
+    weight_ids = {id(plain(v)) for owner in collect_owners(trainer).values() for v in weights_of(owner)}
     return tuple(
         (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
         for name, v in state.variables.items()
-        if id(v) in known
+        if id(v) in weight_ids
     )
 
 
 def one_line(trainer: SessionOwner) -> str:
     """Returns the `repr` of a trainer. It builds no model and raises no error."""
-    kind, facts = type(trainer).__name__, []
+    facts = []
     with contextlib.suppress(Exception):
         session, replicas = trainer._session, trainer.topology.num_replicas
         step = 0 if session is None else session.step if tf.executing_eagerly() else session.last_step
@@ -87,17 +87,17 @@ def one_line(trainer: SessionOwner) -> str:
         else:
             total = parameter_total(_parameters(trainer, session.state))
             facts.append(f"{total.num_values:,} parameters")
-    return f"{kind}({', '.join(facts)})"
+    return f"{type(trainer).__name__}({', '.join(facts)})"
 
 
 def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
-    """Everything a run was made of, JSON-able."""
-    place, intervals = trainer.topology, trainer.intervals
+    """Returns the settings and versions of a run."""
+    topology, intervals = trainer.topology, trainer.intervals
     return {
         "model": type(trainer).__name__,
         "strategy": strategies.word_of(trainer.strategy),
-        "workers": place.num_workers,
-        "replicas": place.num_replicas,
+        "workers": topology.num_workers,
+        "replicas": topology.num_replicas,
         "global_batch_size": trainer.global_batch_size,
         "seed": trainer.seed,
         "steps_per_loop": intervals.steps_per_loop,
@@ -112,52 +112,53 @@ def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
 
 
 def _origin(trainer: TrainerProtocol) -> dict[str, str]:
-    """The command, and the commit of the program's repository, if it has one; said by the chief."""
+    """Returns, on the chief, the command and the commit of the program's repository, if it has one."""
     if not trainer.topology.is_chief or not trainer.model_dir:
         return {}
-    found = {"command": _shown_command(sys.orig_argv, {*config.NAMES, *config.OF_RUN, *trainer.hparams})}
+    origin = {"command": _shown_command(sys.orig_argv, {*config.NAMES, *config.OF_RUN, *trainer.hparams})}
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    words = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]
-    words += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]
+    command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with contextlib.suppress(OSError):
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(words, **streams) as process:  # type: ignore[call-overload]
+        with subprocess.Popen(command, **streams) as process:  # type: ignore[call-overload]
             if not select.select([process.stdout], [], [], _GIT_SECS)[0]:
                 process.kill()
-            said = process.stdout.read().decode().strip()
+            output = process.stdout.read().decode().strip()
         if process.returncode == 0:
-            found["git_commit"] = said
-    return found
+            origin["git_commit"] = output
+    return origin
 
 
-def _shown_command(words: Sequence[str], known: Collection[str]) -> str:
-    """A command line without the values of flags that nobody has given to ctl: they may be secrets."""
-    found: list[str] = []
-    hides = False  # the next word, unless it is a flag
-    for word in words:
-        flag, equals, _ = word.partition("=")
+def _shown_command(arguments: Sequence[str], known_flags: Collection[str]) -> str:
+    """Returns a command line without the values of unknown flags, which may be secrets."""
+    shown: list[str] = []
+    hides_next = False  # unless the next argument is a flag
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
         name = flag.lstrip("-").replace("-", "_")
-        is_flag = word.startswith("-") and len(name) > 1  # absl takes -name as well; -m is Python's
-        is_known = name in known or name.removeprefix("no") in known
+        is_flag = argument.startswith("-") and len(name) > 1  # absl accepts -name; -m is Python's
+        is_known = name in known_flags or name.removeprefix("no") in known_flags
         is_secret = is_flag and job_fingerprint.looks_secret(name)
-        if hides and not word.startswith("-"):
-            word, hides = "...", False  # noqa: PLW2901
+        if hides_next and not argument.startswith("-"):
+            shown.append("...")
+            hides_next = False
         elif not is_flag or (is_known and not is_secret):
-            hides = False
+            shown.append(shlex.quote(argument))
+            hides_next = False
         else:
-            hides = not equals and (is_secret or flag.startswith("--"))
-            word = f"{flag}=..." if equals else flag  # noqa: PLW2901
-        found.append(word)
-    return " ".join(word if word == "..." else shlex.quote(word) for word in found)
+            shown.append(shlex.quote(f"{flag}=..." if equals else flag))
+            hides_next = not equals and (is_secret or flag.startswith("--"))
+    return " ".join(shown)
 
 
 def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:
-    """The same in values that JSON gives back as they are."""
+    """Returns the configuration as JSON values."""
     return json.loads(json.dumps(configuration(trainer), default=str))
 
 
 def write_config(trainer: TrainerProtocol) -> None:
-    """`model_dir/config.json`, by the chief."""
+    """Writes `model_dir/config.json` on the chief."""
     if not trainer.topology.is_chief or not trainer.model_dir:
         return
     final = paths.path(trainer.model_dir) / "config.json"
@@ -167,24 +168,24 @@ def write_config(trainer: TrainerProtocol) -> None:
     try:
         paths.write_atomically(final, text)
     except OSError as e:
-        _log.warning("%s cannot be written (%s); training goes on.", final, e.strerror or e)
+        _log.warning("%s cannot be written (%s); training continues.", final, e.strerror or e)
 
 
 def resumed_line(manifest: Manifest | None, total: int | None) -> str | None:
-    """One line about where a run goes on, with its age and its restarts; None on a fresh start."""
-    again = _attempt()
+    """Returns a line about the resumed checkpoint, its age and restarts; None for a fresh start."""
+    attempt = _attempt()
     if manifest is None or manifest.step == 0:
-        return f"{again}, from the beginning" if again else None
+        return f"{attempt}, from the beginning" if attempt else None
     share = f" ({100 * manifest.step / total:.0f} %)" if total and total >= manifest.step else ""
     secs = max(0.0, time.time() - manifest.created)
     units = ((172800, 86400, "days"), (7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
     size, unit = next((size, unit) for least, size, unit in units if secs >= least)
     line = f"resuming at step {manifest.step}{share}, saved {secs / size:.0f} {unit} ago"
-    return f"{line}; {again}" if again else line
+    return f"{line}; {attempt}" if attempt else line
 
 
 def _attempt() -> str | None:
-    """What the launcher says of restarts, if there were any."""
+    """Returns the number and the reason of the newest restart by the launcher, or None."""
     count, reason = os.environ.get("CTL_ATTEMPT", ""), os.environ.get("CTL_RESTART_REASON", "")
     if not count.isdigit() or int(count) < 2:
         return None
@@ -192,25 +193,25 @@ def _attempt() -> str | None:
 
 
 def label_of(trainer: TrainerProtocol, optimizer: Any) -> str:
-    """What reports call an optimizer: nothing for `self.optimizer`, else the name of the attribute."""
+    """Returns the name of an optimizer in reports, an empty string for `self.optimizer`."""
     if optimizer is trainer.optimizer:
         return ""
-    return next((name for name, known in _optimizers(trainer).items() if known is optimizer), "")
+    return next((name for name, other in _optimizers(trainer).items() if other is optimizer), "")
 
 
 def learning_rates(trainer: TrainerProtocol) -> dict[str, float]:
-    """`learning_rate` that the newest step used, and `learning_rate/name` of each other optimizer."""
-    found: dict[str, float] = {}
+    """Returns `learning_rate` of the newest step, and `learning_rate/name` of each other optimizer."""
+    rates: dict[str, float] = {}
     for name, optimizer in {"": trainer.optimizer, **_optimizers(trainer)}.items():
         rate = None if name and optimizer is trainer.optimizer else _learning_rate(optimizer)
         if rate is not None:
-            found[f"learning_rate/{name}" if name else "learning_rate"] = rate
-    return found
+            rates[f"learning_rate/{name}" if name else "learning_rate"] = rate
+    return rates
 
 
 def _optimizers(trainer: TrainerProtocol) -> dict[str, Any]:
-    """The attributes that are optimizers, also in lists, tuples and dictionaries."""
-    found: dict[str, Any] = {}
+    """Returns the attributes that are optimizers, also in lists, tuples and dictionaries."""
+    optimizers: dict[str, Any] = {}
     for name, value in vars(trainer).items():
         if name.startswith("_"):
             continue
@@ -219,12 +220,12 @@ def _optimizers(trainer: TrainerProtocol) -> dict[str, Any]:
             items = [(f"{name}_{i}", v) for i, v in enumerate(value)]
         elif isinstance(value, Mapping):
             items = [(f"{name}_{k}", v) for k, v in value.items()]
-        found |= {n: v for n, v in items if attribute(v, "apply_gradients") or attribute(v, "apply")}
-    return found
+        optimizers |= {n: v for n, v in items if attribute(v, "apply_gradients") or attribute(v, "apply")}
+    return optimizers
 
 
 def _learning_rate(optimizer: Any) -> float | None:
-    """Of a Keras optimizer, that of its newest update if it has a schedule; None if there is none."""
+    """Returns the learning rate of the newest update of a Keras optimizer, or None if it has none."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     try:
         rate = getattr(optimizer, "_learning_rate", None)
@@ -283,8 +284,8 @@ def summary_of(
 
 
 def _tensorboard() -> str:
-    """The command as a user would type it here: by name, or by path where it is not on PATH."""
+    """Returns the command that starts TensorBoard, by path if it is not on PATH."""
     if shutil.which("tensorboard"):
         return "tensorboard"
-    beside = os.path.join(os.path.dirname(sys.executable), "tensorboard")
-    return os.path.relpath(beside) if os.path.exists(beside) else f"{sys.executable} -m tensorboard.main"
+    program = os.path.join(os.path.dirname(sys.executable), "tensorboard")
+    return os.path.relpath(program) if os.path.exists(program) else f"{sys.executable} -m tensorboard.main"

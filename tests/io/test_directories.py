@@ -79,7 +79,7 @@ def test_the_exported_model_takes_the_place_of_an_older_one(tmp_path, scheme):
     }  # fmt: skip
     assert (tmp_path / "model/saved_model.pb").read_text().startswith("run/export")
     (tmp_path / "file").touch()
-    with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it there yourself"):
+    with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it, or write"):
         hand_over(trainer, Directories(model=f"{tmp_path}/file/m"), ("saved_model",))
 
 

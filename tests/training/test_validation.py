@@ -213,24 +213,24 @@ def test_a_directory_of_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, 
 
 @pytest.mark.parametrize("kind", [tf.errors.InternalError, tf.errors.UnknownError])
 def test_a_failure_of_nccl_is_worth_another_attempt_where_there_are_several(kind):
-    def explained(text, several=True):
+    def explained(text, has_peers=True):
         return error_translation.explained(
             kind(None, None, text), step=3, manager=None, batch_size=8,
-            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), several=several,
+            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), has_peers=has_peers,
         )  # fmt: skip
 
     lost = explained("NCCL: remote process exited or there was a network error")
     assert isinstance(lost, PeerLostError) and "NCCL: remote process" in str(lost)
     assert type(explained("NCCL: invalid usage")) is kind
     assert type(explained("something else")) is kind
-    assert type(explained("NCCL: unhandled system error", several=False)) is kind
+    assert type(explained("NCCL: unhandled system error", has_peers=False)) is kind
 
 
 def test_errors_of_the_engine_are_those_of_tensorflow_s_path():
     def explained(error):
         return error_translation.explained(
             error, step=3, manager=None, batch_size=8,
-            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), several=True,
+            topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), has_peers=True,
         )  # fmt: skip
 
     lost = explained(failure("LOST", "rank 1 died (the connection was closed)"))
