@@ -180,7 +180,7 @@ class KerasCallbacks(Callback):
 
     def _learning_rate(self) -> float | None:
         optimizer = self._model.optimizer
-        if optimizer is None or not optimizer.built or not validation.has_a_number(optimizer):
+        if optimizer is None or not optimizer.built or not validation.has_variable_learning_rate(optimizer):
             return None  # a GAN has optimizers of other names, and does not use this one
         return float(plain(optimizer.learning_rate).numpy())
 

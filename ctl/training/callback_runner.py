@@ -236,7 +236,7 @@ class CallbackRunner:
     def _with_a_number(self, asked: str) -> Any:
         """The optimizer, whose learning rate can be changed; raises UsageError if it cannot."""
         optimizer = self._trainer.optimizer
-        if not validation.has_a_number(optimizer):
+        if not validation.has_variable_learning_rate(optimizer):
             raise UsageError(
                 f"Decision({asked}): self.optimizer has a schedule, or no learning rate. Give the "
                 "optimizer a number."

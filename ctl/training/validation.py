@@ -51,20 +51,21 @@ def check_train_data(trainer: TrainerProtocol) -> None:
 
 
 def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
-    """Warns of half an evaluation at the end of a program.
+    """Checks that the methods of an evaluation exist if they are needed. Warns if only one exists.
 
-    Raises UsageError for evaluations, or a best checkpoint, where nothing can be evaluated.
+    Raises:
+      UsageError: If evaluations, or a best checkpoint, are requested without eval_data and eval_step.
     """
     written = [m for m in ("eval_data", "eval_step") if is_defined_by_user(trainer, m)]
-    asked = trainer.intervals.evaluate != Every()
-    if asked and len(written) < 2 and trainer.intervals.evaluate != AT_THE_END:
+    is_requested = trainer.intervals.evaluate != Every()
+    if is_requested and len(written) < 2 and trainer.intervals.evaluate != AT_THE_END:
         missing = " and ".join(m for m in ("eval_data", "eval_step") if m not in written)
         raise UsageError(
-            f"evaluations are asked for by {trainer.intervals.evaluate} (eval_every_steps, or "
-            f"Intervals(evaluate=...)), but {type(trainer).__name__} has no {missing}. Write eval_data and "
-            "eval_step, or ask for none."
+            f"Intervals(evaluate={trainer.intervals.evaluate}), or eval_every_steps, needs eval_data and "
+            f"eval_step, and {type(trainer).__name__} has no {missing}. Write both methods, or leave the "
+            "setting out."
         )
-    if len(written) == 1 and asked and trainer.topology.is_chief:
+    if len(written) == 1 and is_requested and trainer.topology.is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(
             "%s has %s but no %s, so nothing is evaluated; it takes both.",
@@ -73,7 +74,7 @@ def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManage
             missing,
         )
     best = manager.best_metric
-    if best is not None and (len(written) < 2 or not asked):
+    if best is not None and (len(written) < 2 or not is_requested):
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
             "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."
@@ -81,7 +82,7 @@ def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManage
 
 
 def check_best_metric(manager: CheckpointManager, means: Mapping[str, float]) -> None:
-    """Raises UsageError if the best checkpoint goes by a metric that the evaluation has not."""
+    """Raises UsageError if the metric of the best checkpoint is not among the evaluated metrics."""
     best = manager.best_metric
     if best is not None and best not in means:
         raise UsageError(
@@ -171,7 +172,7 @@ def check_callbacks(trainer: TrainerProtocol, callbacks: Sequence[Callback]) -> 
                 f"{name} needs the evaluation, but nothing is evaluated. {_no_evaluation(trainer)} For "
                 "metrics of the training write run='train'."
             )
-        if isinstance(callback, ReduceOnPlateau) and not has_a_number(trainer.optimizer):
+        if isinstance(callback, ReduceOnPlateau) and not has_variable_learning_rate(trainer.optimizer):
             raise UsageError(
                 f"{name} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
                 "Give the optimizer a number."
@@ -189,23 +190,23 @@ def _no_evaluation(trainer: TrainerProtocol) -> str:
     return "Write eval_data and eval_step, and Intervals(evaluate=...)."
 
 
-def has_a_number(optimizer: Any) -> bool:
-    """Whether the learning rate is a number that can be changed, no schedule."""
+def has_variable_learning_rate(optimizer: Any) -> bool:
+    """Returns True if the learning rate is a number that can be changed, and not a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
-    schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
-    return rate is not None and not schedule and hasattr(plain(rate), "numpy")
+    is_schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
+    return rate is not None and not is_schedule and hasattr(plain(rate), "numpy")
 
 
 def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
-    """Raises UsageError for what cannot be a checkpoint manager or a list of writers."""
+    """Raises UsageError for objects that are no checkpoint manager or no list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
             f"checkpoints is {checkpoints!r}; expected a ctl.CheckpointManager, e.g. "
             "ctl.ChiefOnlyCheckpoints(directory), or a subclass of yours."
         )
-    several = isinstance(writers, Sequence) and not isinstance(writers, str)
-    if writers is not None and not (several and all(map(is_writer, writers))):
+    is_list = isinstance(writers, Sequence) and not isinstance(writers, str)
+    if writers is not None and not (is_list and all(map(is_writer, writers))):
         raise UsageError(
             f"writers is {writers!r}; expected a list of writers with write and note, e.g. "
             "[ctl.ConsoleWriter()]."
@@ -225,27 +226,27 @@ def check_trainable(trainer: TrainerProtocol) -> None:
             f"{type(trainer).__name__}.build() made no variables; expected it to set self.model, and "
             "self.optimizer unless the step updates by itself."
         )
-    for name, thing in owned.items():
-        _check_scope(trainer, name, thing)
-        _check_not_sharded(name, thing)
+    for name, owner in owned.items():
+        _check_scope(trainer, name, owner)
+        _check_not_sharded(name, owner)
     _check_batch_normalization(trainer, owned)
     _check_central_storage(trainer, owned)
     check_compilation(trainer)
 
 
 def check_optimizers(trainer: TrainerProtocol) -> None:
-    """Builds the slots of `self.optimizer`; raises UsageError for other optimizers without theirs."""
-    for name, thing in vars(trainer).items():
-        keras_like = attribute(thing, "apply_gradients") and attribute(thing, "build")
-        if name == "optimizer" and thing is not None:
-            optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
-            _check_optimizer_strategy(trainer, name, thing)
+    """Builds the slots of `self.optimizer`. Raises UsageError for other optimizers without slots."""
+    for name, value in vars(trainer).items():
+        is_like_keras = attribute(value, "apply_gradients") and attribute(value, "build")
+        if name == "optimizer" and value is not None:
+            optimizers_lib.check_optimizer(value, name, trainer.topology.num_replicas)
+            _check_optimizer_strategy(trainer, name, value)
             if trainer.model is not None:
-                optimizers_lib.build_slots(thing, trainer.model.trainable_variables)
-        elif keras_like:
-            optimizers_lib.check_optimizer(thing, name, trainer.topology.num_replicas)
-            _check_optimizer_strategy(trainer, name, thing)
-            if not getattr(thing, "built", True):
+                optimizers_lib.build_slots(value, trainer.model.trainable_variables)
+        elif is_like_keras:
+            optimizers_lib.check_optimizer(value, name, trainer.topology.num_replicas)
+            _check_optimizer_strategy(trainer, name, value)
+            if not getattr(value, "built", True):
                 raise UsageError(
                     f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
                     "with the variables it will update."
@@ -253,46 +254,46 @@ def check_optimizers(trainer: TrainerProtocol) -> None:
 
 
 def check_compilation(trainer: TrainerProtocol) -> None:
-    """Raises UsageError where XLA cannot compile forward and backward of a replica."""
+    """Raises UsageError if XLA cannot compile forward and backward of a replica."""
     if trainer.jit_compile == "off":
         return
-    word = strategies.word_of(trainer.strategy)
-    one = trainer.topology.num_replicas == 1 and word in ("default", "one_device", "mirrored")
-    if trainer.jit_compile == "loop" and not one:
+    strategy = strategies.word_of(trainer.strategy)
+    is_local = strategy in ("default", "one_device", "mirrored")
+    if trainer.jit_compile == "loop" and not (is_local and trainer.topology.num_replicas == 1):
         raise UsageError(
-            f"jit_compile='loop' with strategy {word!r} and {trainer.topology.num_replicas} replicas: the "
-            "program of a loop has room for no collective of TensorFlow's. Train on one replica, such as "
+            f"jit_compile='loop' with strategy {strategy!r} and {trainer.topology.num_replicas} replicas: "
+            "the program of a loop cannot contain TensorFlow's collectives. Train on one replica, such as "
             "--strategy=one_device, or write --jit_compile=step."
         )
-    if word in ("parameter_server", "central_storage"):
+    if strategy in ("parameter_server", "central_storage"):
         raise UsageError(
-            f"jit_compile with strategy {word!r}: XLA cannot reach variables on another device. Leave "
+            f"jit_compile with strategy {strategy!r}: XLA cannot reach variables on another device. Leave "
             "jit_compile out, or use default, mirrored or multi_worker."
         )
-    for thing in tracked_state.collect_owners(trainer).values():
-        for layer in layers_of(thing):
-            synchronised = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
-            if trainer.topology.num_replicas > 1 and synchronised and layer.trainable:
+    for owner in tracked_state.collect_owners(trainer).values():
+        for layer in layers_of(owner):
+            is_synchronized = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
+            if trainer.topology.num_replicas > 1 and is_synchronized and layer.trainable:
                 raise UsageError(
-                    f"jit_compile with the layer {layer.name!r}: it adds up over replicas in the middle of "
-                    "the step, which XLA cannot do. Leave jit_compile out, or use another normalisation, "
-                    "such as keras.layers.LayerNormalization."
+                    f"jit_compile with the layer {layer.name!r}: it sums over replicas within the step, "
+                    "which XLA cannot do. Leave jit_compile out, or use another normalization, such as "
+                    "keras.layers.LayerNormalization."
                 )
 
 
 def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
-    """What TensorFlow does not carry where variables are updated outside the replicas."""
+    """Raises UsageError for objects that central storage cannot update."""
     if strategies.word_of(trainer.strategy) != "central_storage" or trainer.topology.num_replicas == 1:
         return
-    for name, thing in owned.items():
-        if optimizers_lib.skips_what_is_not_finite(thing):
+    for name, owner in owned.items():
+        if optimizers_lib.skips_what_is_not_finite(owner):
             raise UsageError(
                 f"self.{name} scales the loss, which needs conditional updates; strategy "
                 "'central_storage' has none. Train with the policy 'mixed_bfloat16', or 'mirrored'."
             )
-        for variable in tracked_state.variables_of(thing):
-            none = getattr(plain(variable), "aggregation", None) == tf.VariableAggregation.NONE
-            if none and not getattr(variable, "trainable", True):
+        for variable in tracked_state.variables_of(owner):
+            has_none = getattr(plain(variable), "aggregation", None) == tf.VariableAggregation.NONE
+            if has_none and not getattr(variable, "trainable", True):
                 raise UsageError(
                     f"self.{name} has the variable {variable.name!r} that replicas update, and "
                     "'central_storage' does not know how to combine them. Make the model in build(), or "
@@ -306,17 +307,17 @@ def _check_optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: An
         raise UsageError(_outside(f"self.{name}"))
 
 
-def _check_scope(trainer: TrainerProtocol, name: str, thing: Any) -> None:
+def _check_scope(trainer: TrainerProtocol, name: str, owner: Any) -> None:
     if trainer.strategy.num_replicas_in_sync == 1:
         return
-    for variable in tracked_state.variables_of(thing):
+    for variable in tracked_state.variables_of(owner):
         if not trainer.strategy.extended.variable_created_in_scope(plain(variable)):
             raise UsageError(_outside(f"self.{name}"))
 
 
-def _check_not_sharded(name: str, thing: Any) -> None:
-    """A Keras 3 variable cannot hold the shards that a variable_partitioner makes of it."""
-    for variable in tracked_state.variables_of(thing):
+def _check_not_sharded(name: str, owner: Any) -> None:
+    """Raises UsageError for Keras 3 variables that a variable_partitioner has split."""
+    for variable in tracked_state.variables_of(owner):
         if is_keras3(variable) and hasattr(variable.value, "variables"):
             raise UsageError(
                 f"self.{name} has the Keras 3 variable {variable.path!r} in "
@@ -333,18 +334,17 @@ def _outside(name: str) -> str:
 
 
 def _check_batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
-    """Raises UsageError for layers that normalize each replica by itself, where no trace can tell.
+    """Raises UsageError for layers that normalize the examples of each replica separately.
 
-    Under the other strategies the trace shows whether the statistics of a layer change; see
-    `replica_assignments`.
+    Strategies `mirrored` and `multi_worker` detect them in the trace; see `replica_assignments`.
     """
-    word = strategies.word_of(trainer.strategy)
-    if trainer.strategy.num_replicas_in_sync == 1 or word in ("mirrored", "multi_worker"):
+    strategy = strategies.word_of(trainer.strategy)
+    if trainer.strategy.num_replicas_in_sync == 1 or strategy in ("mirrored", "multi_worker"):
         return
-    for thing in owned.values():
-        for layer in layers_of(thing):
-            is_alone = is_keras3(layer) and not getattr(layer, "synchronized", True)
-            if type(layer).__name__ == "BatchNormalization" and is_alone and layer.trainable:
+    for owner in owned.values():
+        for layer in layers_of(owner):
+            is_local = is_keras3(layer) and not getattr(layer, "synchronized", True)
+            if type(layer).__name__ == "BatchNormalization" and is_local and layer.trainable:
                 raise UsageError(
                     f"the layer {layer.name!r} would normalize the examples of each of "
                     f"{trainer.strategy.num_replicas_in_sync} replicas by themselves. Write "
