@@ -50,11 +50,11 @@ class CallbackRunner:
     Attributes:
       rolls_back: True if a callback may restore the newest checkpoint.
       monitored: The metrics of the evaluation that callbacks compare.
-      stopped: a callback asked the run to stop, now or in the run that was resumed.
-      stop_reason: the message of the callback that stopped the run, "" if there is none.
-      best: the step and metrics of the weights that `end` restores, or None.
-      failure: error of a callback or a hook, here or on another worker; the run is to end.
-      failed: the event for which it was called.
+      stopped: True if a callback has stopped the run, or the resumed run.
+      stop_reason: Message of the callback that stopped the run, or an empty string.
+      best: Step and metrics of the weights that `end` restores, or None.
+      failure: Error of a callback or a hook on any worker, which ends the run, or None.
+      failed: Event for which the failed method was called.
     """
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Sequence[Callback], agreement: HostAllReduce):
@@ -73,28 +73,35 @@ class CallbackRunner:
         self.stop_reason = ""
         self.failure: Exception | None = None
         self.failed = ""
-        self._wants_back = False
+        self._has_roll_back = False
 
     def take_roll_back(self) -> bool:
         """Returns True if a callback has requested a rollback since the last call."""
-        wants, self._wants_back = self._wants_back, False
-        return wants
+        is_requested, self._has_roll_back = self._has_roll_back, False
+        return is_requested
 
     def wants(self, event: str) -> bool:
         """Returns True if the trainer or a callback handles the event."""
         return bool(self._handlers[event])
 
-    def tell(self, event: str, step: int, *about: Any, heeded: bool = True) -> bool:
-        """Calls each method for an event of EVENTS; True if the run is to stop. All workers must call it.
+    def notify(self, event: str, step: int, *arguments: Any, applies_decisions: bool = True) -> bool:
+        """Calls the methods for an event. All workers call it.
 
-        Decisions have no effect unless `heeded` is true. An error of a method is stored in `failure`.
+        Args:
+          event: Name in EVENTS.
+          step: Number of completed steps.
+          arguments: Arguments of the methods.
+          applies_decisions: False ignores the decisions of the methods.
+
+        Returns:
+          True if the run is to stop. An error of a method is stored in `failure`.
         """
         if not self._handlers[event] or self.failure is not None:
             return self.stopped or self.failure is not None
-        made, error = [], None
+        results, error = [], None
         try:
-            made = [method(*about) for method in self._handlers[event]]
-        except Interrupted:  # by a signal, in an evaluation of the callback's own: the loop will see it
+            results = [method(*arguments) for method in self._handlers[event]]
+        except Interrupted:  # by a signal, in an evaluation that a callback has called
             pass
         except Exception as e:
             if self._agreement.num_workers > 1 and isinstance(e, PEER_ERRORS):
@@ -102,9 +109,9 @@ class CallbackRunner:
             error = e
         measured = BestWeights(step)
         if event == "on_metrics":
-            values, run = about[1], about[2]
+            values, run = arguments[1], arguments[2]
             measured = BestWeights(step, run, {name: float(value) for name, value in values.items()})
-        return self._settle(event, measured, made, error, heeded)
+        return self._settle(event, measured, results, error, applies_decisions)
 
     def raise_failure(self) -> None:
         """Raises the error of a callback or a hook, once."""
@@ -117,19 +124,24 @@ class CallbackRunner:
         failure, self.failure = self.failure, None
         return failure
 
-    def carry_out(self, step: int, made: Sequence[Decision | None]) -> bool:
+    def carry_out(self, step: int, decisions: Sequence[Decision | None]) -> bool:
         """Executes the chief's decisions in `after_loop` on all workers; True if the run is to stop."""
-        return self._settle("after_loop", BestWeights(step), made, None, True)
+        return self._settle("after_loop", BestWeights(step), decisions, None, True)
 
     def _settle(
-        self, event: str, measured: BestWeights, made: Sequence[Any], error: Exception | None, heeded: bool
+        self,
+        event: str,
+        measured: BestWeights,
+        results: Sequence[Any],
+        error: Exception | None,
+        applies: bool,
     ) -> bool:
-        decisions = self._chiefs(event, made, error)
-        if heeded:
-            self._act(measured, decisions)
+        decisions = self._decisions_of_chief(event, results, error)
+        if applies:
+            self._execute(measured, decisions)
         return self.stopped or self.failure is not None
 
-    def _act(self, measured: BestWeights, decisions: Sequence[Decision]) -> None:
+    def _execute(self, measured: BestWeights, decisions: Sequence[Decision]) -> None:
         step = measured.step
         for decision in decisions:
             if decision.stop:
@@ -141,19 +153,21 @@ class CallbackRunner:
             if decision.learning_rate_factor != 1.0:
                 self._reduce(step, decision.learning_rate_factor, decision.lowest_learning_rate)
             if decision.learning_rate is not None:
-                optimizer = self._with_a_number("learning_rate=...")
+                optimizer = self._adjustable_optimizer("learning_rate=...")
                 if float(plain(optimizer.learning_rate).numpy()) != decision.learning_rate:
                     optimizer.learning_rate = decision.learning_rate
             if decision.keep_weights:
                 self._remember()
                 self.best = measured
-            self._wants_back |= decision.roll_back
+            self._has_roll_back |= decision.roll_back
             if decision.export:
                 self._export(decision)
 
-    def _chiefs(self, event: str, made: Sequence[Any], error: Exception | None) -> list[Decision]:
+    def _decisions_of_chief(
+        self, event: str, results: Sequence[Any], error: Exception | None
+    ) -> list[Decision]:
         """Returns the decisions of the chief's callbacks on every worker; none if a callback failed."""
-        decisions = [Decision(stop=True) if d is True else d for d in made if d is not None]
+        decisions = [Decision(stop=True) if d is True else d for d in results if d is not None]
         other = next((d for d in decisions if not isinstance(d, Decision)), None)
         if other is not None and error is None:
             error = UsageError(
@@ -170,9 +184,9 @@ class CallbackRunner:
             self.failure = error or FailedElsewhere(event)
         if not size or failed:
             return []
-        sent = np.frombuffer(text, np.uint8) if is_chief else np.zeros(size)
-        told = self._agreement.sum(sent).astype(np.uint8).tobytes()
-        return [Decision(**fields) for fields in json.loads(told)]
+        content = np.frombuffer(text, np.uint8) if is_chief else np.zeros(size)
+        received = self._agreement.sum(content).astype(np.uint8).tobytes()
+        return [Decision(**fields) for fields in json.loads(received)]
 
     def state(self) -> dict[str, Any]:
         """Returns the JSON-able states of the callbacks, for the manifest."""
@@ -188,7 +202,7 @@ class CallbackRunner:
         self.stopped = any(callback.has_stopped() for callback in callbacks)
         path = _weights_path(self._trainer.model_dir)
         if any(callback.restore_best for callback in callbacks) and path is not None:
-            self._best_weights = _loaded(path) or _loaded(_beside(path))
+            self._best_weights = _loaded(path) or _loaded(_temporary_path(path))
             if self._best_weights is not None and _BEST_WEIGHTS in saved:
                 self.best = BestWeights(**saved[_BEST_WEIGHTS])
 
@@ -216,7 +230,7 @@ class CallbackRunner:
         if path is None or not self._trainer.topology.is_chief:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _beside(path)
+        temporary = _temporary_path(path)
         with temporary.open("wb") as file:
             np.savez(file, *self._best_weights)
         if paths.has_rename(path):
@@ -226,19 +240,19 @@ class CallbackRunner:
             temporary.unlink()
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
-        optimizer = self._with_a_number("learning_rate_factor=...")
+        optimizer = self._adjustable_optimizer("learning_rate_factor=...")
         old = float(plain(optimizer.learning_rate).numpy())
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new
             self._warn("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
 
-    def _with_a_number(self, asked: str) -> Any:
-        """The optimizer, whose learning rate can be changed; raises UsageError if it cannot."""
+    def _adjustable_optimizer(self, setting: str) -> Any:
+        """Returns the optimizer. Raises UsageError if its learning rate cannot be changed."""
         optimizer = self._trainer.optimizer
         if not validation.has_variable_learning_rate(optimizer):
             raise UsageError(
-                f"Decision({asked}): self.optimizer has a schedule, or no learning rate. Give the "
+                f"Decision({setting}): self.optimizer has a schedule, or no learning rate. Give the "
                 "optimizer a number."
             )
         return optimizer
@@ -252,7 +266,7 @@ class CallbackRunner:
         served = export_lib.checked_signatures(trainer.signatures())
         with moving_averages.in_place(trainer):
             export_lib.export(targets, directory, trainer.topology, served)
-        self._agreement.sum([0.0])  # the chief writes last; nobody trains on meanwhile
+        self._agreement.sum([0.0])  # the other workers wait until the chief has written
 
     def _warn(self, text: str, *values: Any) -> None:
         if self._trainer.topology.is_chief:
@@ -263,8 +277,8 @@ def _weights_path(model_dir: str | None) -> Path | None:
     return Path(model_dir) / "best" / "early_stopping.npz" if model_dir else None
 
 
-def _beside(path: Path) -> Path:
-    """Where the weights are written before they take the place of those of before."""
+def _temporary_path(path: Path) -> Path:
+    """Returns the path at which weights are written before they replace the earlier ones."""
     return path.with_name(f".{path.name}")
 
 

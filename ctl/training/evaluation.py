@@ -33,14 +33,14 @@ from ctl.training.trainer_protocol import TrainerProtocol
 
 @error_translation.translates_peer_errors
 def evaluate_session(
-    trainer: TrainerProtocol, session: Session, *, heeded: bool = False
+    trainer: TrainerProtocol, session: Session, *, applies_decisions: bool = False
 ) -> dict[str, float]:
     """Implementation of `Trainer.evaluate`. Within a run it also writes the metrics.
 
     Args:
       trainer: Trainer to evaluate.
       session: State of the trainer.
-      heeded: True if decisions of hooks have an effect.
+      applies_decisions: True if decisions of hooks have an effect.
 
     Returns:
       Means and Keras metrics by name. Errors of hooks are raised, except within a run, which they end.
@@ -64,8 +64,10 @@ def evaluate_session(
             session.writers.write(session.step, means, "eval")
             for name, array in arrays.items():
                 session.writers.note(array_event(session.step, name, array, "eval"))
-        about = session.step, dict(means), dict(loop.totals.metrics)
-        session.callbacks.tell("after_evaluation", session.step, *about, heeded=heeded)
+        arguments = session.step, dict(means), dict(loop.totals.metrics)
+        session.callbacks.notify(
+            "after_evaluation", session.step, *arguments, applies_decisions=applies_decisions
+        )
     validation.check_best_metric(session.manager, means)
     validation.check_reported_metric(trainer.extra_writers, means)
     if session.active is None:

@@ -60,7 +60,7 @@ def train(
     stack = contextlib.ExitStack()
     stack.enter_context(session.running(active))
     try:
-        session.callbacks.tell("before_training", start, start)
+        session.callbacks.notify("before_training", start, start)
         session.callbacks.raise_failure()
         with heartbeat.current.limit_phase(trainer.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(batches)  # until here a signal finds nothing to save
@@ -118,6 +118,7 @@ class Run:
         total: int | None,
     ):
         self._trainer, self._session, self._batches, self._writers = trainer, session, batches, writers
+        self._callbacks = session.callbacks
         self._total = total  # steps to complete; None: until the data end
         self._evaluates = evaluation.is_due(trainer)
         self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
@@ -153,7 +154,8 @@ class Run:
 
     def restore_best_weights(self) -> None:
         """Restores the best weights, if a callback has kept them. Their metrics become the results."""
-        (callbacks := self._session.callbacks).end()
+        callbacks = self._callbacks
+        callbacks.end()
         if callbacks.stop_reason:
             self.sentences = (f"Stopped at step {self._session.step}: {callbacks.stop_reason}.",)
         if callbacks.best is not None:
@@ -173,7 +175,7 @@ class Run:
 
     @property
     def _failure(self) -> Exception | None:
-        return self.loop.failure or self._session.callbacks.failure
+        return self.loop.failure or self._callbacks.failure
 
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Restores the loop state and the metrics of a checkpoint of `step`."""
@@ -186,7 +188,7 @@ class Run:
     def train(self, received: signals.Signals) -> RunEnd:
         """Trains until all steps are complete, the data ends or the run is stopped, and saves."""
         first = step = self._saved_at = self._session.step
-        if self._session.callbacks.stopped:
+        if self._callbacks.stopped:
             self._total = first  # the resumed run was stopped by a callback, which is final
         data_end = None if self._batches.steps is None else first + self._batches.steps
         pending, self._pending = self._pending, NO_ACTION
@@ -203,12 +205,11 @@ class Run:
                     data_end -= back.step - step
                     self._total = data_end if self._total is None else min(self._total, data_end)
         self._finish(step, end, anything_new=step > first)
-        if self._failure is not None:
-            method = "after_loop" if self.loop.failure else self._session.callbacks.failed
+        if (failure := self._failure) is not None:
+            method = "after_loop" if self.loop.failure else self._callbacks.failed
             _log.error("%s failed at step %d; the run ends after a last save.", method, step)
-            failure = self._failure
             self.loop.take_failure()
-            self._session.callbacks.take_failure()
+            self._callbacks.take_failure()
             raise failure
         return RunEnd.SIGNAL if self._interrupted else end
 
@@ -300,7 +301,7 @@ class Run:
 
     def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
         """Raises RollBack if it is requested, unless the run stops."""
-        is_requested = self._session.callbacks.take_roll_back
+        is_requested = self._callbacks.take_roll_back
         if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or is_requested()):
             return
         self._interval.clear()
@@ -311,7 +312,7 @@ class Run:
 
     def _end_epoch(self, step: int) -> None:
         epoch = round(step / (self._batches.steps_per_epoch or step) + 1e-9)
-        self._wants_stop |= self._session.callbacks.tell("after_epoch", step, epoch, step, dict(self.means))
+        self._wants_stop |= self._callbacks.notify("after_epoch", step, epoch, step, dict(self.means))
 
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         interval = self._interval
@@ -328,7 +329,7 @@ class Run:
             for name, array in interval.arrays.items():
                 self._writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only, so that a resumed run notifies the callbacks at the same steps
-            self._wants_stop |= self._session.callbacks.tell("on_metrics", step, step, self.means, "train")
+            self._wants_stop |= self._callbacks.notify("on_metrics", step, step, self.means, "train")
         self._session.batch_size_check.after_log(self._trainer, self._batches, interval)
         if clear:
             interval.clear()
@@ -338,18 +339,20 @@ class Run:
         if not self._evaluates or self._evaluated_at == step:
             return
         self._save(step, requested)
-        before = self._session.state.small_values()
-        heeded, tell = Action.WITHOUT_CALLBACKS not in requested, self._session.callbacks.tell
-        if heeded and tell("on_begin", step, step, "eval") and self._failure is not None:
+        before, notify = self._session.state.small_values(), self._callbacks.notify
+        applies = Action.WITHOUT_CALLBACKS not in requested
+        if applies and notify("on_begin", step, step, "eval") and self._failure is not None:
             return  # the checkpoint lists the evaluation as pending
         try:
             with heartbeat.current.enter_phase(heartbeat.EVALUATING):
-                self.metrics = evaluation.evaluate_session(self._trainer, self._session, heeded=heeded)
+                self.metrics = evaluation.evaluate_session(
+                    self._trainer, self._session, applies_decisions=applies
+                )
         except Interrupted:
             self._pending, self._interrupted = requested, True
             return
-        if heeded:
-            self._wants_stop |= tell("on_metrics", step, step, self.metrics, "eval")
+        if applies:
+            self._wants_stop |= notify("on_metrics", step, step, self.metrics, "eval")
         if self._failure is None:
             self._evaluated_at = step
             self._complete(step, before)
@@ -381,7 +384,7 @@ class Run:
         return {
             "interval": self._interval.state(),
             "pending": sorted(name for action, name in _NAME_IN_MANIFEST.items() if action in pending),
-            "watchers": self._session.callbacks.state(),
+            "watchers": self._callbacks.state(),
         }
 
 
@@ -394,4 +397,4 @@ def _measurements(run: Run) -> run_metadata.Measurements:
 def _notify_begin(session: Session, step: int, total: int | None) -> None:
     """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
     if step != total:
-        session.callbacks.tell("on_begin", step, step, "train")
+        session.callbacks.notify("on_begin", step, step, "train")
