@@ -9,7 +9,7 @@ import pytest
 from ctl import app, config
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.distribute.platforms import detection
-from ctl.training import evaluator
+from ctl.training import checkpoint_follower, evaluator
 from small_models import Small, every_step
 from test_app import parsed
 
@@ -208,3 +208,12 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
     with pytest.raises(ctl.Stopped, match="Stopped by SIGTERM after 0 evaluations") as caught:
         follow(tmp_path)
     assert caught.value.exit_code == 143
+
+
+def test_the_evaluator_reads_the_checkpoints_of_the_trainer_s_manager(tmp_path):
+    settings = {"strategy": "default", "writers": [], "model_dir": str(tmp_path / "run")}
+    usual = checkpoint_follower.checkpoints(Small(**settings))
+    assert str(usual.directory) == str(tmp_path / "run" / "checkpoints")
+    elsewhere = ctl.ChiefOnlyCheckpoints(str(tmp_path / "elsewhere"))
+    moved = checkpoint_follower.checkpoints(Small(checkpoints=elsewhere, **settings))
+    assert str(moved.directory) == str(tmp_path / "elsewhere")

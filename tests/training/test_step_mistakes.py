@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
+from ctl.training import graph_loop
 from small_models import Small, every_step, examples
 
 
@@ -175,3 +176,9 @@ def test_a_step_without_an_optimizer_needs_no_update(caplog):
 
     Measuring(strategy="default", writers=[]).train(2)
     assert "minimize" not in caplog.text
+
+
+def test_the_keys_of_a_batch_are_those_of_its_dictionary():
+    batch, num_rows = {"x": tf.TensorSpec([4]), "y": tf.TensorSpec([4])}, tf.TensorSpec([])
+    assert graph_loop._keys(batch) == graph_loop._keys((batch, num_rows)) == ("x", "y")
+    assert graph_loop._keys((num_rows, batch)) == graph_loop._keys(num_rows) == ()
