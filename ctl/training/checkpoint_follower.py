@@ -1,7 +1,6 @@
-"""Goes through the checkpoints of a training that runs elsewhere, each once, until it has ended.
+"""Iteration over the checkpoints of a training that another process runs, until that training ends.
 
-Which checkpoint comes next, when to wait and when to leave; what to do with one is the caller's.
-The clock is passed in.
+`Following` chooses the next checkpoint, waits, and detects the end. The caller evaluates each checkpoint.
 """
 
 import contextlib
@@ -32,53 +31,53 @@ _log = logging.getLogger("ctl")
 
 
 def checkpoints(trainer: TrainerProtocol) -> WatchedCheckpoints:
-    """The manager of an evaluator; raises UsageError for a trainer that cannot evaluate."""
+    """Returns the manager of an evaluator. Raises UsageError for a trainer that cannot evaluate."""
     validation.check_methods(trainer, "evaluate")
     if trainer.model_dir is None:
         raise UsageError(
             "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "
             "says where they are. Give the trainer the model_dir of the workers (--model_dir)."
         )
-    given = None if trainer._checkpoints is None else trainer._checkpoints.directory
-    return WatchedCheckpoints(given or f"{trainer.model_dir}/checkpoints")
+    directory = None if trainer._checkpoints is None else trainer._checkpoints.directory
+    return WatchedCheckpoints(directory or f"{trainer.model_dir}/checkpoints")
 
 
 class Evaluated:
-    """Which checkpoints are done, in a small JSON file: step -> when that checkpoint was made.
+    """List of evaluated checkpoints in a JSON file: step -> Unix time at which the checkpoint was created.
 
-    A checkpoint saved again at the same step is another one. A file that cannot be read counts as
-    none; one that cannot be written is one warning.
+    A checkpoint that is saved again at the same step has another time. An unreadable file counts as empty,
+    and a file that cannot be written causes one warning.
 
     Attributes:
-      content: the file as it was found; changes with every checkpoint that is done, and every beat.
+      content: Content of the file when it was read. Each evaluation and each beat changes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = paths.path(path)
-        self._done: dict[str, float] = {}
-        self._warned = False
+        self._created_by_step: dict[str, float] = {}
+        self._has_warned = False
         self._writing = threading.Lock()
         self.content = ""
         try:
             self.content = self._path.read_bytes().decode()
             content = json.loads(self.content)["evaluated"]
-            self._done = {str(step): float(made) for step, made in content.items()}
+            self._created_by_step = {str(step): float(created) for step, created in content.items()}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             _log.warning("%s cannot be read (%r); every checkpoint counts as new.", self._path, e)
 
     def __contains__(self, manifest: Manifest) -> bool:
-        return self._done.get(str(manifest.step)) == manifest.created
+        return self._created_by_step.get(str(manifest.step)) == manifest.created
 
     def add(self, manifest: Manifest) -> None:
-        """Notes that a checkpoint is done, also for the next process."""
-        self._done[str(manifest.step)] = manifest.created
+        """Adds a checkpoint, also for later processes."""
+        self._created_by_step[str(manifest.step)] = manifest.created
         self._write({})
 
     @contextlib.contextmanager
     def beating(self, step: int, beat_secs: float = BEAT_SECS) -> Iterator[None]:
-        """While a checkpoint is evaluated, the file says so every few seconds: somebody may wait."""
+        """Records every `beat_secs` seconds within the block that the checkpoint of `step` is evaluated."""
         beats = Beats(
             lambda: self._write({"evaluating": step, "beat": time.time()}),
             secs=beat_secs,
@@ -90,14 +89,14 @@ class Evaluated:
         finally:
             beats.stop(wait=True)
 
-    def _write(self, more: dict[str, Any]) -> None:
-        text = json.dumps({"evaluated": self._done, **more}) + "\n"
+    def _write(self, activity: dict[str, Any]) -> None:
+        text = json.dumps({"evaluated": self._created_by_step, **activity}) + "\n"
         try:
             with self._writing:
                 paths.write_atomically(self._path, text)
         except OSError as e:
-            if not self._warned:
-                self._warned = True
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning(
                     "%s cannot be written (%s); an evaluator that is started again will evaluate the "
                     "same checkpoints again.",
@@ -114,10 +113,18 @@ def wait_for_evaluator(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits until the newest checkpoint is evaluated by another process, or nothing moves any more.
+    """Waits until another process has evaluated the newest checkpoint, or has become silent.
 
-    For platforms that end all processes with the chief. `path` is the evaluator's list; when nothing
-    is done and nothing beats for `patience_secs`, a warning is all. Returns whether the newest is done.
+    The chief calls it on platforms that end all processes with the chief.
+
+    Args:
+      watched: Checkpoints of the training.
+      path: File of the evaluator's `Evaluated`.
+      patience_secs: Seconds without an evaluation or a beat after which a warning is logged.
+      clock, sleep: Replaceable for tests.
+
+    Returns:
+      True if the newest checkpoint is evaluated.
     """
     try:
         newest = max(watched.committed(), key=lambda m: m.step, default=None)
@@ -129,11 +136,11 @@ def wait_for_evaluator(
     _log.info("Waiting for the evaluator: this platform ends all processes with the chief.")
     reader = BeatReader(clock)
     while reader.silent_secs < patience_secs:
-        done = Evaluated(path)
-        if newest in done:
+        evaluated = Evaluated(path)
+        if newest in evaluated:
             sleep(_CLOSING_SECS)
             return True
-        reader.read(done.content)
+        reader.read(evaluated.content)
         sleep(POLL_SECS)
     _log.warning(
         "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",
@@ -145,11 +152,12 @@ def wait_for_evaluator(
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an evaluator waits, in seconds.
+    """Waiting times of an evaluator (seconds).
 
     Attributes:
-      poll_secs: between two looks; begin_secs: for a training to begin; unread_secs: for a file or a
-        directory that cannot be read to be readable again.
+      poll_secs: Time between two polls.
+      begin_secs: Time for a training to begin.
+      unread_secs: Time for an unreadable file or directory to become readable.
     """
 
     poll_secs: float = POLL_SECS
@@ -158,10 +166,19 @@ class Patience:
 
 
 class Following:
-    """One evaluator's way through a training.
+    """Iteration of one evaluator over the checkpoints of a training.
+
+    Args:
+      watched: Checkpoints of the training.
+      lease: Lease of the training.
+      evaluated: List of evaluated checkpoints.
+      born: Unix time at which this process began.
+      patience: Waiting times.
+      clock, sleep: Replaceable for tests.
 
     Attributes:
-      count: checkpoints evaluated by this process; step: of the newest of them, or None.
+      count: Number of checkpoints evaluated by this process.
+      step: Step of the newest of them, or None.
     """
 
     def __init__(
@@ -175,7 +192,6 @@ class Following:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """Keeps; `born` is the Unix time at which this process began."""
         self.count = 0
         self.step: int | None = None
         self._watched = watched
@@ -185,24 +201,31 @@ class Following:
         self._patience = patience
         self._clock = clock
         self._sleep = sleep
-        self._first: Holder | None = None  # as it was first read
+        self._first: Holder | None = None  # at its first poll
         self._has_polled = False
-        self._began: tuple | None = None  # the training that appeared after the first poll
-        self._alive: tuple | None = None  # the training whose beat was seen to move
-        self._passed_over: set[tuple[int, float]] = set()
+        self._began: tuple | None = None  # identity of a training that appeared after the first poll
+        self._alive: tuple | None = None  # identity of a training with a new beat
+        self._unusable: set[tuple[int, float]] = set()
         self._pending: dict[int, Manifest] = {}
-        self._unread_since: float | None = None  # by the clock; None: what came last could be read
+        self._unread_since: float | None = None  # by the clock; None after a successful read
 
     def run(self, evaluate: Callable[[Manifest], None], stopped: Callable[[], bool]) -> str:
-        """Calls `evaluate` for each checkpoint, oldest first; returns why the training ended.
+        """Calls `evaluate` for each checkpoint, the oldest first.
 
-        Returns "stopped" as soon as `stopped()` is true. Raises PeerLostError, when nothing is left
-        to evaluate, if the training died, was preempted, or never began; ReadError if what it saved
-        cannot be read.
+        Args:
+          evaluate: Evaluates a checkpoint.
+          stopped: Returns True to end the iteration.
+
+        Returns:
+          The reason for which the training ended, or "stopped".
+
+        Raises:
+          PeerLostError: After the last checkpoint, if the training died, was preempted, or never began.
+          ReadError: If checkpoints cannot be read.
         """
         waiting_since = self._clock()
         while not stopped():
-            gone = self._gone()  # before looking for checkpoints: the last is saved before the end
+            gone = self._ended_training()  # before the list of checkpoints: the last one precedes the end
             try:
                 manifest = self._next()
                 if manifest is not None:
@@ -231,7 +254,7 @@ class Following:
         return "stopped"
 
     def _wait_until_readable(self, error: ReadError) -> None:
-        """Waits for the next attempt; raises the error once nothing could be read for `unread_secs`."""
+        """Waits for the next attempt. Raises the error after `unread_secs` seconds without success."""
         if self._unread_since is None:
             self._unread_since = self._clock()
             _log.warning("%s Trying again for %g s.", error, self._patience.unread_secs)
@@ -239,11 +262,11 @@ class Following:
             raise error
         self._sleep(self._patience.poll_secs)
 
-    def _gone(self) -> tuple[Holder | None, bool]:
-        """The holder if it no longer trains, else None; and whether that is our training.
+    def _ended_training(self) -> tuple[Holder | None, bool]:
+        """Returns the holder of the lease if it no longer trains, and True if it is the followed training.
 
-        (None, True): it trains. (None, False): nobody has. (holder, False): left by an earlier run,
-        which was silent before this process began and ever since.
+        (None, True): It trains. (None, False): No training has begun. (holder, False): The lease of an
+        earlier run, which has been silent since before this process began.
         """
         holder, has_polled = self._lease.read(), self._has_polled
         self._has_polled = True
@@ -260,19 +283,19 @@ class Following:
         return holder, is_ours or holder.beat >= self._born
 
     def _next(self) -> Manifest | None:
-        there = {
+        pending = {
             m.step: m
             for m in self._watched.committed()
-            if m not in self._evaluated and (m.step, m.created) not in self._passed_over
+            if m not in self._evaluated and (m.step, m.created) not in self._unusable
         }
-        deleted = sorted(set(self._pending) - set(there))
+        deleted = sorted(set(self._pending) - set(pending))
         if deleted:
             _log.warning(
                 "Deleted before they were evaluated: steps %s. Keep more checkpoints, or save less often.",
                 ", ".join(map(str, deleted)),
             )
-        self._pending = there
-        return there[min(there)] if there else None
+        self._pending = pending
+        return pending[min(pending)] if pending else None
 
     def _evaluate(self, manifest: Manifest, evaluate: Callable[[Manifest], None]) -> None:
         del self._pending[manifest.step]
@@ -280,7 +303,7 @@ class Following:
             with self._evaluated.beating(manifest.step):
                 evaluate(manifest)
         except UnusableCheckpoint as e:
-            self._passed_over.add((manifest.step, manifest.created))
+            self._unusable.add((manifest.step, manifest.created))
             _log.warning("Passing over the checkpoint of step %d: %s.", manifest.step, e)
             return
         self._unread_since = None
@@ -288,16 +311,16 @@ class Following:
         self.count, self.step = self.count + 1, manifest.step
 
     def _reason(self, holder: Holder) -> str:
-        """Why our training ended, with every checkpoint done; raises if it is not complete."""
-        left = "Every checkpoint that it left is evaluated."
+        """Returns the reason for which the training ended. Raises PeerLostError if it is not complete."""
+        note = "All of its checkpoints are evaluated."
         if holder.state != ENDED:
             raise PeerLostError(
-                f"The training on {holder.host}, process {holder.pid}, died without a word after "
-                f"step {holder.step}, its newest checkpoint. {left}"
+                f"The training on {holder.host}, process {holder.pid}, died after step {holder.step}, its "
+                f"newest checkpoint. {note}"
             )
         if holder.exit_code in (EXIT_RETRY, EXIT_PREEMPTED):
             raise PeerLostError(
                 f"The training on {holder.host} is not complete: {holder.reason} at step "
-                f"{holder.step}. {left}"
+                f"{holder.step}. {note}"
             )
         return holder.reason

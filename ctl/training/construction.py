@@ -1,4 +1,4 @@
-"""Makes the parts of a trainer that its settings describe: strategy, intervals, checkpoints."""
+"""Creation of the strategy, the intervals and the checkpoint manager of a trainer from its settings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.step.reducers.local_sgd import check_outer_optimizer
 
-_MAY_DIFFER = ("model_dir", "strategy")  # between workers that nobody has started with flags
+_MAY_DIFFER = ("model_dir", "strategy")  # between workers that are not started with flags
 _SETTING_BY_FIELD = {  # of Intervals
     "steps_per_loop": "steps_per_loop",
     "log": "log_every_steps",
@@ -27,9 +27,12 @@ _SETTING_BY_FIELD = {  # of Intervals
 def strategy_of(
     config: Config, flags: Mapping[str, Any] | None = None, topology: Topology | None = None
 ) -> tf.distribute.Strategy:
-    """The strategy; a word makes it, which waits for other workers.
+    """Returns the strategy. Creating one by name blocks until all workers have connected.
 
-    `flags` are what all workers must have alike: by default the settings.
+    Args:
+      config: Settings of the trainer.
+      flags: Values that must be equal on all workers. Defaults to the settings.
+      topology: Topology of the job. Defaults to that of the environment.
     """
     check_outer_optimizer(config)
     if not isinstance(config.strategy, str):
@@ -52,8 +55,8 @@ def strategy_of(
     )
 
 
-def intervals_of(config: Config, given: Intervals | None = None) -> Intervals:
-    """Returns the intervals of the settings. Explicitly given settings replace those of `given`."""
+def intervals_of(config: Config, intervals: Intervals | None = None) -> Intervals:
+    """Returns the intervals of the settings. Explicitly given settings replace those of `intervals`."""
     fields: dict[str, Any] = {
         "steps_per_loop": config.steps_per_loop,
         "log": Every(steps=config.log_every_steps),
@@ -61,10 +64,10 @@ def intervals_of(config: Config, given: Intervals | None = None) -> Intervals:
         "evaluate": Every(steps=config.eval_every_steps),
     }
     intervals = Intervals(**fields)
-    if given is None:
+    if intervals is None:
         return intervals
     explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.given]
-    return dataclasses.replace(given, **{field: fields[field] for field in explicit})
+    return dataclasses.replace(intervals, **{field: fields[field] for field in explicit})
 
 
 def checkpoints_of(config: Config) -> CheckpointManager | None:
@@ -76,20 +79,20 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
 
 
-_MADE_BY_INIT = (
+_CREATED_BY_INIT = (
     *("config", "topology", "strategy", "gradients", "global_batch_size", "seed", "hparams"),
     "_session",
 )
 
 
 def name_forgotten_init(trainer_class: type) -> None:
-    """Subclasses whose `__init__` does not call that of the class get a sentence that says so."""
-    for name in _MADE_BY_INIT:
-        setattr(trainer_class, name, _MadeByInit(name))
+    """Makes subclasses raise UsageError if their `__init__` does not call the one of the class."""
+    for name in _CREATED_BY_INIT:
+        setattr(trainer_class, name, _CreatedByInit(name))
 
 
-class _MadeByInit:
-    """Stands on the class for an attribute that `__init__` makes, to tell those who forgot to call it."""
+class _CreatedByInit:
+    """Placeholder on the class for an attribute that `__init__` creates."""
 
     def __init__(self, name: str):
         self._name = name

@@ -99,8 +99,8 @@ def test_when_training_was_killed_the_rest_is_evaluated_and_the_exit_code_is_134
     assert watching.returncode == 134, out
     assert [step for step, *_ in numbers(model_dir / "evaluations.jsonl")] == [10, 20, 30]
     said = out.splitlines()[-1]
-    assert f"process {training.pid}, died without a word after step 7" in said
-    assert said.endswith("Every checkpoint that it left is evaluated.")
+    assert f"process {training.pid}, died after step 7" in said
+    assert said.endswith("All of its checkpoints are evaluated.")
 
 
 def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):

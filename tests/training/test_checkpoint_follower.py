@@ -150,7 +150,7 @@ def test_a_checkpoint_saved_again_at_the_same_step_is_another_one(world):
 def test_a_training_that_fell_silent_is_dead_after_a_minute_and_what_it_left_is_evaluated(world):
     world.lease()
     world.events = {1030.0: lambda: world.save(2)}
-    with pytest.raises(PeerLostError, match="died without a word after step 2") as caught:
+    with pytest.raises(PeerLostError, match="died after step 2") as caught:
         world.follow()
     assert world.did == [(2, 1030.0)] and caught.value.exit_code == 134
     assert 1060.0 < world.now <= 1062.0
