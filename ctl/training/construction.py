@@ -63,9 +63,8 @@ def intervals_of(config: Config, intervals: Intervals | None = None) -> Interval
         "save": Every(steps=config.save_every_steps),
         "evaluate": Every(steps=config.eval_every_steps),
     }
-    intervals = Intervals(**fields)
     if intervals is None:
-        return intervals
+        return Intervals(**fields)
     explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.given]
     return dataclasses.replace(intervals, **{field: fields[field] for field in explicit})
 
