@@ -284,7 +284,7 @@ def test_a_compiled_step_gives_the_same_numbers(two_replicas):
 
 def test_what_cannot_be_compiled_is_refused_before_training(two_replicas):
     central = ctl.make_strategy("central_storage", devices=["cpu:0", "cpu:1"])
-    for cls, strategy, words in ((Short, two_replicas, "adds up over replicas"),
+    for cls, strategy, words in ((Short, two_replicas, "sums over replicas within the step"),
                                  (Linear, central, "variables on another device")):  # fmt: skip
         trainer = cls(strategy=strategy, **NO_REPORTS)
         trainer.jit_compile = True
