@@ -382,7 +382,8 @@ class Trainer(OptionalMethods):
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
         step = traced_step(self.gradients)
-        if self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
+        is_traced = step.graph is not None  # else the user's own loop calls the step
+        if is_traced and self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
             raise UsageError(
                 "minimize() got a loss that average() did not make. Gradients are summed over "
                 f"{self.topology.num_replicas} replicas. Write loss = self.average(per_example); if the "

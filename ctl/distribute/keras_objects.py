@@ -1,5 +1,6 @@
 """Which objects are of Keras 3, the TensorFlow variable within a Keras 3 one, and what an object has."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,15 @@ def layers_of(model: Any) -> list[Any]:
     """A Keras model or layer with all layers within it; [] for anything else."""
     flatten = attribute(model, "_flatten_layers")
     return list(flatten()) if callable(flatten) else []
+
+
+def synchronized_layer(layers: Iterable[Any]) -> Any:
+    """Returns the first trainable layer that sums over replicas within a step, or None."""
+    for layer in layers:
+        is_synchronized = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
+        if is_synchronized and layer.trainable:
+            return layer
+    return None
 
 
 def plain(variable: Any) -> tf.Variable:

@@ -14,7 +14,7 @@ from ctl.checkpoints import export as export_lib
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.distribute import strategies
-from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain, synchronized_layer
 from ctl.errors import UsageError
 from ctl.metrics.adapter import as_writers, is_writer
 from ctl.step import optimizers as optimizers_lib
@@ -270,15 +270,14 @@ def check_compilation(trainer: TrainerProtocol) -> None:
             f"jit_compile with strategy {strategy!r}: XLA cannot reach variables on another device. Leave "
             "jit_compile out, or use default, mirrored or multi_worker."
         )
-    for owner in tracked_state.collect_owners(trainer).values():
-        for layer in layers_of(owner):
-            is_synchronized = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
-            if trainer.topology.num_replicas > 1 and is_synchronized and layer.trainable:
-                raise UsageError(
-                    f"jit_compile with the layer {layer.name!r}: it sums over replicas within the step, "
-                    "which XLA cannot do. Leave jit_compile out, or use another normalization, such as "
-                    "keras.layers.LayerNormalization."
-                )
+    owners = tracked_state.collect_owners(trainer).values()
+    layer = synchronized_layer(layer for owner in owners for layer in layers_of(owner))
+    if trainer.topology.num_replicas > 1 and layer is not None:
+        raise UsageError(
+            f"jit_compile with the layer {layer.name!r}: it sums over replicas within the step, which XLA "
+            "cannot do. Leave jit_compile out, or use another normalization, such as "
+            "keras.layers.LayerNormalization."
+        )
 
 
 def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:

@@ -61,3 +61,14 @@ def test_a_scalar_loss_is_mentioned_on_several_replicas_only(caplog, replicas, c
         share = GlobalMeans(3, replicas).reduce(tf.constant(6.0), None, None, "sum", None)
     assert share.numpy() == 6.0 / replicas
     assert len([r for r in caplog.records if "returned a scalar" in r.getMessage()]) == count
+
+
+def test_a_loop_of_the_user_may_call_the_step_on_two_replicas():
+    strategy = ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
+    trainer = EveryOther(strategy=strategy, writers=[], global_batch_size=8)
+    trainer.prepare()
+    trainer.step_variable.assign(1)
+    before = trainer.model.get_weights()[0]
+    batch = tf.ones([4, 3]), tf.ones([4, 1])
+    tf.function(lambda: strategy.run(trainer.train_step, (batch,)), autograph=False)()
+    assert not np.array_equal(before, trainer.model.get_weights()[0])

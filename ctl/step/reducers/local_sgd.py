@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.config import Config
-from ctl.distribute.keras_objects import attribute
+from ctl.distribute.keras_objects import attribute, synchronized_layer
 from ctl.errors import UsageError
 from ctl.step import finiteness, optimizers
 from ctl.step.context import StepContext
@@ -298,11 +298,9 @@ def _check_optimizers(inputs: ReducerInputs) -> None:
 
 
 def _check_layers(inputs: ReducerInputs) -> None:
-    for layer in inputs.layers:
-        is_synchronized = getattr(layer, "synchronized", False) or "Sync" in type(layer).__name__
-        if inputs.topology.num_replicas > 1 and is_synchronized and layer.trainable:
-            raise UsageError(
-                f"sync_every={inputs.config.sync_every} with the layer {layer.name!r}, which sums over "
-                "workers in every step. Use another normalization, such as "
-                "keras.layers.LayerNormalization."
-            )
+    layer = synchronized_layer(inputs.layers)
+    if inputs.topology.num_replicas > 1 and layer is not None:
+        raise UsageError(
+            f"sync_every={inputs.config.sync_every} with the layer {layer.name!r}, which sums over workers "
+            "in every step. Use another normalization, such as keras.layers.LayerNormalization."
+        )
