@@ -5,8 +5,8 @@
     if __name__ == "__main__":
         ctl.run(Mnist, learning_rate=LEARNING_RATE)
 
-This is the only place that reads the flags below. Settings of a model are flags of its own file,
-handed to its constructor by name.
+Only this module reads the flags below. A model defines the flags for its own settings and passes them
+to `ctl.run` by name.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from ctl.trainer import Trainer
 
 
-_PLAIN = (bool, int, float, str, list, tuple, type(None))  # what is compared between workers as it is
+_PLAIN = (bool, int, float, str, list, tuple, type(None))  # values that workers compare directly
 _REPORT_SECS = 10.0  # for the chief to reach an error that all workers have
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 
 
 def run(trainer: Callable[..., Any], **settings: Any) -> None:
-    """Parses the command line, trains (or what --mode says), and ends the process with an exit code.
+    """Parses the command line, runs the program in --mode, and ends the process with an exit code.
 
     Args:
       trainer: a Trainer subclass; called with the Trainer's own arguments and `settings`.
@@ -218,7 +218,7 @@ def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ..
 
 
 def _leave(trainer: "Trainer") -> None:
-    """The last barrier of the workers: nothing comes after it but the end of the process."""
+    """Waits for all workers before the process ends."""
     if trainer.topology.num_workers > 1 and trainer._session is not None:
         from ctl.training.evaluation import leave_together
 
@@ -226,7 +226,7 @@ def _leave(trainer: "Trainer") -> None:
 
 
 def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
-    """Raises UsageError for a --mode that needs what is not there."""
+    """Raises UsageError if --mode needs a checkpoint or an export format that is missing."""
     if config.mode in _WITH_A_CHECKPOINT and not config.model_dir:
         raise UsageError(f"--mode={config.mode} needs --model_dir, where the checkpoints are.")
     if config.mode == "export" and not formats:
@@ -264,7 +264,7 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
 
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
-    """Prints what the trainer's `predict` yields; every worker computes, the chief prints."""
+    """Prints the predictions. Every worker computes them; only the chief prints."""
     from ctl.step import moving_averages
 
     with moving_averages.in_place(trainer):
@@ -327,7 +327,7 @@ def _parts(
 
 
 def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
-    """What workers must have alike: all flags, but those of absl itself."""
+    """Returns the flags that must be equal on all workers: all except absl's own."""
     found = {
         flag.name: vars(config).get(flag.name, flag.value)
         for module, of_module in values.flags_by_module_dict().items()
