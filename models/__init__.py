@@ -1,1 +1,1 @@
-"""Models to learn from and to start with; each uses only `import ctl`."""
+"""Example models to learn from and to copy. They use only the public modules of `ctl`."""
