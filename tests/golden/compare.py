@@ -5,6 +5,7 @@
 
 Also resumes a checkpoint which the older commit has written. Prints a line for each case. The exit code is
 1 if a case differs. Run by hand: the bits depend on the machine and on the version of TensorFlow.
+traces.py records the outcomes for the test suite.
 """
 
 import argparse
