@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags
 from ctl import config as config_lib
 from ctl.config import Config
+from ctl.config_flags import define_flags
 from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
@@ -56,7 +57,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     code: Any = 0
     with signals.immediate_exit():
         try:
-            config_lib.define_flags()
+            define_flags()
             app.run(lambda _: _main(trainer, settings), flags_parser=parse)
         except flags.DuplicateFlagError as e:
             _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
@@ -153,15 +154,14 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     given, keywords = config_lib.of_command_line(values, keywords, make_trainer)
     from ctl.checkpoints.export import parse_formats
     from ctl.training import platform_hooks
+    from ctl.training.task import Task
 
     config = config_lib.settled(make_trainer, given)
     if config.full_traceback:
         error_report.show_full_tracebacks()
     me, places = detection.read_topology(), directories.read_directories(config.model_dir)
     if places.model_dir != config.model_dir:
-        given, config = (
-            Config(**{**c.only_given(), "model_dir": places.model_dir}) for c in (given, config)
-        )
+        given, config = (c.with_settings(model_dir=places.model_dir) for c in (given, config))
     parts = _parts(values, config, keywords, me)
     formats = parse_formats(config.export)
     _check_mode(config, formats, me)
@@ -176,14 +176,18 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         if isinstance(v, (bool, int, float, str))
     }
     trainer.hparams = {**plain, **trainer.hparams}
-    platform_hooks.prepare_platform(trainer, places, config.report_hypertune, config.mode)
+    task, model_dir, is_chief = Task.of(trainer), trainer.model_dir or "", trainer.topology.is_chief
+    platform_hooks.check_platform(task, config, model_dir, places, is_chief=is_chief)
+    if places.logs and not paths.is_url(places.logs):
+        trainer.log_dir = places.logs
+    trainer.extra_writers = (*trainer.extra_writers, *platform_hooks.writers_for_platform(config))
     _prepare(trainer, config.mode)
     if "export" not in given.given:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
-        platform_hooks.hand_over(trainer, places, formats)
-        platform_hooks.let_evaluator_finish(trainer, me)
+        platform_hooks.hand_over(model_dir, places, formats, is_chief=is_chief)
+        platform_hooks.let_evaluator_finish(task, model_dir, trainer._checkpoints, me)
         _leave(trainer)
         return
     if trainer.step == 0:
@@ -191,13 +195,13 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if config.mode == "eval":
         from ctl.training import evaluation
 
-        evaluation.report_evaluation(trainer, trainer._session, trainer.evaluate())
+        evaluation.report_evaluation(trainer._prepare(), trainer._options, trainer.evaluate())
     elif config.mode == "predict":
         _predict(trainer, trainer.predict)
     else:
         for path in trainer.export(*formats):
             print(path)
-        platform_hooks.hand_over(trainer, places, formats)
+        platform_hooks.hand_over(model_dir, places, formats, is_chief=is_chief)
     _leave(trainer)
 
 
@@ -219,10 +223,10 @@ def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ..
 
 def _leave(trainer: "Trainer") -> None:
     """Waits for all workers before the process ends."""
-    if trainer.topology.num_workers > 1 and trainer._session is not None:
+    if trainer.topology.num_workers > 1:
         from ctl.training.evaluation import leave_together
 
-        leave_together(trainer._session)
+        leave_together(trainer._prepare().world)
 
 
 def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
@@ -250,8 +254,8 @@ def _has_checkpoints(model_dir: str) -> bool:
 
 def _prepare(trainer: "Trainer", mode: str) -> None:
     """Builds the model and restores the newest checkpoint; first checks that `mode` is possible."""
-    from ctl.training import resume
-    from ctl.training.optional_methods import is_defined_by_user
+    from ctl.training import resume_checks
+    from ctl.training.user_methods import is_defined_by_user
 
     if mode == "predict" and not is_defined_by_user(trainer, "predict"):
         raise UsageError(
@@ -259,15 +263,13 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
             "yields a dictionary per example."
         )
     if mode in ("train", "train_and_eval"):
-        resume.claim(trainer)
+        resume_checks.check_no_other_job(trainer.model_dir, trainer.topology)
     trainer.prepare()
 
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints the predictions. Every worker computes them; only the chief prints."""
-    from ctl.step import moving_averages
-
-    with moving_averages.in_place(trainer):
+    with trainer._prepare().task.moving_averages.in_place():
         for row in predict():
             if trainer.topology.is_chief:
                 print(json.dumps(row, default=_as_json), flush=True)

@@ -1,9 +1,9 @@
-"""The settings of a run, each once: `Config`, the flags, --help, docs/flags.md and the Trainer's keywords.
+"""Settings of a run: `Config`, from which the flags, --help, docs/flags.md and the Trainer's keywords come.
 
-    ctl.Config(model_dir="/tmp/mnist", global_batch_size=256)
+A flag has priority over a keyword of the constructor or of `ctl.run`, the keyword over a default of the
+class, and that over the default of the field.
 
-A flag on the command line comes first; then a keyword of the constructor or of `ctl.run`; then a default of
-the class; then the default of the field.
+>>> ctl.Config(model_dir="/tmp/mnist", global_batch_size=256)
 """
 
 import contextlib
@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
 
 def _of(kind: str, default: Any, text: str) -> Any:
-    """A field; `kind` is "text", "bool", "list", "word" (one of `default`, whose first is the default),
-    "real" (>= 0), "number" (whole, >= 0), "positive" (whole, >= 1), "steps" (whole, or "auto"), "range"
-    ("first:last" or "") or "compile" (a word, or a bool)."""
+    """Returns a field.
+
+    Args:
+      kind: "text", "bool", "list", "word" (one of the values in `default`, of which the first is the
+        default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer, or
+        "auto"), "range" ("first:last" or "") or "compile" (a word, or a bool).
+      default: Default value, or the possible values.
+      text: Help of the flag.
+    """
     words = default if kind in ("word", "compile") else ()
     first = default[0] if words else default
     return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})
@@ -34,10 +40,10 @@ def _of(kind: str, default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every setting of a run, checked; docs/flags.md has the meaning of each, and its unit.
+    """Settings of a run. docs/flags.md describes each with its unit.
 
-    Those in OF_RUN are for `ctl.run`; the Trainer uses the others. Raises UsageError for a value
-    that cannot be, and for a name that is none of these.
+    The settings in OF_RUN are for `ctl.run`; `ctl.Trainer` uses the other ones. Raises UsageError for an
+    invalid value and for an unknown name.
     """
 
     # fmt: off
@@ -147,13 +153,17 @@ class Config:
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the settings that were given, rather than left at their defaults."""
-        found: frozenset[str] = getattr(self, "_given", frozenset())
-        return found
+        """Names of the settings that were given explicitly."""
+        names: frozenset[str] = getattr(self, "_given", frozenset())
+        return names
 
     def only_given(self) -> dict[str, Any]:
-        """The settings that were given, by name."""
+        """Returns the settings that were given explicitly, by name."""
         return {name: getattr(self, name) for name in sorted(self.given)}
+
+    def with_settings(self, **settings: Any) -> "Config":
+        """Returns a copy with other settings, which count as given. Raises UsageError as the class."""
+        return Config(**{**self.only_given(), **settings})
 
 
 FIELDS = {found.name: found for found in dataclasses.fields(Config)}
@@ -180,7 +190,7 @@ OF_RUN = (
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises UsageError for what is no setting, with the nearest one."""
+    """Raises UsageError for an unknown setting, with the most similar one."""
     if name not in FIELDS:
         near = difflib.get_close_matches(name, NAMES, 1)
         raise UsageError(
@@ -190,7 +200,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The number; raises UsageError unless it is whole, >= `least`, and <= `most` if that is given."""
+    """Returns the number. Raises UsageError unless it is an integer from `least` to `most`."""
     try:
         good = not isinstance(value, bool) and int(value) == value and value >= least
     except (TypeError, ValueError, OverflowError):
@@ -202,7 +212,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def steps_per_loop(value: int | str) -> int | str:
-    """A number of steps, or "auto", which 0 is too; raises UsageError."""
+    """Returns a number of steps, or "auto", also for 0. Raises UsageError."""
     text = str(value)
     if text in ("auto", "0"):
         return "auto"
@@ -212,7 +222,7 @@ def steps_per_loop(value: int | str) -> int | str:
 
 
 def step_range(value: str) -> tuple[int, int]:
-    """The numbers of "first:last", or (0, 0) of an empty text; raises UsageError."""
+    """Returns the numbers of "first:last", (0, 0) for an empty text. Raises UsageError."""
     if value == "":
         return 0, 0
     first, _, last = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -225,7 +235,7 @@ def step_range(value: str) -> tuple[int, int]:
 
 
 def jit_compile(value: str | bool) -> str:
-    """ "off", "step" or "loop"; False is "off", True "step". Raises UsageError."""
+    """Returns "off", "step" or "loop"; False means "off", True means "step". Raises UsageError."""
     words = FIELDS["jit_compile"].metadata["words"]
     word = words[int(value)] if isinstance(value, bool) else value
     if not isinstance(word, str) or word not in words:
@@ -234,7 +244,7 @@ def jit_compile(value: str | bool) -> str:
 
 
 def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
-    """The value of a field in its type; raises UsageError."""
+    """Returns the value of a field in its type. Raises UsageError."""
     name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
     if kind in ("number", "positive"):
         return whole(name, value, int(kind == "positive"), 2**32 - 1 if name == "seed" else None)
@@ -265,51 +275,12 @@ def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
     return {"real": float, "list": tuple}.get(kind, lambda same: same)(value)
 
 
-class _CompileParser(flags.EnumParser):
-    def parse(self, argument: str) -> str:
-        return super().parse({"true": "step", "false": "off"}.get(argument, argument))
-
-
-class _CompileFlag(flags.EnumFlag):
-    """A word, or a switch: `--jit_compile` alone is its second word, `--nojit_compile` its first."""
-
-    def __init__(self, name: str, default: str, text: str, words: Sequence[str]):
-        super().__init__(name, default, text, list(words))
-        self.parser, self.boolean = _CompileParser(list(words)), True
-
-    def serialize(self) -> str:
-        return f"--{self.name}={self.value}"
-
-
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags of every `ctl` binary; a frozen list, see docs/flags.md."""
-    where: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
-    for name, found in FIELDS.items():
-        kind, text = found.metadata["kind"], found.metadata["help"]
-        default: Any = found.default
-        if kind == "word":
-            flags.DEFINE_enum(name, default, found.metadata["words"], text, **where)
-        elif kind in ("text", "steps", "range"):
-            flags.DEFINE_string(name, default, text, **where)
-        elif kind == "bool":
-            flags.DEFINE_bool(name, default, text, **where)
-        elif kind == "compile":
-            flags.DEFINE_flag(_CompileFlag(name, default, text, found.metadata["words"]), **where)
-        elif kind == "list":
-            flags.DEFINE_list(name, list(default), text, **where)
-        elif kind == "real":
-            flags.DEFINE_float(name, default, text, lower_bound=0.0, **where)
-        else:
-            least = 1 if kind == "positive" else 0
-            flags.DEFINE_integer(name, default, text, lower_bound=least, **where)
-
-
 def of_command_line(
     values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Callable[..., Any]
 ) -> tuple[Config, dict[str, Any]]:
-    """The settings that flags or the keywords of `ctl.run` give, and the keywords that are no settings.
+    """Returns the settings of the flags and of the keywords of `ctl.run`, and the remaining keywords.
 
-    A keyword that the constructor of the user's own names is theirs, but for `OF_CONSTRUCTOR`.
+    A keyword that the user's own constructor defines is not a setting, except those in `OF_CONSTRUCTOR`.
     """
     rest = dict(keywords)
     own = _own_arguments(trainer)
@@ -326,9 +297,9 @@ def of_command_line(
 def settled(
     trainer: Callable[..., Any], config: Config | None, keywords: Mapping[str, Any] | None = None
 ) -> Config:
-    """Keywords, then what `config` gives, then defaults of the class or its constructor, then the fields'.
+    """Returns the settings of a trainer: keywords, then those of `config`, then defaults of the class.
 
-    Raises UsageError for a keyword that is no setting.
+    Raises UsageError for a keyword that is not a setting.
     """
     if config is not None and not isinstance(config, Config):
         raise UsageError(
@@ -346,7 +317,7 @@ def settled(
 
 
 def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
-    """The default of a class, which may have been meant as something else."""
+    """Returns the default of a class, which may have another meaning for the user."""
     try:
         return _checked(FIELDS[name], value)
     except UsageError as e:
@@ -357,7 +328,7 @@ def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
 
 
 def _own_default(trainer: Callable[..., Any], name: str) -> Any:
-    """What a class, or the signature of its constructor, has in place of the field's default, or None."""
+    """Returns the default of a class, or of the signature of its constructor, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
             value = vars(kind)[name]
@@ -367,7 +338,7 @@ def _own_default(trainer: Callable[..., Any], name: str) -> Any:
 
 
 def as_keywords(config: Config, trainer: Callable[..., Any]) -> dict[str, Any]:
-    """What is given, for a constructor that may have defaults of its own for it."""
+    """Returns the explicit settings, for a constructor that may have defaults of its own for them."""
     left_out = {*OF_RUN, *_own_arguments(trainer)}
     return {name: value for name, value in config.only_given().items() if name not in left_out}
 

@@ -18,8 +18,9 @@ from ctl.distribute import devices
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.strategies import make_strategy
 from ctl.errors import UsageError
-from ctl.training import input_pipeline, preparation, validation
+from ctl.training import input_pipeline, validation
 from ctl.training.loop_length import Interval
+from ctl.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,13 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
     >>> losses, trainer = run_steps(Mnist(global_batch_size=8), steps=3)
     >>> assert losses[-1] < losses[0]
     """
-    validation.check_methods(trainer, "train")
-    validation.check_train_data(trainer)
-    session = preparation.prepared(trainer, NullCheckpoints())
-    graph_loop = preparation.train_loop(trainer, session)
-    first = session.step
-    total, batches = input_pipeline.open_train_batches(trainer, session, first + steps, None)
+    task = Task.of(trainer)
+    validation.check_methods(task, "train")
+    validation.check_train_data(task)
+    prepared = trainer._prepare(NullCheckpoints())
+    graph_loop = prepared.programs.train_loop(None)
+    first = prepared.step
+    total, batches = input_pipeline.open_train_batches(prepared, first + steps, None)
     if total is not None and total < first + steps:
         raise UsageError(f"train_data ends after {total - first} steps; expected {steps}.")
     interval, metrics = Interval(graph_loop.totals), []
@@ -71,7 +73,7 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
             if not ran:
                 raise UsageError(f"train_data ended after {number} steps; expected {steps}.")
             interval.add(packed, ran, None)
-            interval.fetch(session.agreement.sum)
+            interval.fetch(prepared.world.host_all_reduce.sum)
             metrics.append(interval.means())
             interval.clear()
     finally:
@@ -131,7 +133,7 @@ def _two_replicas() -> tf.distribute.Strategy:
 
 def _weights(trainer: Any) -> dict[str, np.ndarray]:
     """Returns the trainable variables of the models of a trainer by name."""
-    models = {name: part for name, part in collect_owners(trainer).items() if is_model(part)}
+    models = {name: part for name, part in collect_owners(vars(trainer)).items() if is_model(part)}
     return {
         f"{name}, weight {i} {tuple(variable.shape)}": plain(variable).numpy()
         for name, model in models.items()

@@ -10,6 +10,7 @@ Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -19,45 +20,46 @@ from ctl import config as config_lib
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints import export as export_lib
-from ctl.checkpoints.export import checked_signatures
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute import strategies
-from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import image_grid
 from ctl.metrics.results import Results
-from ctl.step import averaging, gather, moving_averages
+from ctl.step import averaging, gather
 from ctl.step.gradient_settings import Gradients
 from ctl.step.traced_step import traced_step
 from ctl.step.update_request import compute_update
 from ctl.supervision import lease
 from ctl.training import (
     construction,
-    error_translation,
     evaluation,
     evaluator,
+    manual_checkpoints,
     prediction,
     preparation,
-    resume,
-    run,
+    resume_checks,
     run_metadata,
+    training_run,
     validation,
 )
-from ctl.training.optional_methods import OptionalMethods
-from ctl.training.session import Session
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run_options import RunOptions
+from ctl.training.task import SETTINGS
+from ctl.training.training_run import RunRequest
+from ctl.training.user_methods import UserMethods
 
 
-class Trainer(OptionalMethods):
+class Trainer(UserMethods):
     """Trains, evaluates and exports one model, the same way on every strategy.
 
-    A subclass defines `build`, `train_data` and `train_step`; if needed `eval_data`, `eval_step`,
-    `after_loop`, the methods of `OptionalMethods`, and `predict(self)`, which yields a dictionary per
-    example for --mode=predict. Attributes that own variables (models, optimizers, metrics) and do not start
-    with an underscore are saved in checkpoints.
+    A subclass defines `build`, `train_data` and `train_step`; if needed the other methods of `UserMethods`,
+    and `predict(self)`, which yields a dictionary per example for --mode=predict. Attributes that own
+    variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
       model, optimizer: yours, set in `build`; what `minimize` uses by default.
@@ -121,57 +123,51 @@ class Trainer(OptionalMethods):
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
-        self._session: Session | None = None
+        self._prepared: PreparedTrainer | None = None
         self._rows_may_vary = False  # of batches on one replica: their number divides no loss
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
-    __repr__ = run_metadata.one_line
 
-    def build(self) -> None:
-        """Yours: sets `self.model` and `self.optimizer`. Called once, inside `strategy.scope()`."""
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        with contextlib.suppress(Exception):  # an incomplete trainer
+            world = World.of(self.strategy, self.topology)
+            name = type(self).__name__
+            return run_metadata.describe_trainer(name, world, self.model_dir, self._prepared)
+        return f"{type(self).__name__}()"
 
-    def train_data(self, batch_size: int) -> Any:
-        """Yours: a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays.
-
-        `ctl.example_numbers(batch_size)` is for a step that makes its own data. `train_data_fn` replaces
-        this method.
-        """
-        raise NotImplementedError
-
-    def eval_data(self, batch_size: int) -> Any:
-        """Yours, optional: one pass over the examples to evaluate, in batches of any size."""
-        raise NotImplementedError
-
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        """Yours, traced: updates the model on one replica's batch.
-
-        Returns name -> `[b]`, one number per example; or `[]`; or a pair (parts of a sum, parts of its
-        count), e.g. (token_loss * mask, mask); or a Keras metric that the step has updated.
-        """
-        raise NotImplementedError
-
-    def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Yours, traced, optional: name -> `[b]`; each example counts once in the mean."""
-        raise NotImplementedError
-
-    def after_loop(self, step: int, means: dict[str, float]) -> Any:
-        """Yours, optional, eager: called on every worker after each loop; return True to stop.
-
-        `means` are those of the loop's steps, which are fetched after each loop.
-        """
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTINGS and vars(self).get("_prepared") is not None:
+            raise UsageError(
+                f"self.{name} was set to {value!r:.80} after the model was built, when it has no effect. "
+                "Set it in build(), or give it to the constructor."
+            )
+        super().__setattr__(name, value)
 
     @property
     def step(self) -> int:
-        """Completed steps, over all runs in `model_dir`."""
-        return self._session.step if self._session else 0
+        """Number of completed steps, over all runs in `model_dir`."""
+        return self._prepared.step if self._prepared else 0
 
     def prepare(self) -> None:
         """Builds the model and restores the newest checkpoint; `train` and `evaluate` call it.
 
         Raises UsageError for an invalid trainer, CheckpointError for a checkpoint of another model.
         """
-        preparation.prepared(self)
+        self._prepare()
+
+    def _prepare(self, checkpoints: CheckpointManager | None = None) -> PreparedTrainer:
+        """Returns the prepared trainer. The first call creates it; `checkpoints` replaces the manager."""
+        if self._prepared is None:
+            manager = checkpoints or self._checkpoints
+            prepared = preparation.prepare_trainer(self, self._options, manager)
+            self.config, self.jit_compile = prepared.config, str(prepared.config.jit_compile)
+            self._prepared = prepared
+        return self._prepared
+
+    @property
+    def _options(self) -> RunOptions:
+        log_dir = self.log_dir or (f"{self.model_dir}/logs" if self.model_dir else "")
+        return RunOptions(self.intervals, self.hparams, log_dir, self._writers, self.extra_writers)
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
@@ -179,31 +175,33 @@ class Trainer(OptionalMethods):
         """Trains until `steps` steps (or `epochs`) are complete in all, resumed ones included.
 
         Args:
-          steps: total number of steps; None: until the data ends.
-          epochs: total number of passes over `train_data`; whole ones if its length is unknown.
-          export: formats to write at the end, see `export`.
+          steps: Total number of steps; None: until the data ends.
+          epochs: Total number of passes over `train_data`; whole ones if its length is unknown.
+          export: Formats to write at the end, see `export`.
 
         Returns the newest means: of training, and of the evaluation as "eval_<name>".
         Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
         after a signal and a checkpoint.
 
-        In an evaluator task of TF_CONFIG this trains nothing: it evaluates the checkpoints of
-        model_dir as they come, until training has ended; see docs/evaluator.md.
+        In an evaluator task of TF_CONFIG this does not train: it evaluates each checkpoint in model_dir
+        until the training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
-            return Results(evaluator.follow(self, preparation.prepared(self)))
-        resume.claim(self)
-        prepared = preparation.prepared(self)
-        held = lease.hold_lease(self.model_dir if self.topology.is_chief else None, lambda: prepared.saved)
-        with error_translation.peer_errors(self), held as prepared.lease:
-            done = run.train(self, prepared, steps=steps, epochs=epochs, formats=tuple(export))
-            return Results(done)
+            return Results(evaluator.follow(self._prepare(), self._options))
+        resume_checks.check_no_other_job(self.model_dir, self.topology)
+        prepared = self._prepare()
+        model_dir = self.model_dir if self.topology.is_chief else None
+        with (
+            prepared.peer_errors(),
+            lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step) as held,
+        ):
+            request = RunRequest(steps, epochs, tuple(export), lambda formats: self.export(*formats), held)
+            return Results(training_run.train(prepared, self._options, request))
 
     def evaluate(self) -> dict[str, Any]:
         """Means of `eval_step` over all of `eval_data`, the same on every worker; and matrix metrics."""
-        session = preparation.prepared(self)
-        means = evaluation.evaluate_session(self, session)
-        return Results({**means, **session.arrays})
+        result = evaluation.evaluate_trainer(self._prepare(), self._options)
+        return Results({**result.means, **result.arrays})
 
     def predict(self, data: Any = None) -> Any:
         """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
@@ -212,7 +210,7 @@ class Trainer(OptionalMethods):
         yields a dictionary per example.
 
         Args:
-          data: inputs as arrays, or a dataset of batches; of a tuple the first component.
+          data: Inputs as arrays, or a dataset of batches; of a tuple the first component.
 
         >>> probabilities = trainer.predict(images)
         """
@@ -221,30 +219,30 @@ class Trainer(OptionalMethods):
                 "predict() needs data: arrays, or a tf.data.Dataset of batches. For --mode=predict write "
                 "predict(self), which yields a dictionary per example."
             )
-        session = preparation.prepared(self)
-        with moving_averages.in_place(self):
-            return prediction.run_prediction(self, session, data)
+        prepared = self._prepare()
+        with prepared.task.moving_averages.in_place():
+            return prediction.run_prediction(prepared, self.model, data)
 
     def save(self) -> str | None:
         """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.
 
         All workers must call it. Within a run (in `after_loop`, or a callback) the checkpoint is saved at
-        the end of the loop, after what else is due, and None is returned.
+        the end of the loop, after the other pending actions, and None is returned.
         """
-        resume.claim(self)
-        return resume.save_now(self, preparation.prepared(self))
+        resume_checks.check_no_other_job(self.model_dir, self.topology)
+        return manual_checkpoints.save_now(self._prepare(), self._options)
 
     def restore(self, path: str) -> int:
-        """Takes over a checkpoint: weights, optimizers, the step, the place in the data; returns the step.
+        """Restores a checkpoint: weights, optimizers, the step, the position in the data; returns the step.
 
-        All workers must call it, outside of a run. The next `train` goes on from there.
+        All workers must call it, outside of a run. The next `train` continues from there.
 
         Args:
-          path: `.../ckpt-500`, or a directory of checkpoints, or a model_dir: then the newest good one.
+          path: `.../ckpt-500`, or a directory of checkpoints, or a model_dir: then the newest valid one.
 
         Raises UsageError if there is no checkpoint, CheckpointError if it is damaged or of another model.
         """
-        return resume.restore_from(self, preparation.prepared(self), path)
+        return manual_checkpoints.restore_from(self._prepare(), path)
 
     @tf.autograph.experimental.do_not_convert
     def log(self, name: str, value: Any, *, reduce: str = "mean") -> None:
@@ -262,15 +260,15 @@ class Trainer(OptionalMethods):
         if tf.inside_function():
             traced_step().log(name, value, reduce, self.topology.num_replicas)
             return
-        writers = None if self._session is None else self._session.writers
-        if self._session is None or writers is None:
+        writers = None if self._prepared is None else self._prepared.activity.writers
+        if writers is None:
             return
-        step = self._session.step
-        found = number_or_event(step, name, value)  # on all workers: they read a metric's variable together
-        if isinstance(found, float):
-            writers.write(step, {name: found}, "train")
+        # on all workers, which read the variables of a metric together
+        content = number_or_event(self.step, name, value)
+        if isinstance(content, float):
+            writers.write(self.step, {name: content}, "train")
         else:
-            writers.note(found)
+            writers.note(content)
 
     def show(self, name: str, images: Any) -> None:
         """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.
@@ -278,10 +276,10 @@ class Trainer(OptionalMethods):
         For `after_loop`; every worker may call it, the chief writes. `c` is 1, 3 or 4; numbers are
         0..255 if the dtype is uint8, else 0..1.
         """
-        if self._session is not None and self._session.writers is not None:
-            self._session.writers.note(image_grid(self._session.step, name, images))
+        writers = None if self._prepared is None else self._prepared.activity.writers
+        if writers is not None:
+            writers.note(image_grid(self.step, name, images))
 
-    @error_translation.translates_peer_errors
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
         """Writes models to files and returns the paths on the chief; all workers must call it.
 
@@ -289,17 +287,18 @@ class Trainer(OptionalMethods):
         `self.generator`, which gets a folder of its own. `directory` is `model_dir/export` by default.
         Raises UsageError for a model that is not set, or a format that it cannot be written in.
         """
-        self.prepare()
+        prepared = self._prepare()
         if self.topology.evaluates:
             return []  # the chief writes
         formats = formats or export_lib.default_formats(self)
         if directory is None:
-            validation.check_export(self, formats)
+            validation.check_export(prepared.task, prepared.config.model_dir, formats)
         directory = directory or f"{self.model_dir}/export"
-        with moving_averages.in_place(self):
-            targets, served = export_lib.targets(self, formats), self.signatures()
-            paths = export_lib.export(targets, directory, self.topology, checked_signatures(served))
-        HostAllReduce(self.strategy, self.topology).sum([0.0])  # nobody leaves before the chief has written
+        with prepared.peer_errors():
+            with prepared.task.moving_averages.in_place():
+                targets, signatures = prepared.task.export_targets(formats), prepared.task.signatures()
+                paths = export_lib.export(targets, directory, self.topology, signatures)
+            prepared.world.wait_for_all_workers()  # until the chief has written
         return paths
 
     @tf.autograph.experimental.do_not_convert
@@ -391,7 +390,7 @@ class Trainer(OptionalMethods):
             )
         request = compute_update(loss, tape, variables, optimizer, step.context)
         condition = None if when is None else tf.convert_to_tensor(when, tf.bool)
-        label = run_metadata.label_of(self, optimizer)
+        label = run_metadata.label_of(vars(self), self.optimizer, optimizer)
         step.update(dataclasses.replace(request, label=label, condition=condition))
 
 

@@ -222,10 +222,15 @@ def notebook(path: Path, page: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# the base class of the trainer has the methods that users write
+WITH_BASES = {"Trainer": "    options:\n      inherited_members: true\n"}
+
+
 def write_reference(names: dict[str, str]) -> None:
     """A page per part of the package, with its public names."""
     for part, members in parts_of(names).items():
-        text = f"# ctl: {part}\n\n" + "\n".join(f"::: {names[n]}.{n}\n" for n in members)
+        entries = [f"::: {names[n]}.{n}\n{WITH_BASES.get(n, '')}" for n in members]
+        text = f"# ctl: {part}\n\n" + "\n".join(entries)
         (PAGES / "reference").mkdir(parents=True, exist_ok=True)
         (PAGES / "reference" / f"{part}.md").write_text(text)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from absl import flags
 from ctl.app import describe_default, description
-from ctl.config import GROUPS, define_flags
+from ctl.config import GROUPS
+from ctl.config_flags import define_flags
 
 PAGE = Path(__file__).with_name("flags.md")
 _INTRO = """\

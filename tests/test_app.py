@@ -15,7 +15,8 @@ import tensorflow as tf
 from absl import flags
 from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl import app, config, errors
-from ctl.distribute.topology import Topology
+from ctl.config_flags import define_flags
+from small_models import Small
 
 MNIST = [sys.executable, "-m", "models.mnist"]
 BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--log_every_steps=2"]
@@ -88,7 +89,7 @@ def test_help_is_grouped_names_every_flag_and_ends_with_0():
 
 def parsed(*arguments):
     values = flags.FlagValues()
-    config.define_flags(values)
+    define_flags(values)
     app.parse(["program", *arguments], values)
     return values
 
@@ -119,12 +120,11 @@ def worked(monkeypatch, *arguments):
     """What a trainer would be made with and told; nothing is trained."""
     told = {}
 
-    class Fake:
-        hparams = {}  # noqa: RUF012
-        topology, model_dir = Topology(), None
+    class Fake(ctl.Trainer):
         model = SimpleNamespace(save=print, export=print, save_weights=print)
 
         def __init__(self, **options):
+            super().__init__(strategy="default")
             told["options"] = options
 
         def prepare(self):
@@ -147,16 +147,8 @@ def refused(monkeypatch, capsys, *arguments):
 
 
 def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path):
-    class Predicts:
-        hparams, model_dir, step, evaluate_ema = {}, None, 3, False
-        topology = Topology()
-        model = SimpleNamespace(save=None)
-
-        def __init__(self, **options):
-            self.strategy = options["strategy"]
-
-        def prepare(self):
-            pass
+    class Predicts(Small):
+        step = 3
 
         def predict(self):
             yield {"name": tf.constant("a"), "row": [tf.constant([1, 2]), {"deep": tf.Variable(0.5)}]}

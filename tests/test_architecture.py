@@ -20,7 +20,7 @@ FLOORS = [
     ["collectives"],
     ["distribute"],
     ["launch", "config"],
-    ["deploy", "callbacks"],
+    ["deploy", "callbacks", "config_flags"],
     ["step", "data", "checkpoints", "metrics"],
     ["hvd"],
     ["training"],

@@ -4,7 +4,8 @@ import ctl
 import pytest
 from absl import flags
 from ctl import app, config
-from ctl.distribute import strategies
+from ctl.config_flags import define_flags
+from ctl.distribute.strategy_kind import strategy_name
 from small_models import BATCH, Small
 
 # setting -> (as a flag, its value, other values for a keyword and for a class)
@@ -30,7 +31,7 @@ def ran(monkeypatch, kind, arguments, keywords):
     """The trainer that `ctl.run` would train."""
     made = []
     values = flags.FlagValues()
-    config.define_flags(values)
+    define_flags(values)
     app.parse(["program", *arguments], values)
     monkeypatch.setattr(flags, "FLAGS", values)
     monkeypatch.setattr(kind, "prepare", lambda self: None)
@@ -40,7 +41,7 @@ def ran(monkeypatch, kind, arguments, keywords):
 
 
 def value_of(trainer, name):
-    return strategies.word_of(trainer.strategy) if name == "strategy" else getattr(trainer, name)
+    return strategy_name(trainer.strategy) if name == "strategy" else getattr(trainer, name)
 
 
 def test_every_setting_of_the_trainer_is_here():
@@ -109,10 +110,10 @@ def test_jit_compile_is_a_word_or_a_switch(monkeypatch, arguments, keywords, exp
     base = ["--strategy=default", "--export=none"]
     assert ran(monkeypatch, Small, [*arguments, *base], keywords).jit_compile == expected
     values = flags.FlagValues()
-    config.define_flags(values)
+    define_flags(values)
     values(["program", *arguments])
     again = flags.FlagValues()
-    config.define_flags(again)
+    define_flags(again)
     again(["program", values["jit_compile"].serialize()])
     assert again.jit_compile == values.jit_compile
 
@@ -152,7 +153,7 @@ def test_one_rule_of_precedence_holds_for_every_setting(name):
 
     def found(kind, arguments=(), keywords=None):
         values = flags.FlagValues()
-        config.define_flags(values)
+        define_flags(values)
         values(["program", *arguments])
         return getattr(config.settled(kind, config.of_command_line(values, keywords or {}, kind)[0]), name)
 

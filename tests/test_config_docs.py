@@ -4,7 +4,8 @@ import importlib.util
 
 from absl import flags
 from conftest import ROOT
-from ctl.config import GROUPS, NAMES, define_flags
+from ctl.config import GROUPS, NAMES
+from ctl.config_flags import define_flags
 
 
 def defined() -> flags.FlagValues:

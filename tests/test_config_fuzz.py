@@ -8,6 +8,7 @@ from absl import flags
 from ctl import app, config
 from ctl.checkpoints import export
 from ctl.checkpoints.retention import Keep
+from ctl.config_flags import define_flags
 from ctl.distribute import parameter_servers
 from ctl.distribute.platforms import detection
 from ctl.errors import UsageError
@@ -80,7 +81,7 @@ def test_any_words_are_flags_or_a_sentence(words):
     if any(w.startswith(("--flagfile", "-flagfile")) for w in words):
         return  # reads files
     values = flags.FlagValues()
-    config.define_flags(values)
+    define_flags(values)
     try:
         app.parse(["program", *words], values)
     except SystemExit as end:

@@ -19,7 +19,7 @@ import pytest
 from absl import flags
 from conftest import ROOT, environment
 from ctl import errors
-from ctl.config import define_flags
+from ctl.config_flags import define_flags
 from ctl.deploy import args as deploy_words
 from ctl.deploy import slurm
 from ctl.deploy.docker import command as docker_command

@@ -50,9 +50,9 @@ def test_predictions_take_datasets_dictionaries_and_several_outputs():
 def test_predicting_again_does_not_trace_again():
     trainer = made()
     trainer.predict(examples()[0][:8])
-    traced = trainer._session.programs._predict[1].experimental_get_tracing_count()
+    traced = trainer._prepared.programs._predict[1].experimental_get_tracing_count()
     trainer.predict(examples()[0][:8])
-    assert trainer._session.programs._predict[1].experimental_get_tracing_count() == traced == 1
+    assert trainer._prepared.programs._predict[1].experimental_get_tracing_count() == traced == 1
     trainer.model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
     assert trainer.predict(examples()[0][:8]).shape == (8, 3)
 
@@ -146,7 +146,7 @@ def test_nothing_is_restored_from_where_there_is_nothing(tmp_path, given):
     trainer = made()
     trainer.prepare()
     before = weights(trainer)
-    with pytest.raises(ctl.UsageError, match="no checkpoint is there"):
+    with pytest.raises(ctl.UsageError, match="there is no checkpoint"):
         trainer.restore(tmp_path / given)
     for one, two in zip(weights(trainer), before, strict=True):
         np.testing.assert_array_equal(one, two)

@@ -75,11 +75,11 @@ def supported_formats(model: Any) -> tuple[str, ...]:
     return tuple(keras_formats) or (("saved_model",) if isinstance(model, tf.Module) else ())
 
 
-def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
+def targets(owner: object, formats: Sequence[str]) -> list[Target]:
     """Returns the models and formats to export.
 
     Args:
-      trainer: Object with the models as attributes.
+      owner: Object with the models as attributes, such as a trainer.
       formats: `format` for `self.model`, `name:format` for `self.<name>`; see `FORMATS`.
 
     Raises:
@@ -89,20 +89,20 @@ def targets(trainer: object, formats: Sequence[str]) -> list[Target]:
     for part in parse_formats(",".join(formats)):
         name, colon, format_name = part.rpartition(":")
         name = name if colon else "model"
-        model = getattr(trainer, name, None)
+        model = getattr(owner, name, None)
         if format_name not in supported_formats(model):
-            public = {n: v for n, v in vars(trainer).items() if not n.startswith("_")}
+            public = {n: v for n, v in vars(owner).items() if not n.startswith("_")}
             models = {n: v for n, v in public.items() if supported_formats(v)}
             raise UsageError(f"export of {part}: {_rejection_reason(name, model, models)}")
         export_targets.append(Target(model, format_name, name if colon else "."))
     return export_targets
 
 
-def default_formats(trainer: HasModel) -> tuple[str, ...]:
+def default_formats(owner: HasModel) -> tuple[str, ...]:
     """Returns the default formats of `self.model`. Raises UsageError if it cannot be exported."""
-    formats = supported_formats(trainer.model)[:2]
+    formats = supported_formats(owner.model)[:2]
     if not formats:
-        targets(trainer, ("keras",))  # raises
+        targets(owner, ("keras",))  # raises
     return formats
 
 

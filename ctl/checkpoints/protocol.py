@@ -31,7 +31,7 @@ class Manifest:
         "source": description}.
       metrics: Name -> mean of the newest evaluation at this step; empty without an evaluation.
       state: State of parts of the loop as JSON values, by part.
-      config: Settings of the run, name -> value. `training/resume.py` compares them when a run resumes.
+      config: Settings of the run, name -> value. `training/resume_checks.py` compares them at a resume.
       versions: {"ctl": ..., "tensorflow": ...}.
       format: Version of the file format. Newer versions than `FORMAT` are rejected.
     """

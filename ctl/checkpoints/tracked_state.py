@@ -153,21 +153,21 @@ class _ChiefCheckpoint(tf.train.Checkpoint):
 _ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 
 
-def collect_owners(trainer: object) -> dict[str, Any]:
-    """Returns the attributes of an object that own variables, by name, without private ones (`_x`)."""
+def collect_owners(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a trainer that own variables, by name, without private ones (`_x`)."""
     return {
         name: value
-        for name, value in vars(trainer).items()
+        for name, value in attributes.items()
         if not name.startswith("_") and name != "step_variable" and list(variables_of(value))
     }
 
 
-def statistics_of(trainer: object) -> list[tf.Variable]:
+def statistics_of(attributes: Mapping[str, Any]) -> list[tf.Variable]:
     """Returns the floating-point variables that a step changes and that are neither weights nor slots.
 
     Examples are moving means, metrics and sums of the user.
     """
-    owners = [o for o in collect_owners(trainer).values() if attribute(o, "apply_gradients") is None]
+    owners = [o for o in collect_owners(attributes).values() if attribute(o, "apply_gradients") is None]
     variable_by_id = {id(plain(v)): plain(v) for owner in owners for v in variables_of(owner)}
     return [v for v in variable_by_id.values() if not v.trainable and v.dtype.is_floating]
 

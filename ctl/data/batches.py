@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctl.data import iterator_release
 from ctl.data.row_windows import RowWindows
 from ctl.distribute.row_partition import Share, share
-from ctl.distribute.strategies import word_of
+from ctl.distribute.strategy_kind import StrategyKind, kind_of
 from ctl.distribute.topology import Topology
 
 
@@ -129,12 +129,13 @@ def from_replica_batches(replica_batches: Callable, strategy: Any, topology: Top
 
 def device_of(strategy: Any) -> str | None:
     """Returns the device of the only replica. None: TensorFlow chooses it."""
-    return None if word_of(strategy) == "default" else strategy.extended.worker_devices[0]
+    is_default = kind_of(strategy) is StrategyKind.DEFAULT
+    return None if is_default else strategy.extended.worker_devices[0]
 
 
 def is_on_cpu(strategy: Any) -> bool:
     """Returns True if batches are used in host memory, or if TensorFlow copies them to the device."""
-    if word_of(strategy) == "default":
+    if kind_of(strategy) is StrategyKind.DEFAULT:
         return True
     return "CPU" in strategy.extended.worker_devices[0].upper()
 

@@ -33,11 +33,6 @@ _PARTITIONERS = "'min_size:256K', 'max_shards:2', 'max_shards:2,min_size:64K' or
 _log = logging.getLogger("ctl")
 
 
-def is_used(strategy: tf.distribute.Strategy) -> bool:
-    """True for a strategy of parameter servers."""
-    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
-
-
 def coordinator(strategy: tf.distribute.Strategy) -> Any:
     """The `ClusterCoordinator` of a strategy; there is one per strategy."""
     return tf.distribute.coordinator.ClusterCoordinator(strategy)

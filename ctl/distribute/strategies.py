@@ -23,6 +23,7 @@ from ctl.distribute import devices as devices_lib
 from ctl.distribute import engine_all_reduce, parameter_servers, strategy_factories
 from ctl.distribute.engine_all_reduce import PeerLimits
 from ctl.distribute.platforms import detection
+from ctl.distribute.strategy_kind import StrategyKind, has_parameter_servers, kind_of
 from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 from ctl.io import log_filter
@@ -103,7 +104,7 @@ def make_strategy(
 
 
 def _made_from(topology: Topology, strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    if word_of(strategy) != "default":  # that one is there without us, and once for all
+    if kind_of(strategy) is not StrategyKind.DEFAULT:  # that one is there without us, and once for all
         setattr(strategy, _MADE_FROM, topology)
     return strategy
 
@@ -119,32 +120,14 @@ def _on_this_machine(
     return strategy_factories.tpu(tpu) if word == "tpu" else strategy_factories.single(word, names)
 
 
-def word_of(strategy: tf.distribute.Strategy) -> str:
-    """The word for a strategy object, e.g. "mirrored"; its class name if there is none."""
-    kinds = tf.distribute
-    words = {
-        kinds.MultiWorkerMirroredStrategy: "multi_worker",
-        kinds.MirroredStrategy: "mirrored",
-        kinds.OneDeviceStrategy: "one_device",
-        kinds.experimental.CentralStorageStrategy: "central_storage",
-        kinds.TPUStrategy: "tpu",
-        kinds.ParameterServerStrategy: parameter_servers.WORD,
-    }
-    for kind, word in words.items():
-        if isinstance(strategy, kind):
-            return word
-    name = type(strategy).__name__
-    return "default" if name == "_DefaultDistributionStrategy" else name
-
-
 def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     """The strategy for work within this process: parameter servers have none of their own for that."""
-    return tf.distribute.get_strategy() if parameter_servers.is_used(strategy) else strategy
+    return tf.distribute.get_strategy() if has_parameter_servers(strategy) else strategy
 
 
 def place_of_counter(strategy: tf.distribute.Strategy) -> Any:
     """Where the variable that counts steps is made: in host memory, or on a parameter server."""
-    return strategy.scope() if parameter_servers.is_used(strategy) else tf.device("/cpu:0")
+    return strategy.scope() if has_parameter_servers(strategy) else tf.device("/cpu:0")
 
 
 def _check_word(word: str) -> None:
@@ -212,7 +195,7 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
     that of the first replica is as good as any.
     """
     with strategy.scope():
-        if word_of(strategy) != "central_storage":
+        if kind_of(strategy) is not StrategyKind.CENTRAL_STORAGE:
             yield
             return
 

@@ -184,11 +184,11 @@ def _trained(
         values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
     history.model = trainer.model
-    assert trainer._session is not None
+    assert trainer._prepared is not None
     if caller is not None:
         evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
         means = {n: v for n, v in values.items() if not n.startswith("eval_")}
-        caller.end(means, evaluated, stopped=trainer._session.callbacks.stopped)
+        caller.end(means, evaluated, stopped=trainer._prepared.callbacks.stopped)
         history.take(caller.epochs, caller.logs)
     return history
 
@@ -230,8 +230,8 @@ def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch
 def _finished(trainer: KerasTrainer) -> None:
     """As Keras: averages take the place of the weights, unless the best weights did."""
     model = trainer.model
-    assert trainer._session is not None
-    if trainer._session.callbacks.has_best_weights or model.optimizer is None:
+    assert trainer._prepared is not None
+    if trainer._prepared.callbacks.has_best_weights or model.optimizer is None:
         return
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)

@@ -145,9 +145,11 @@ class KerasTrainer(Trainer):
         self.metrics = list(self.model.metrics)
 
     def train_data(self, batch_size: int) -> Any:
+        """Returns the training data of the constructor."""
         return _of(self._data["train"], batch_size)
 
     def eval_data(self, batch_size: int) -> Any:
+        """Returns the validation data of the constructor."""
         return _of(self._data["validation"], batch_size)
 
     def _check_own_evaluation(self) -> None:
@@ -162,6 +164,7 @@ class KerasTrainer(Trainer):
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
+        """Computes the compiled loss and applies the optimizer, or calls the model's own `train_step`."""
         if self._calls("train_step"):
             return self._call_own("train_step", batch, self._class_weight)
         x, y, weight = _unpacked(batch, self._class_weight)
@@ -173,6 +176,7 @@ class KerasTrainer(Trainer):
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
+        """Computes the compiled loss and metrics, or calls the model's own `test_step`."""
         if self._calls("test_step"):
             return self._call_own("test_step", batch, None)
         x, y, weight = _unpacked(batch, None)

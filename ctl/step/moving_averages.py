@@ -5,8 +5,9 @@ so checkpoints contain them.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import attribute, is_keras3, plain
@@ -41,45 +42,48 @@ def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return [pair for value in attributes.values() for pair in averages_of(value, variables)]
 
 
-class HasWeights(Protocol):
-    """A trainer."""
+@dataclass(frozen=True)
+class MovingAverages:
+    """Moving averages with which a trainer evaluates.
 
-    evaluate_ema: bool
-
-    def moving_averages(self) -> Iterable[tuple[Any, Any]] | None: ...
-
-
-def pairs_of(trainer: HasWeights) -> list[tuple[Any, Any]]:
-    """Returns pairs (variable, average) of TensorFlow variables that a trainer evaluates with.
-
-    The pairs are those of its method `moving_averages`, or else those of its optimizers.
-
-    Raises:
-      UsageError: If `moving_averages` returns anything else than pairs of variables of one shape.
+    Attributes:
+      attributes: Attributes of the trainer, some of which are optimizers.
+      pairs_of_user: Returns pairs (variable, average), or None for the averages of the optimizers.
+      enabled: False if the trainer evaluates with the raw weights.
     """
-    if not trainer.evaluate_ema:
-        return []
-    averages = trainer.moving_averages()
-    pairs = averages_among(vars(trainer)) if averages is None else averages
-    return [_checked(pair) for pair in pairs]
 
+    attributes: Mapping[str, Any]
+    pairs_of_user: Callable[[], Iterable[tuple[Any, Any]] | None]
+    enabled: bool = True
 
-@contextlib.contextmanager
-def in_place(trainer: HasWeights) -> Iterator[None]:
-    """Within the block, variables have the values of their averages; afterwards the raw values again.
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Returns pairs (variable, average) of TensorFlow variables.
 
-    Raises:
-      UsageError: As `pairs_of`.
-    """
-    pairs = pairs_of(trainer)
-    raw = [tf.identity(variable) for variable, _ in pairs]
-    try:
-        for variable, average in pairs:
-            variable.assign(tf.cast(average, variable.dtype))
-        yield
-    finally:
-        for (variable, _), value in zip(pairs, raw, strict=True):
-            variable.assign(value)
+        Raises:
+          UsageError: If the user's pairs are anything else than pairs of variables of one shape.
+        """
+        if not self.enabled:
+            return []
+        averages = self.pairs_of_user()
+        pairs = averages_among(self.attributes) if averages is None else averages
+        return [_checked(pair) for pair in pairs]
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block, variables have the values of their averages; afterwards the raw values again.
+
+        Raises:
+          UsageError: As `pairs`.
+        """
+        pairs = self.pairs()
+        raw_values = [tf.identity(variable) for variable, _ in pairs]
+        try:
+            for variable, average in pairs:
+                variable.assign(tf.cast(average, variable.dtype))
+            yield
+        finally:
+            for (variable, _), value in zip(pairs, raw_values, strict=True):
+                variable.assign(value)
 
 
 def _checked(pair: Any) -> tuple[Any, Any]:

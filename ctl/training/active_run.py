@@ -1,10 +1,13 @@
 """The current run of a trainer, for methods that users call in hooks."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.supervision.signals import Signals
+from ctl.training.batch_size_check import BatchSizeCheck
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,49 @@ class SaveRequest:
         """Returns True if a save was requested since the last call."""
         is_pending, self._is_pending = self._is_pending, False
         return is_pending
+
+
+class Activity:
+    """The current run of a trainer, and actions that happen once in all of its runs.
+
+    Attributes:
+      run: The current run, or None.
+      save_request: Request of `Trainer.save` within a run.
+      batch_size_check: Warning about small batches.
+      has_profiled: True if `ctl profile` has reported.
+      has_checked_eval_data: True if the evaluation data was opened and checked.
+    """
+
+    def __init__(self, *, rows_may_vary: bool) -> None:
+        self.run: ActiveRun | None = None
+        self.save_request = SaveRequest()
+        self.batch_size_check = BatchSizeCheck(is_disabled=rows_may_vary)
+        self.has_profiled = False
+        self.has_checked_eval_data = False
+
+    @contextlib.contextmanager
+    def running(self, run: ActiveRun) -> Iterator[None]:
+        """Within the block, `run` is the current run."""
+        self.run = run
+        try:
+            yield
+        finally:
+            self.run = None
+
+    @property
+    def writers(self) -> WriterGroup | None:
+        """Metric writers of the current run, or None."""
+        return None if self.run is None else self.run.writers
+
+    @property
+    def signals(self) -> Signals | None:
+        """Signals received by the current run, or None."""
+        return None if self.run is None else self.run.signals
+
+    def record_profile(self) -> None:
+        """Records that `ctl profile` has reported."""
+        self.has_profiled = True
+
+    def record_eval_data(self) -> None:
+        """Records that the evaluation data was opened and checked."""
+        self.has_checked_eval_data = True

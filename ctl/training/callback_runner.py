@@ -15,17 +15,16 @@ from ctl.callbacks.protocol import EVENTS, Callback, Decision
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
 from ctl.distribute.communication import PEER_ERRORS
-from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import plain
+from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.step import moving_averages
 from ctl.training import validation
 from ctl.training.loop import FailedElsewhere, Interrupted
-from ctl.training.optional_methods import is_defined_by_user
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.task import Task
 
 _log = logging.getLogger("ctl")
+_HOOKS = ("before_training", "after_epoch", "after_evaluation")  # of the trainer and of callbacks
 _BEST_WEIGHTS = "best_weights"  # key in the manifest, beside the names of callbacks
 
 
@@ -57,13 +56,27 @@ class CallbackRunner:
       failed: Event for which the failed method was called.
     """
 
-    def __init__(self, trainer: TrainerProtocol, callbacks: Sequence[Callback], agreement: HostAllReduce):
-        """Stores the arguments. Raises UsageError for callbacks that would have no effect."""
-        self._trainer = trainer
-        self._agreement = agreement
-        validation.check_callbacks(trainer, callbacks)
+    def __init__(
+        self,
+        task: Task,
+        model_dir: str,
+        world: World,
+        callbacks: Sequence[Callback],
+        handlers: Mapping[str, Sequence[Callable[..., Any]]],
+    ):
+        """Stores the arguments.
+
+        Args:
+          task: Methods and objects of the user.
+          model_dir: Directory of the run, or an empty string.
+          world: Processes of the job.
+          callbacks: Callbacks.
+          handlers: Methods to call for each event; see `handlers_of`.
+        """
+        self._task, self._model_dir, self._world = task, model_dir, world
+        self._all_reduce = world.host_all_reduce
         self._callbacks = _by_name_in_checkpoints(callbacks)
-        self._handlers = _handlers(trainer, callbacks)
+        self._handlers = handlers
         self.rolls_back = any(callback.rollback for callback in callbacks)
         monitored = [callback.monitored for callback in callbacks]
         self.monitored = [value for value in monitored if value is not None and value.run == "eval"]
@@ -104,7 +117,7 @@ class CallbackRunner:
         except Interrupted:  # by a signal, in an evaluation that a callback has called
             pass
         except Exception as e:
-            if self._agreement.num_workers > 1 and isinstance(e, PEER_ERRORS):
+            if self._all_reduce.num_workers > 1 and isinstance(e, PEER_ERRORS):
                 raise
             error = e
         measured = BestWeights(step)
@@ -174,18 +187,18 @@ class CallbackRunner:
                 f"{event} returned {other!r}; expected a ctl.Decision(...), True to stop, or None."
             )
         self.failed = event
-        if self._agreement.num_workers == 1:
+        if self._all_reduce.num_workers == 1:
             self.failure = error
             return [] if error else decisions
-        is_chief = self._trainer.topology.is_chief
+        is_chief = self._world.is_chief
         text = json.dumps([asdict(d) for d in decisions]).encode() if decisions and is_chief else b""
-        size, failed = map(int, self._agreement.sum([float(len(text)), float(error is not None)]))
+        size, failed = map(int, self._all_reduce.sum([float(len(text)), float(error is not None)]))
         if failed:
             self.failure = error or FailedElsewhere(event)
         if not size or failed:
             return []
         content = np.frombuffer(text, np.uint8) if is_chief else np.zeros(size)
-        received = self._agreement.sum(content).astype(np.uint8).tobytes()
+        received = self._all_reduce.sum(content).astype(np.uint8).tobytes()
         return [Decision(**fields) for fields in json.loads(received)]
 
     def state(self) -> dict[str, Any]:
@@ -200,7 +213,7 @@ class CallbackRunner:
                 callback.state = saved[name]
         callbacks = self._callbacks.values()
         self.stopped = any(callback.has_stopped() for callback in callbacks)
-        path = _weights_path(self._trainer.model_dir)
+        path = _weights_path(self._model_dir)
         if any(callback.restore_best for callback in callbacks) and path is not None:
             self._best_weights = _loaded(path) or _loaded(_temporary_path(path))
             if self._best_weights is not None and _BEST_WEIGHTS in saved:
@@ -221,13 +234,13 @@ class CallbackRunner:
             variable.assign(value.view(kind) if value.dtype.kind == "V" else value)  # bfloat16 in .npz
 
     def _variables(self) -> list[tf.Variable]:
-        averages = [average for _, average in moving_averages.pairs_of(self._trainer)]
-        return [*(plain(v) for v in variables_of(self._trainer.model)), *averages]
+        averages = [average for _, average in self._task.moving_averages.pairs()]
+        return [*(plain(v) for v in variables_of(self._task.model)), *averages]
 
     def _remember(self) -> None:
         self._best_weights = [v.numpy() for v in self._variables()]
-        path = _weights_path(self._trainer.model_dir)
-        if path is None or not self._trainer.topology.is_chief:
+        path = _weights_path(self._model_dir)
+        if path is None or not self._world.is_chief:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_path(path)
@@ -249,7 +262,7 @@ class CallbackRunner:
 
     def _adjustable_optimizer(self, setting: str) -> Any:
         """Returns the optimizer. Raises UsageError if its learning rate cannot be changed."""
-        optimizer = self._trainer.optimizer
+        optimizer = self._task.optimizer
         if not validation.has_variable_learning_rate(optimizer):
             raise UsageError(
                 f"Decision({setting}): self.optimizer has a schedule, or no learning rate. Give the "
@@ -258,22 +271,21 @@ class CallbackRunner:
         return optimizer
 
     def _export(self, decision: Decision) -> None:
-        trainer = self._trainer
-        if decision.directory is None and trainer.model_dir is None:
+        if decision.directory is None and not self._model_dir:
             raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
-        targets = export_lib.targets(trainer, decision.export)
-        directory = decision.directory or f"{trainer.model_dir}/best"
-        served = export_lib.checked_signatures(trainer.signatures())
-        with moving_averages.in_place(trainer):
-            export_lib.export(targets, directory, trainer.topology, served)
-        self._agreement.sum([0.0])  # the other workers wait until the chief has written
+        targets = self._task.export_targets(decision.export)
+        directory = decision.directory or f"{self._model_dir}/best"
+        signatures = self._task.signatures()
+        with self._task.moving_averages.in_place():
+            export_lib.export(targets, directory, self._world.topology, signatures)
+        self._world.wait_for_all_workers()  # until the chief has written
 
     def _warn(self, text: str, *values: Any) -> None:
-        if self._trainer.topology.is_chief:
+        if self._world.is_chief:
             _log.warning(text, *values)
 
 
-def _weights_path(model_dir: str | None) -> Path | None:
+def _weights_path(model_dir: str) -> Path | None:
     return Path(model_dir) / "best" / "early_stopping.npz" if model_dir else None
 
 
@@ -291,20 +303,21 @@ def _loaded(path: Path) -> list[np.ndarray] | None:
         return None
 
 
-def _handlers(trainer: TrainerProtocol, callbacks: Sequence[Callback]) -> dict[str, list[Callable]]:
-    """Returns the methods for each event: the trainer's first, then those of the callbacks."""
-    hooks: dict[str, Callable] = {
-        "before_training": trainer.before_training,
-        "after_epoch": trainer.after_epoch,
-        "after_evaluation": trainer.after_evaluation,
-    }
+def handlers_of(trainer: Any, task: Task, callbacks: Sequence[Callback]) -> dict[str, list[Callable]]:
+    """Returns the methods for each event: the trainer's first, then those of the callbacks.
+
+    Args:
+      trainer: First argument of the hooks of callbacks.
+      task: Methods of the trainer.
+      callbacks: Callbacks.
+    """
     handlers: dict[str, list[Callable]] = {event: [] for event in EVENTS}
-    for event, hook in hooks.items():
-        if is_defined_by_user(trainer, event):
-            handlers[event].append(hook)
+    for event in _HOOKS:
+        if event in task.methods:
+            handlers[event].append(task.methods[event])
     for callback in callbacks:
         for event, method in callback.handlers().items():
-            handlers[event].append(functools.partial(method, trainer) if event in hooks else method)
+            handlers[event].append(functools.partial(method, trainer) if event in _HOOKS else method)
     return handlers
 
 

@@ -7,8 +7,7 @@ from ctl.io import paths
 from ctl.metrics.adapter import MetricWriterLike, as_writers
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import MetricWriter
-from ctl.training.run_metadata import log_dir
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.run_options import RunOptions
 
 METRICS_FILE = "metrics.jsonl"
 _log = logging.getLogger("ctl")
@@ -49,20 +48,24 @@ def default_writers(
     return writers
 
 
-def writers_of_run(trainer: TrainerProtocol, check_lease: Callable[[], None]) -> WriterGroup:
-    """Returns the writers that a run of `trainer` calls in this process.
+def writers_of_run(
+    model_dir: str, options: RunOptions, *, is_chief: bool, check_lease: Callable[[], None] = lambda: None
+) -> WriterGroup:
+    """Returns the writers that a run calls in this process.
 
     On the chief these are the user's or the default ones, and the extra ones. On other workers these are
     the user's writers with `everywhere = True`.
 
     Args:
-      trainer: The trainer of the run.
+      model_dir: Directory of the run, or an empty string.
+      options: Options of the run.
+      is_chief: True in the process that writes shared files.
       check_lease: Raises LeaseLostError if another job has taken over model_dir.
     """
-    if not trainer.topology.is_chief:
-        user_writers = [*(trainer._writers or ()), *trainer.extra_writers]
+    if not is_chief:
+        user_writers = [*(options.writers or ()), *options.extra_writers]
         return WriterGroup(writer for writer in as_writers(user_writers) if writer.everywhere)
-    writers: Sequence[MetricWriterLike] | None = trainer._writers
+    writers: Sequence[MetricWriterLike] | None = options.writers
     if writers is None:
-        writers = default_writers(trainer.model_dir, log_dir(trainer))
-    return WriterGroup([*writers, *trainer.extra_writers], check_lease)
+        writers = default_writers(model_dir or None, options.log_dir)
+    return WriterGroup([*writers, *options.extra_writers], check_lease)

@@ -1,21 +1,18 @@
 """Translation of TensorFlow's errors to errors of ctl with an explanation."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.collectives.failures import FAILURE_MARK
 from ctl.data import input_errors, pipeline
-from ctl.distribute import parameter_servers
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
+from ctl.distribute.world import World
 from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
 from ctl.step import finiteness
 from ctl.training import step_mistakes
-from ctl.training.trainer_protocol import TrainerProtocol
 
 _NCCL_ERRORS = (tf.errors.InternalError, tf.errors.UnknownError)
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
@@ -95,29 +92,22 @@ def _explain_rows(text: str, batch_size: int, topology: Topology) -> str:
 
 
 @contextlib.contextmanager
-def peer_errors(trainer: TrainerProtocol) -> Iterator[None]:
-    """Translates errors of lost peers before and after the steps of a run, e.g. while a model is built."""
+def peer_errors(world: World, read_step: Callable[[], int]) -> Iterator[None]:
+    """Translates errors of lost peers before and after the steps of a run, e.g. while a model is built.
+
+    Args:
+      world: Processes of the job.
+      read_step: Returns the number of completed steps, for the message.
+    """
     try:
         yield
     except Exception as e:
-        topology = trainer.topology
-        if topology.num_workers < 2 and not parameter_servers.is_used(trainer.strategy):
+        if not world.has_peers:
             raise
-        error = _translate_peer_error(e, str(e), trainer.step)
+        error = _translate_peer_error(e, str(e), read_step())
         if error is e:
             raise
         raise error from e
-
-
-def translates_peer_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of a trainer with `peer_errors`."""
-
-    @functools.wraps(function)
-    def with_translation(trainer: TrainerProtocol, *args: Any, **kwargs: Any) -> Any:
-        with peer_errors(trainer):
-            return function(trainer, *args, **kwargs)
-
-    return with_translation
 
 
 def _translate_peer_error(error: BaseException, text: str, step: int) -> BaseException:

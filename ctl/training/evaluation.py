@@ -7,105 +7,124 @@ error on one worker ends it on all workers at the same batch.
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ctl.callbacks.schedule import Every
+import numpy as np
 from ctl.data import input_errors
 from ctl.data.batches import Batches
 from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
+from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
 from ctl.metrics.protocol import Ended, RunEnd
-from ctl.step import keras_metrics, moving_averages
+from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
-from ctl.training import error_translation, input_pipeline, validation
+from ctl.training import input_pipeline, validation
 from ctl.training.default_writers import writers_of_run
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import LoopLength
-from ctl.training.preparation import eval_loop
-from ctl.training.session import Session
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run_options import RunOptions
+from ctl.training.task import Task
 
 
-@error_translation.translates_peer_errors
-def evaluate_session(
-    trainer: TrainerProtocol, session: Session, *, applies_decisions: bool = False
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Results of one evaluation.
+
+    Attributes:
+      means: Means of the numbers of `eval_step`, and Keras metrics, by name.
+      arrays: Keras metrics whose result is an array, by name.
+    """
+
+    means: Mapping[str, float]
+    arrays: Mapping[str, np.ndarray]
+
+
+def evaluate_trainer(
+    prepared: PreparedTrainer, options: RunOptions, *, applies_decisions: bool = False
+) -> EvaluationResult:
     """Implementation of `Trainer.evaluate`. Within a run it also writes the metrics.
 
     Args:
-      trainer: Trainer to evaluate.
-      session: State of the trainer.
+      prepared: Trainer to evaluate.
+      options: Options of the run.
       applies_decisions: True if decisions of hooks have an effect.
 
-    Returns:
-      Means and Keras metrics by name. Errors of hooks are raised, except within a run, which they end.
+    Raises:
+      Exception: Errors of hooks, except within a run, which they end.
     """
     exit_barrier.disarm()
-    validation.check_methods(trainer, "evaluate")
-    loop = eval_loop(trainer, session)
-    with _together(session.agreement):
-        batches = input_pipeline.open_eval_batches(trainer, session)
-    with moving_averages.in_place(trainer), keras_metrics.SetAside(keras_metrics.metrics_in(vars(trainer))):
-        is_chief = trainer.topology.is_chief
-        packed, ran = _run(loop, batches, session.agreement, is_chief=is_chief, signals=session.signals)
+    validation.check_methods(prepared.task, "evaluate")
+    with prepared.peer_errors():
+        return _evaluate(prepared, options, applies_decisions)
+
+
+def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions: bool) -> EvaluationResult:
+    task, activity, all_reduce = prepared.task, prepared.activity, prepared.world.host_all_reduce
+    loop = prepared.programs.eval_loop()
+    with _together(all_reduce):
+        batches = input_pipeline.open_eval_batches(prepared)
+    with task.moving_averages.in_place(), keras_metrics.SetAside(task.metrics):
+        is_chief = prepared.world.is_chief
+        packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, signals=activity.signals)
         if not ran:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
-        packed = session.agreement.sum(loop.totals.broadcast(packed).ravel())
+        packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
         means = loop.totals.means(packed.reshape(-1, 2))
         numbers, arrays = keras_metrics.metric_results(loop.totals.metrics)
-        session.record_arrays(arrays)
         means |= numbers
-        if session.writers:
-            session.writers.write(session.step, means, "eval")
+        step = prepared.step
+        if activity.writers:
+            activity.writers.write(step, means, "eval")
             for name, array in arrays.items():
-                session.writers.note(array_event(session.step, name, array, "eval"))
-        arguments = session.step, dict(means), dict(loop.totals.metrics)
-        session.callbacks.notify(
-            "after_evaluation", session.step, *arguments, applies_decisions=applies_decisions
-        )
-    validation.check_best_metric(session.manager, means)
-    validation.check_reported_metric(trainer.extra_writers, means)
-    if session.active is None:
-        session.callbacks.raise_failure()
-        leave_together(session)
-    return means
+                activity.writers.note(array_event(step, name, array, "eval"))
+        arguments = step, dict(means), dict(loop.totals.metrics)
+        prepared.callbacks.notify("after_evaluation", step, *arguments, applies_decisions=applies_decisions)
+    validation.check_best_metric(prepared.checkpointing.manager, means)
+    validation.check_reported_metric(options.extra_writers, means)
+    if activity.run is None:
+        prepared.callbacks.raise_failure()
+        leave_together(prepared.world)
+    return EvaluationResult(means, arrays)
 
 
-def is_due(trainer: TrainerProtocol) -> bool:
-    """Returns True if a run of this trainer evaluates."""
-    return validation.evaluates_at_all(trainer) and trainer.intervals.evaluate != Every()
+def is_due(task: Task, options: RunOptions) -> bool:
+    """Returns True if a run evaluates."""
+    return task.can_evaluate and options.evaluates
 
 
-def check_evaluation(trainer: TrainerProtocol, session: Session) -> None:
+def check_evaluation(prepared: PreparedTrainer, options: RunOptions) -> None:
     """Opens the data and traces the step, so that their errors are raised before training."""
-    if not is_due(trainer):
+    if not is_due(prepared.task, options):
         return
-    batches = input_pipeline.open_eval_batches(trainer, session)
-    has_peers = trainer.topology.num_workers > 1
-    monitored = session.callbacks.monitored
-    if not has_peers and not validation.names_matter(trainer, session.manager, monitored):
+    batches = input_pipeline.open_eval_batches(prepared)
+    has_peers = prepared.world.topology.num_workers > 1
+    manager, monitored = prepared.checkpointing.manager, prepared.callbacks.monitored
+    if not has_peers and not validation.names_matter(options, manager, monitored):
         return
-    names = eval_loop(trainer, session).names(batches)
-    validation.check_metric_names(trainer, session.manager, names, monitored)
+    names = prepared.programs.eval_loop().names(batches)
+    validation.check_metric_names(names, options, manager, monitored)
 
 
-def report_evaluation(trainer: TrainerProtocol, session: Session, means: Mapping[str, float]) -> None:
+def report_evaluation(prepared: PreparedTrainer, options: RunOptions, means: Mapping[str, float]) -> None:
     """Writes the results of an evaluation outside a run to the metric writers."""
-    writers = writers_of_run(trainer, session.check_lease)
-    writers.write(session.step, means, "eval")
-    writers.note(Ended(session.step, RunEnd.DONE, {**means, "model_dir": trainer.model_dir}))
+    model_dir = prepared.config.model_dir
+    writers = writers_of_run(model_dir, options, is_chief=prepared.world.is_chief)
+    writers.write(prepared.step, means, "eval")
+    writers.note(Ended(prepared.step, RunEnd.DONE, {**means, "model_dir": model_dir or None}))
 
 
-def leave_together(session: Session) -> None:
+def leave_together(world: World) -> None:
     """Last synchronization of the workers. Afterwards they may end, the chief after the other workers."""
-    session.agreement.sum([0.0])
-    if session.agreement.num_workers > 1:
-        exit_barrier.arm(session.state.topology)
+    world.wait_for_all_workers()
+    if world.topology.num_workers > 1:
+        exit_barrier.arm(world.topology)
 
 
 def _run(

@@ -23,16 +23,15 @@ from ctl.training.active_run import ActiveRun
 from ctl.training.checkpoint_follower import Evaluated, Following
 from ctl.training.default_writers import default_writers
 from ctl.training.loop import Interrupted
-from ctl.training.run_metadata import log_dir
-from ctl.training.session import Session
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run_options import RunOptions
 
 EVALUATED = "evaluated.json"
 NUMBERS = "evaluations.jsonl"
 _log = logging.getLogger("ctl")
 
 
-def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
+def follow(prepared: PreparedTrainer, options: RunOptions) -> dict[str, float]:
     """Evaluates until the training has ended.
 
     Returns:
@@ -42,8 +41,7 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
       Stopped: After a signal.
       PeerLostError: If the training died or is not complete.
     """
-    assert trainer.model_dir is not None  # checked by `checkpoint_follower.checkpoints`
-    directory, watched = paths.path(trainer.model_dir), prepared.manager
+    directory, watched = paths.path(prepared.config.model_dir), prepared.checkpointing.manager
     assert isinstance(watched, WatchedCheckpoints)
     following = Following(
         watched, Lease(directory / LOCK_NAME), Evaluated(directory / EVALUATED), born=process_start_time()
@@ -55,16 +53,16 @@ def follow(trainer: TrainerProtocol, prepared: Session) -> dict[str, float]:
         watched.restore(prepared.state, manifest.step)
         means.clear()
         try:
-            means.update(evaluation.evaluate_session(trainer, prepared))
+            means.update(evaluation.evaluate_trainer(prepared, options).means)
             prepared.callbacks.raise_failure()
         except Interrupted:
             raise _stopped(received, following) from None
 
-    writers = _writers(trainer)
+    writers = _writers(prepared.config.model_dir, options)
     end, detail = RunEnd.FAILED, ""
     _log.info("Evaluating each checkpoint in %s after its save.", watched.directory)
     try:
-        with received, prepared.running(ActiveRun(writers, received)):
+        with received, prepared.activity.running(ActiveRun(writers, received)):
             detail = following.run(evaluate, lambda: received.received is not None)
         if received.received is not None:
             raise _stopped(received, following)
@@ -88,8 +86,8 @@ def _stopped(received: signals.Signals, following: Following) -> Stopped:
     )
 
 
-def _writers(trainer: TrainerProtocol) -> WriterGroup:
+def _writers(model_dir: str, options: RunOptions) -> WriterGroup:
     """Returns the user's writers, or the default ones with the evaluator's own metrics file."""
-    if trainer._writers is not None:
-        return WriterGroup(trainer._writers)
-    return WriterGroup(default_writers(trainer.model_dir, log_dir(trainer), metrics_file=NUMBERS))
+    if options.writers is not None:
+        return WriterGroup(options.writers)
+    return WriterGroup(default_writers(model_dir, options.log_dir, metrics_file=NUMBERS))

@@ -1,27 +1,22 @@
-"""Training and evaluation data of a trainer, opened at the position of its session."""
+"""Training and evaluation data of a trainer, opened at its position."""
 
 from typing import Any
 
 from ctl import config
-from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.data import per_worker, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
-from ctl.distribute import parameter_servers, strategies
 from ctl.errors import UsageError
-from ctl.training.optional_methods import is_defined_by_user
-from ctl.training.session import Session
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.prepared import PreparedTrainer
 
 
 def open_train_batches(
-    trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
+    prepared: PreparedTrainer, steps: int | None, epochs: float | None
 ) -> tuple[int | None, Batches]:
-    """Opens the training data at the position of the session.
+    """Opens the training data at the position of the trainer.
 
     Args:
-      trainer: Trainer to train.
-      session: State of the trainer.
+      prepared: Trainer to train.
       steps: Total number of steps, or None.
       epochs: Total number of passes over the data, or None.
 
@@ -37,8 +32,8 @@ def open_train_batches(
         raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):
         raise UsageError(f"epochs is {epochs!r}; expected a number > 0.")
-    session.advance(session.step, trainer.global_batch_size)
-    batches = _open_batches(trainer, session, steps, epochs)
+    prepared.checkpointing.advance(prepared.step)
+    batches = _open_batches(prepared, steps, epochs)
     remaining = batches.passes.remaining_steps if batches.passes else batches.steps
     if remaining is None:
         if steps is None and not batches.has_unknown_end:
@@ -47,72 +42,72 @@ def open_train_batches(
                 "--train_steps."
             )
         return steps, batches
-    end = session.step + remaining
+    end = prepared.step + remaining
     return (end if steps is None else min(steps, end)), batches
 
 
-def _open_batches(
-    trainer: TrainerProtocol, session: Session, steps: int | None, epochs: float | None
-) -> Batches:
-    where: dict[str, Any] = {"global_batch_size": trainer.global_batch_size, "seed": trainer.seed}
-    parts = trainer.train_data_fn if is_defined_by_user(trainer, "train_data_fn") else None
-    served = parameter_servers.is_used(trainer.strategy)
-    if session.position is not None and (served or parts is not None):
+def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | None) -> Batches:
+    settings, world, checkpointing = prepared.config, prepared.world, prepared.checkpointing
+    progress, methods = checkpointing.progress, prepared.task.methods
+    arguments: dict[str, Any] = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
+    parts = methods.get("train_data_fn")
+    if checkpointing.position is not None and (world.has_parameter_servers or parts is not None):
         raise UsageError(
             "data_position is 'iterator', which saves one iterator of global batches; "
-            f"{'parameter servers' if served else 'train_data_fn'} have no such. Leave it out."
+            f"{'parameter servers' if world.has_parameter_servers else 'train_data_fn'} have none. Leave "
+            "it out."
         )
-    compiled = config.jit_compile(trainer.jit_compile) == "loop"
-    if compiled and parts is not None:
+    is_compiled = settings.jit_compile == "loop"
+    if is_compiled and parts is not None:
         row_windows.raise_not_in_memory("a pipeline per worker (train_data_fn)")
-    if served:
+    if world.has_parameter_servers:
         if parts is not None:
             raise UsageError(
-                "train_data_fn gives each worker's part of batches in step, and workers of parameter "
-                "servers go at their own speed. Write train_data, with global batches."
+                "train_data_fn returns each worker's part of a synchronous batch, and workers of parameter "
+                "servers are asynchronous. Write train_data, with global batches."
             )
         return per_worker.open_train_per_worker(
-            trainer.train_data,
-            trainer.strategy,
-            start_examples=session.progress.examples,
+            methods["train_data"],
+            world.strategy,
+            start_examples=progress.examples,
             epochs=epochs,
             steps=steps,
-            **where,
+            **arguments,
         )
     if parts is not None:
         return open_parts(
             parts,
-            trainer.strategy,
-            trainer.topology,
-            step=session.step,
+            world.strategy,
+            world.topology,
+            step=prepared.step,
             epochs=epochs,
-            sum_over_workers=session.agreement.sum,
-            **where,
+            sum_over_workers=world.host_all_reduce.sum,
+            **arguments,
         )
     return pipeline.open_train_data(
-        trainer.train_data,
-        trainer.strategy,
-        trainer.topology,
-        start_examples=session.progress.examples,
+        methods["train_data"],
+        world.strategy,
+        world.topology,
+        start_examples=progress.examples,
         epochs=epochs,
-        mode=trainer.data_position,
-        position=session.position,
-        resumable=not isinstance(session.manager, NullCheckpoints),
-        batches_per_pass=session.progress.pass_batches,
-        rows_may_vary=trainer._rows_may_vary,
-        indexed=compiled,
-        **where,
+        mode=settings.data_position,
+        position=checkpointing.position,
+        resumable=checkpointing.can_save,
+        batches_per_pass=progress.pass_batches,
+        rows_may_vary=prepared.task.rows_may_vary,
+        indexed=is_compiled,
+        **arguments,
     )
 
 
-def open_eval_batches(trainer: TrainerProtocol, session: Session) -> Batches:
+def open_eval_batches(prepared: PreparedTrainer) -> Batches:
     """Opens one pass over the evaluation data. The first call checks the data."""
     batches = pipeline.open_eval_data(
-        trainer.eval_data,
-        strategies.local(trainer.strategy),
-        trainer.topology,
-        global_batch_size=trainer.global_batch_size,
-        is_checked=session.has_checked_eval_data,
+        prepared.task.methods["eval_data"],
+        prepared.world.local_strategy,
+        prepared.world.topology,
+        global_batch_size=prepared.config.global_batch_size,
+        is_checked=prepared.activity.has_checked_eval_data,
     )
-    session.record_eval_data()
+    prepared.activity.record_eval_data()
     return batches

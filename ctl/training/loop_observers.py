@@ -1,8 +1,8 @@
 """Observers of the training loop of a trainer."""
 
 import contextlib
+from collections.abc import Callable
 
-from ctl.distribute import parameter_servers
 from ctl.metrics.group import WriterGroup
 from ctl.supervision import heartbeat
 from ctl.training.loop import GraphLoop
@@ -13,39 +13,42 @@ from ctl.training.observers import (
     ObserverGroup,
     ProgressObserver,
 )
-from ctl.training.session import Session
-from ctl.training.step_profiler import StepProfiler, new_trace
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.step_profiler import StepProfiler
+from ctl.training.step_trace import new_trace
 from ctl.training.stragglers import Stragglers
-from ctl.training.trainer_protocol import TrainerProtocol
 from ctl.training.update_check import UpdateCheck
 
 
 def create_observers(
-    trainer: TrainerProtocol,
-    session: Session,
-    writers: WriterGroup,
+    prepared: PreparedTrainer,
     graph_loop: GraphLoop,
     profiler: StepProfiler,
+    writers: WriterGroup,
+    *,
+    log_dir: str,
+    check_lease: Callable[[], None],
 ) -> ObserverGroup:
     """Creates the observers of a run, in the order of their calls."""
-    timer, topology = session.step_times, trainer.topology
+    timer, topology = prepared.programs.timer, prepared.world.topology
     observers: list[LoopObserver] = [
-        LeaseObserver(session.check_lease),
+        LeaseObserver(check_lease),
         ProgressObserver(writers),
         HeartbeatObserver(),
-        UpdateCheck(trainer, graph_loop),
+        UpdateCheck(prepared.task, graph_loop, is_chief=topology.is_chief),
         profiler,
     ]
     if timer is not None and topology.num_workers > 1:
         observers.append(Stragglers(timer.total, topology.workers, topology.worker_index))
-    if (trace := new_trace(trainer, trainer.config.profile)) is not None:
+    if (trace := new_trace(prepared.config.profile, log_dir, topology.worker_index)) is not None:
         observers.append(trace)
     return ObserverGroup(observers)
 
 
-def watch_progress(trainer: TrainerProtocol, session: Session) -> contextlib.AbstractContextManager[None]:
+def watch_progress(prepared: PreparedTrainer) -> contextlib.AbstractContextManager[None]:
     """Starts the hang detector for a block. It polls the step variable, also within a graph call."""
-    heartbeat.current.record_step(session.step)
-    has_servers = parameter_servers.is_used(trainer.strategy)  # which a poll would wait for
-    read_step = None if has_servers else lambda: int(session.state.step.numpy())
-    return heartbeat.current.supervise_training(trainer.step_timeout_secs, read_step)
+    heartbeat.current.record_step(prepared.step)
+    # a poll of a variable on a parameter server would wait for the server
+    is_local = not prepared.world.has_parameter_servers
+    read_step = (lambda: int(prepared.state.step.numpy())) if is_local else None
+    return heartbeat.current.supervise_training(prepared.config.step_timeout_secs, read_step)

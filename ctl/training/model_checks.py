@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from ctl.checkpoints import tracked_state
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.errors import UsageError
+from ctl.training.task import Task
 
 
-def check_built(trainer: Any) -> None:
+def check_built(task: Task) -> None:
     """Raises UsageError for a layer of a Keras 3 model that creates its variables only in a step.
 
     The optimizer is built before the first step, for the variables that exist by then.
     """
-    if not is_keras3(trainer.optimizer):
+    if not is_keras3(task.optimizer):
         return
-    for name, owned in tracked_state.collect_owners(trainer).items():
+    for name, owned in task.owners.items():
         for model in owned if isinstance(owned, (list, tuple)) else [owned]:
             layer = _unbuilt_layer(model)
             if layer is not None:

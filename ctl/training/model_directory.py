@@ -13,8 +13,8 @@ _PROBE_BYTES = 1 << 16
 _log = logging.getLogger("ctl")
 
 
-def check_model_directory(path: str | None) -> None:
-    """Creates `path` and writes some bytes to its disk.
+def check_model_directory(path: str) -> None:
+    """Creates `path`, unless it is empty, and writes some bytes to its disk.
 
     Errors that may pass are retried for some seconds.
 
@@ -23,7 +23,7 @@ def check_model_directory(path: str | None) -> None:
       StorageError: If the error may pass. A full disk is only a warning where checkpoints exist: the
         training can resume, and its disk may have space by the next save.
     """
-    if path is None:
+    if not path:
         return
     _check_name(path)
     directory = paths.path(path)

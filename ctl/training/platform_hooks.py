@@ -8,50 +8,59 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctl.checkpoints import export
+from ctl.checkpoints.protocol import CheckpointManager
+from ctl.config import Config
 from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, StorageError, UsageError
 from ctl.io import disk_errors, paths
 from ctl.io.directories import Directories
 from ctl.metrics.hypertune import HypertuneWriter
+from ctl.metrics.protocol import MetricWriter
 from ctl.training import checkpoint_follower, evaluator, validation
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.task import Task
 
 
-def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
-    """Prepares a trainer for the platform, before `build`.
+def check_platform(
+    task: Task, config: Config, model_dir: str, places: Directories, *, is_chief: bool
+) -> None:
+    """Checks, before `build`, that the platform gets the metric and the model that it expects.
 
     Args:
-      trainer: Trainer to prepare.
+      task: Methods of the user.
+      config: Settings of the program.
+      model_dir: Directory of the run, or an empty string.
       places: Directories of the platform.
-      hypertune: Name of the metric to report to a tuning job, or an empty string.
-      mode: Value of --mode.
+      is_chief: True in the process that writes shared files.
 
     Raises:
       UsageError: If the metric is not evaluated, or the model cannot be copied to its directory.
+      StorageError: If the directory of the model cannot be written at present.
     """
-    if places.model and mode in ("train", "train_and_eval"):
-        _check_model_directory(trainer, places.model)
-    if places.logs and not paths.is_url(places.logs):
-        trainer.log_dir = places.logs
-    if not hypertune:
+    if places.model and config.mode in ("train", "train_and_eval"):
+        _check_model_directory(model_dir, places.model, is_chief=is_chief)
+    if not config.report_hypertune:
         return
-    validation.check_methods(trainer, "evaluate")
-    if mode == "train":
+    validation.check_methods(task, "evaluate")
+    if config.mode == "train":
         raise UsageError(
-            f"--report_hypertune={hypertune} came with --mode=train, which evaluates nothing. Leave "
-            "--mode out."
+            f"--report_hypertune={config.report_hypertune} came with --mode=train, which evaluates "
+            "nothing. Leave --mode out."
         )
-    trainer.extra_writers = (*trainer.extra_writers, HypertuneWriter(hypertune))
 
 
-def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
+def writers_for_platform(config: Config) -> list[MetricWriter]:
+    """Returns the metric writers that the platform needs in addition to those of the trainer."""
+    return [HypertuneWriter(config.report_hypertune)] if config.report_hypertune else []
+
+
+def _check_model_directory(model_dir: str, model: str, *, is_chief: bool) -> None:
     """Raises an error before training if the model cannot be copied after it."""
-    if trainer.model_dir is None:
+    if not model_dir:
         raise UsageError(
             f"AIP_MODEL_DIR names {model} for the model, and there is no model_dir to export it from. Give "
             "--model_dir, or set AIP_CHECKPOINT_DIR."
         )
-    if paths.is_url(model) or not trainer.topology.is_chief:
+    if paths.is_url(model) or not is_chief:
         return
     try:
         Path(model).mkdir(parents=True, exist_ok=True)
@@ -65,7 +74,7 @@ def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
         ) from None
 
 
-def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[str]) -> None:
+def hand_over(model_dir: str, places: Directories, formats: Sequence[str], *, is_chief: bool) -> None:
     """Copies the exported SavedModel to the directory from which the platform serves it.
 
     A model in the directory is replaced: `saved_model.pb` is deleted first and written last.
@@ -73,10 +82,9 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
     Raises:
       CtlError: If the copy fails.
     """
-    if not places.model or "saved_model" not in formats or not trainer.topology.is_chief:
+    if not places.model or "saved_model" not in formats or not is_chief:
         return
-    assert trainer.model_dir is not None  # checked by `_check_model_directory`
-    source = paths.path(trainer.model_dir) / "export" / "saved_model"
+    source = paths.path(model_dir) / "export" / "saved_model"
     try:
         paths.copy_tree(source, paths.path(places.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
@@ -86,15 +94,18 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
         ) from e
 
 
-def let_evaluator_finish(trainer: TrainerProtocol, topology: Topology) -> None:
+def let_evaluator_finish(
+    task: Task, model_dir: str, manager: CheckpointManager | None, topology: Topology
+) -> None:
     """Waits for the evaluator after a training, on the chief of a platform that ends all processes with it.
 
     Args:
-      trainer: Trainer after its training.
+      task: Methods of the user.
+      model_dir: Directory of the run, or an empty string.
+      manager: Checkpoint manager of the trainer.
       topology: Topology as the platform describes it.
     """
     ends_evaluator = topology.is_chief and topology.has_evaluator and topology.ends_with_chief
-    if trainer.model_dir and ends_evaluator:
-        checkpoint_follower.wait_for_evaluator(
-            checkpoint_follower.checkpoints(trainer), f"{trainer.model_dir}/{evaluator.EVALUATED}"
-        )
+    if model_dir and ends_evaluator:
+        watched = checkpoint_follower.watched_checkpoints(task, model_dir, manager)
+        checkpoint_follower.wait_for_evaluator(watched, f"{model_dir}/{evaluator.EVALUATED}")

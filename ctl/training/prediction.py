@@ -6,21 +6,19 @@ import numpy as np
 import tensorflow as tf
 from ctl.data import dataset_checks, pipeline
 from ctl.data.arrays import ArrayData
-from ctl.distribute import strategies
 from ctl.distribute.row_partition import share
+from ctl.distribute.world import World
 from ctl.errors import UsageError
-from ctl.training.session import Session
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.prepared import PreparedTrainer
 
 
-def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any:
-    """Returns the outputs of the model of a prepared trainer for all of `data`."""
-    if not callable(trainer.model):
+def run_prediction(prepared: PreparedTrainer, model: Any, data: Any) -> Any:
+    """Returns the outputs of a model of a prepared trainer for all of `data`."""
+    if not callable(model):
         raise UsageError(
-            f"predict() calls self.model, which is {trainer.model!r}. Set it in build(), or write "
-            "predict(self)."
+            f"predict() calls self.model, which is {model!r}. Set it in build(), or write predict(self)."
         )
-    source = pipeline.as_source(data, "predict's data", trainer.global_batch_size, shuffle=False)
+    source = pipeline.as_source(data, "predict's data", prepared.config.global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         ordered, total = source.in_order(), source.num_examples
         source = ordered.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
@@ -30,10 +28,10 @@ def run_prediction(trainer: TrainerProtocol, session: Session, data: Any) -> Any
             raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
     else:
         raise UsageError("predict() got example numbers; expected arrays, or a tf.data.Dataset of batches.")
-    call = session.programs.predict_function(
-        trainer.model, lambda: tf.function(_call_of(trainer.model), reduce_retracing=True)
+    call = prepared.programs.predict_function(
+        model, lambda: tf.function(_call_of(model), reduce_retracing=True)
     )
-    outputs = [_outputs(trainer, call, batch) for batch in source]
+    outputs = [_outputs(prepared.world, call, batch) for batch in source]
     if not outputs:
         raise UsageError("predict's data ended before its first batch; expected at least one.")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)
@@ -49,12 +47,12 @@ def _call_of(model: Any) -> Any:
     return call
 
 
-def _outputs(trainer: TrainerProtocol, call: Any, batch: Any) -> Any:
+def _outputs(world: World, call: Any, batch: Any) -> Any:
     """Returns arrays `[b, ...]` for one batch. The replicas of this process share its rows."""
-    local = trainer.topology.num_local_replicas
+    local = world.topology.num_local_replicas
     if local == 1:
         return tf.nest.map_structure(np.asarray, call(batch))
-    strategy = strategies.local(trainer.strategy)
+    strategy = world.local_strategy
     shares = [share(batch, replica, local, counted=True) for replica in range(local)]
     rows = strategy.experimental_distribute_values_from_function(
         lambda context: shares[context.replica_id_in_sync_group % local].rows

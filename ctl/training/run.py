@@ -1,104 +1,35 @@
-"""One call of `Trainer.train`: from the data that are opened to the last checkpoint and the export."""
+"""Steps of one call of `Trainer.train`, with logs, evaluations and saves."""
 
-import contextlib
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
-from ctl.distribute import exit_barrier, parameter_servers
-from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
-from ctl.metrics.protocol import Ended, RunEnd, Started
+from ctl.metrics.protocol import RunEnd, Saved, Started
 from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
-from ctl.training import default_writers, ends, evaluation, input_pipeline, resume, run_metadata, validation
-from ctl.training.active_run import ActiveRun
-from ctl.training.callback_runner import BestWeights
+from ctl.training import evaluation, resume_checks, run_metadata
+from ctl.training.callback_runner import BestWeights, CallbackRunner
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
-from ctl.training.loop_observers import create_observers, watch_progress
+from ctl.training.loop_observers import create_observers
 from ctl.training.marks import Marks
-from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.parameter_server_loop import RoundLoop
-from ctl.training.preparation import train_loop
-from ctl.training.session import Session
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run_options import RunOptions
 from ctl.training.step_profiler import StepProfiler
-from ctl.training.trainer_protocol import TrainerProtocol
 
 _log = logging.getLogger("ctl")
 _EVALUATION = Action.EVALUATE | Action.WITHOUT_CALLBACKS
 _NAME_IN_MANIFEST = {Action.EVALUATE: "evaluate", Action.WITHOUT_CALLBACKS: "unwatched"}
 
 
-def train(
-    trainer: TrainerProtocol, session: Session, *, steps: int | None, epochs: float | None, formats: tuple
-) -> dict[str, float]:
-    """One call of `Trainer.train`."""
-    exit_barrier.disarm()
-    validation.check_methods(trainer, "train")
-    validation.check_export(trainer, formats)
-    validation.check_train_data(trainer)
-    validation.check_evaluation_methods(trainer, session.manager)
-    with heartbeat.current.limit_phase(trainer.step_timeout_secs):
-        evaluation.check_evaluation(trainer, session)
-        total, batches = input_pipeline.open_train_batches(trainer, session, steps, epochs)
-    resume.check_configuration(trainer, session.resumed, batches, run_metadata.plain_configuration(trainer))
-    writers = default_writers.writers_of_run(trainer, session.check_lease)
-    run = Run(trainer, session, batches, writers, total)
-    start, start_secs = session.step, time.monotonic()
-    run_metadata.write_config(trainer)
-    info = run_metadata.run_info(trainer, session.state, batches)
-    resumed_from = run_metadata.resumed_line(session.resumed, total)
-    writers.note(Started(start, total, info, resumed_from, compiles=not run.graph_loop.has_run))
-    outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
-    active = ActiveRun(writers, received := signals.Signals(), info)
-    stack = contextlib.ExitStack()
-    stack.enter_context(session.running(active))
-    try:
-        session.callbacks.notify("before_training", start, start)
-        session.callbacks.raise_failure()
-        with heartbeat.current.limit_phase(trainer.step_timeout_secs, heartbeat.COMPILING):
-            run.graph_loop.trace(batches)  # until here a signal finds nothing to save
-        with (
-            received,
-            watch_progress(trainer, session),
-            resume.saving_checkpoints(session, writers),
-            run.observers.closing(),
-        ):
-            end = run.train(received)
-            if end is not RunEnd.SIGNAL:
-                run.restore_best_weights()
-        if end is RunEnd.DATA_ENDED and session.step == start and not session.progress.examples:
-            raise UsageError("train_data ended before its first batch; expected at least one.")
-        outcome = ends.precise_end(end, start, session.step, steps)
-        paths = ends.export_at_end(trainer, session, formats if end is not RunEnd.SIGNAL else ())
-    except BaseException as e:
-        outcome, error = RunEnd.FAILED, ends.error_to_raise(e, trainer, session)
-        error_name = type(error).__name__
-        if error is not e:
-            raise error from e
-        raise
-    finally:
-        secs = time.monotonic() - start_secs
-        summary = run_metadata.summary_of(trainer, _measurements(run), session.step - start, secs, paths)
-        writers.note(Ended(session.step, outcome, summary, run.sentences, steps, error_name))
-        stack.close()
-        run.graph_loop.release()
-    if end is not RunEnd.SIGNAL:
-        session.manager.succeeded(session.state)
-    evaluation.leave_together(session)  # when the chief has closed its writers too
-    if end is RunEnd.SIGNAL and received.received is not None:
-        raise ends.stopped_error(trainer, session.step, received.received)
-    return run.results()
-
-
 class Run:
-    """The steps of one call of `train`, and the execution of due actions.
+    """The steps of one call of `Trainer.train`, and the execution of due actions.
 
     Attributes:
       means: Means of the newest log.
@@ -106,38 +37,49 @@ class Run:
       rates: Pairs (steps, seconds) of each log, of training alone.
       best: Origin of the weights that were restored at the end, or None.
       sentences: Sentences about the end for the user.
+      batches: Training data.
+      writers: Metric writers.
+      total: Number of steps to complete; None: until the data ends.
       loop, observers, profiler: Training loop, its observers, and the one of `ctl profile`.
     """
 
     def __init__(
         self,
-        trainer: TrainerProtocol,
-        session: Session,
+        prepared: PreparedTrainer,
+        options: RunOptions,
         batches: Batches,
         writers: WriterGroup,
         total: int | None,
+        check_lease: Callable[[], None],
     ):
-        self._trainer, self._session, self._batches, self._writers = trainer, session, batches, writers
-        self._callbacks = session.callbacks
-        self._total = total  # steps to complete; None: until the data end
-        self._evaluates = evaluation.is_due(trainer)
-        self._rolls_back_on_nonfinite = resume.rolls_back_on_nonfinite(trainer)
-        resume.check_rollback(trainer, by_callback=session.callbacks.rolls_back)
-        self.graph_loop = graph_loop = train_loop(trainer, session)
-        self.profiler = StepProfiler(trainer, session)
-        self.observers = create_observers(trainer, session, writers, graph_loop, self.profiler)
-        self.loop = (RoundLoop if parameter_servers.is_used(trainer.strategy) else TrainLoop)(
+        self._prepared, self._options = prepared, options
+        self.batches, self.writers, self.total = batches, writers, total
+        self._callbacks, self._checkpointing = prepared.callbacks, prepared.checkpointing
+        self._all_reduce, task, world = prepared.world.host_all_reduce, prepared.task, prepared.world
+        self._evaluates = evaluation.is_due(task, options)
+        self._rolls_back_on_nonfinite = resume_checks.rolls_back_on_nonfinite(task)
+        if self._rolls_back_on_nonfinite or self._callbacks.rolls_back:
+            resume_checks.check_can_roll_back(world, task)
+        self.graph_loop = graph_loop = prepared.programs.train_loop(
+            self._checkpointing.resumed, is_single=options.intervals.steps_per_loop == 1
+        )
+        self.profiler = StepProfiler(prepared, options)
+        self.observers = create_observers(
+            prepared, graph_loop, self.profiler, writers, log_dir=options.log_dir, check_lease=check_lease
+        )
+        save_request = prepared.activity.save_request
+        self.loop = (RoundLoop if world.has_parameter_servers else TrainLoop)(
             graph_loop,
             batches,
-            Marks(trainer.intervals, has_epoch_events=session.callbacks.wants("after_epoch")),
-            session.agreement,
-            is_chief=trainer.topology.is_chief,
+            Marks(options.intervals, has_epoch_events=self._callbacks.wants("after_epoch")),
+            self._all_reduce,
+            is_chief=world.is_chief,
             writers=writers,
             observers=self.observers,
             hooks=LoopHooks(
-                after_loop=self._after_loop if is_defined_by_user(trainer, "after_loop") else None,
-                observes_weights=any(map(session.callbacks.wants, EVENTS)),
-                requested_actions=lambda: Action.SAVE if session.save_request.take() else NO_ACTION,
+                after_loop=self._after_loop if "after_loop" in task.methods else None,
+                observes_weights=any(map(self._callbacks.wants, EVENTS)),
+                requested_actions=lambda: Action.SAVE if save_request.take() else NO_ACTION,
             ),
         )
         self._interval = self.loop.interval
@@ -150,14 +92,15 @@ class Run:
         self.sentences: tuple[str, ...] = ()
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._in_pass = 0  # steps of the first pass over data of unknown length
-        self._restore(session.step, session.progress.loop_state, session.progress.metrics)
+        progress = self._checkpointing.progress
+        self._restore(prepared.step, progress.loop_state, progress.metrics)
 
     def restore_best_weights(self) -> None:
         """Restores the best weights, if a callback has kept them. Their metrics become the results."""
         callbacks = self._callbacks
         callbacks.end()
         if callbacks.stop_reason:
-            self.sentences = (f"Stopped at step {self._session.step}: {callbacks.stop_reason}.",)
+            self.sentences = (f"Stopped at step {self._prepared.step}: {callbacks.stop_reason}.",)
         if callbacks.best is not None:
             self.best = callbacks.best
             self.sentences += (f"Restored the weights of step {self.best.step}.",)
@@ -170,8 +113,8 @@ class Run:
         return {**self.means, **{f"eval_{name}": value for name, value in self.metrics.items()}, **best}
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
-        self._rates_used = run_metadata.learning_rates(self._trainer)
-        return self._trainer.after_loop(step, means)
+        self._rates_used = run_metadata.learning_rates(self._prepared.task)
+        return self._prepared.task.methods["after_loop"](step, means)
 
     @property
     def _failure(self) -> Exception | None:
@@ -187,23 +130,23 @@ class Run:
 
     def train(self, received: signals.Signals) -> RunEnd:
         """Trains until all steps are complete, the data ends or the run is stopped, and saves."""
-        first = step = self._saved_at = self._session.step
+        first = step = self._saved_at = self._prepared.step
         if self._callbacks.stopped:
-            self._total = first  # the resumed run was stopped by a callback, which is final
-        data_end = None if self._batches.steps is None else first + self._batches.steps
+            self.total = first  # the resumed run was stopped by a callback, which is final
+        data_end = None if self.batches.steps is None else first + self.batches.steps
         pending, self._pending = self._pending, NO_ACTION
         self._save_and_evaluate(step, pending)
         end = None
         while end is None:
             try:
                 step, end = self._train_from(step, received)
-                if end is RunEnd.DATA_ENDED and self._batches.passes is not None:
+                if end is RunEnd.DATA_ENDED and self.batches.passes is not None:
                     end = self._end_pass(step)
             except RollBack as back:
                 step = back.manifest.step
                 if data_end is not None:  # consumed data stay consumed, so the end is at an earlier step
                     data_end -= back.step - step
-                    self._total = data_end if self._total is None else min(self._total, data_end)
+                    self.total = data_end if self.total is None else min(self.total, data_end)
         self._finish(step, end, anything_new=step > first)
         if (failure := self._failure) is not None:
             method = "after_loop" if self.loop.failure else self._callbacks.failed
@@ -216,8 +159,8 @@ class Run:
     def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
         """Executes the due actions after each loop. Returns the last step and the reason of the end."""
         if not self._interrupted:
-            _notify_begin(self._session, step, self._total)
-        loops = self.loop.loops(step, self._total, received) if self._over() is None else ()
+            _notify_begin(self._callbacks, step, self.total)
+        loops = self.loop.loops(step, self.total, received) if self._over() is None else ()
         for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
@@ -233,7 +176,7 @@ class Run:
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
             if loop.due and self._over() is None:
-                _notify_begin(self._session, step, self._total)
+                _notify_begin(self._callbacks, step, self.total)
             if self._over() is not None:
                 break
         return step, self._over() or RunEnd.DONE
@@ -246,21 +189,21 @@ class Run:
 
     def _end_pass(self, step: int) -> RunEnd | None:
         """Ends the first pass over data of unknown length. Returns None if the run continues."""
-        passes = self._batches.passes
+        passes = self.batches.passes
         assert passes is not None
-        if not self._session.progress.examples + self._in_pass:
+        if not self._checkpointing.progress.examples + self._in_pass:
             return RunEnd.DATA_ENDED
-        self._batches = passes.open_next(self._in_pass)
-        self._session.record_pass(int(self._batches.steps_per_epoch or 0))
-        self.loop.continue_with(self._batches)
+        self.batches = passes.open_next(self._in_pass)
+        self._checkpointing.record_pass(int(self.batches.steps_per_epoch or 0))
+        self.loop.continue_with(self.batches)
         if passes.is_last or self._failure is not None:
             if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)
             return RunEnd.DATA_ENDED
-        if self._batches.steps is not None:
-            end = step + self._batches.steps
-            self._total = end if self._total is None else min(self._total, end)
-        by_epochs = (a for a, every in self._trainer.intervals.by_action.items() if every.epochs)
+        if self.batches.steps is not None:
+            end = step + self.batches.steps
+            self.total = end if self.total is None else min(self.total, end)
+        by_epochs = (a for a, every in self._options.intervals.by_action.items() if every.epochs)
         due = self.loop.due(step) & combined([Action.END_EPOCH, *by_epochs])
         if Action.LOG in due:
             self._log(step)
@@ -281,7 +224,7 @@ class Run:
     def _finish(self, step: int, end: RunEnd, *, anything_new: bool) -> None:
         """Logs, evaluates, except after a signal, and saves the last checkpoint of the run."""
         if end is not RunEnd.SIGNAL and self._failure is None:
-            intervals, steps_per_epoch = self._trainer.intervals, self._batches.steps_per_epoch
+            intervals, steps_per_epoch = self._options.intervals, self.batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
             if self._interval.steps and anything_new:  # a longer run continues this interval
                 self._log(step, clear=False, watched=Action.LOG in marks)
@@ -296,7 +239,7 @@ class Run:
         """Returns True if a step was left out as not finite, and the policy is to roll back."""
         if not (self._rolls_back_on_nonfinite and loop.steps):
             return False
-        self._interval.fetch(self._session.agreement.sum)
+        self._interval.fetch(self._all_reduce.sum)
         return self._interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 
     def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
@@ -305,32 +248,40 @@ class Run:
         if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or is_requested()):
             return
         self._interval.clear()
-        manifest = resume.roll_back(self._trainer, self._session, self._batches, loop.step)
+        resume_checks.check_can_roll_back(self._prepared.world, self._prepared.task)
+        manifest = self._checkpointing.roll_back(loop.step, self.batches)
+        self._callbacks.restore(manifest.state.get("watchers", {}))
+        info = None if self._prepared.activity.run is None else self._prepared.activity.run.info
+        if info is not None:
+            detail = f"rolling back from step {loop.step}"
+            self.writers.note(Started(manifest.step, None, info, detail))
         self._restore(manifest.step, manifest.state, manifest.metrics)
         self._pending, self._saved_at = NO_ACTION, manifest.step
         raise RollBack(loop.step, manifest)
 
     def _end_epoch(self, step: int) -> None:
-        epoch = round(step / (self._batches.steps_per_epoch or step) + 1e-9)
+        epoch = round(step / (self.batches.steps_per_epoch or step) + 1e-9)
         self._wants_stop |= self._callbacks.notify("after_epoch", step, epoch, step, dict(self.means))
 
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         interval = self._interval
-        interval.fetch(self._session.agreement.sum)
+        interval.fetch(self._all_reduce.sum)
         self.means = interval.means()
         values, per_step = dict(self.means), interval.num_examples() / max(1, interval.steps)
-        if self._writers:
+        if self.writers:
             rate = interval.steps_per_sec()
-            values |= self._rates_used or run_metadata.learning_rates(self._trainer)
+            values |= self._rates_used or run_metadata.learning_rates(self._prepared.task)
             if rate is not None:
                 values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
                 self.rates.append((interval.timed_steps, interval.secs))
-            self._writers.write(step, values, "train")
+            self.writers.write(step, values, "train")
             for name, array in interval.arrays.items():
-                self._writers.note(array_event(step, name, array, "train"))
+                self.writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only, so that a resumed run notifies the callbacks at the same steps
             self._wants_stop |= self._callbacks.notify("on_metrics", step, step, self.means, "train")
-        self._session.batch_size_check.after_log(self._trainer, self._batches, interval)
+        check = self._prepared.activity.batch_size_check
+        sizes = self._prepared.config.global_batch_size, self._prepared.world.topology.num_replicas
+        check.after_log(*sizes, self.batches, interval)
         if clear:
             interval.clear()
 
@@ -339,15 +290,16 @@ class Run:
         if not self._evaluates or self._evaluated_at == step:
             return
         self._save(step, requested)
-        before, notify = self._session.state.small_values(), self._callbacks.notify
+        before, notify = self._prepared.state.small_values(), self._callbacks.notify
         applies = Action.WITHOUT_CALLBACKS not in requested
         if applies and notify("on_begin", step, step, "eval") and self._failure is not None:
             return  # the checkpoint lists the evaluation as pending
         try:
             with heartbeat.current.enter_phase(heartbeat.EVALUATING):
-                self.metrics = evaluation.evaluate_session(
-                    self._trainer, self._session, applies_decisions=applies
+                result = evaluation.evaluate_trainer(
+                    self._prepared, self._options, applies_decisions=applies
                 )
+                self.metrics = dict(result.means)
         except Interrupted:
             self._pending, self._interrupted = requested, True
             return
@@ -359,11 +311,11 @@ class Run:
 
     def _complete(self, step: int, before: list) -> None:
         """Adds the metrics to the checkpoint of this step, or saves it again if the state has changed."""
-        after = self._session.state.small_values()
+        after = self._prepared.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
-        if same and self._trainer.topology.is_chief:
-            same = self._session.manager.amend(step, self.metrics, self._state(NO_ACTION))
-        if self._session.agreement.sum([0.0 if same else 1.0])[0]:
+        if same and self._prepared.world.is_chief:
+            same = self._checkpointing.manager.amend(step, self.metrics, self._state(NO_ACTION))
+        if self._all_reduce.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
 
@@ -373,11 +325,14 @@ class Run:
             return
         self._saved_at = step
         if self._interval.steps:
-            self._interval.fetch(self._session.agreement.sum)
+            self._interval.fetch(self._all_reduce.sum)
         metrics = self.metrics if self._evaluated_at == step else {}
-        self._session.record_state(metrics, self._state(pending))
+        self._checkpointing.record_state(metrics, self._state(pending))
         with heartbeat.current.enter_phase(heartbeat.SAVING), self.profiler.saving():
-            resume.save(self._trainer, self._session, self._batches, step)
+            configuration = run_metadata.plain_configuration(self._prepared, self._options)
+            path = self._checkpointing.save(step, configuration, self.batches)
+        if path is not None:
+            self.writers.note(Saved(step, path))
 
     def _state(self, pending: Action) -> dict[str, Any]:
         """Returns the state for the manifest; docs/decisions/0021 describes its use."""
@@ -388,13 +343,7 @@ class Run:
         }
 
 
-def _measurements(run: Run) -> run_metadata.Measurements:
-    """Returns the values of a run for its summary."""
-    best_step = None if run.best is None else run.best.step
-    return run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)
-
-
-def _notify_begin(session: Session, step: int, total: int | None) -> None:
+def _notify_begin(callbacks: CallbackRunner, step: int, total: int | None) -> None:
     """Notifies the callbacks that training steps follow `step`, unless it is the last one."""
     if step != total:
-        session.callbacks.notify("on_begin", step, step, "train")
+        callbacks.notify("on_begin", step, step, "train")

@@ -17,105 +17,105 @@ from typing import Any
 import tensorflow as tf
 from ctl import config
 from ctl.checkpoints.protocol import Manifest
-from ctl.checkpoints.tracked_state import TrackedState, collect_owners, weights_of
+from ctl.checkpoints.tracked_state import weights_of
 from ctl.data.pipeline import Batches
-from ctl.distribute import job_fingerprint, parameter_servers, strategies
+from ctl.distribute import job_fingerprint
 from ctl.distribute.keras_objects import attribute, plain
+from ctl.distribute.world import World
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import RunInfo
-from ctl.training.session import SessionOwner
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run_options import RunOptions
+from ctl.training.task import Task
 from ctl.version import __version__
 
 _GIT_SECS = 2.0
 _log = logging.getLogger("ctl")
 
 
-def log_dir(trainer: TrainerProtocol) -> str:
-    """Returns the directory of TensorBoard's event files."""
-    return trainer.log_dir or f"{trainer.model_dir}/logs"
-
-
-def run_info(trainer: TrainerProtocol, state: TrackedState, batches: Batches) -> RunInfo:
+def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -> RunInfo:
     """Returns the values that do not change during a run."""
-    topology = trainer.topology
-    policy = getattr(trainer.model, "dtype_policy", None)
-    has_servers = parameter_servers.is_used(trainer.strategy)
-    num_workers = parameter_servers.num_workers(trainer.strategy) if has_servers else topology.num_workers
+    settings, world = prepared.config, prepared.world
+    writes_files = world.is_chief and bool(settings.model_dir)
+    policy = getattr(prepared.task.model, "dtype_policy", None)
+    common = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
     return RunInfo(
-        model=type(trainer).__name__,
-        strategy=strategies.word_of(trainer.strategy),
-        num_workers=num_workers,
-        num_replicas=topology.num_replicas,
-        global_batch_size=trainer.global_batch_size,
+        model=prepared.task.class_name,
+        strategy=world.strategy_name,
+        num_workers=world.num_training_workers,
+        num_replicas=world.topology.num_replicas,
         data=batches.description,
         precision=getattr(policy, "name", "float32"),
-        seed=trainer.seed,
-        model_dir=trainer.model_dir,
-        parameters=_parameters(trainer, state),
-        config={**configuration(trainer), **_origin(trainer)},
-        hparams={"global_batch_size": trainer.global_batch_size, "seed": trainer.seed, **trainer.hparams},
+        model_dir=settings.model_dir or None,
+        parameters=parameters_of(prepared),
+        config={**configuration(prepared, options), **(_origin(options.hparams) if writes_files else {})},
+        hparams={**common, **options.hparams},
+        **common,
     )
 
 
-def _parameters(trainer: TrainerProtocol, state: TrackedState) -> tuple[Parameter, ...]:
+def parameters_of(prepared: PreparedTrainer) -> tuple[Parameter, ...]:
     """Returns the weights of the models under their names in checkpoints."""
-    weight_ids = {id(plain(v)) for owner in collect_owners(trainer).values() for v in weights_of(owner)}
+    weight_ids = {id(plain(v)) for owner in prepared.task.owners.values() for v in weights_of(owner)}
     return tuple(
         (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
-        for name, v in state.variables.items()
+        for name, v in prepared.state.variables.items()
         if id(v) in weight_ids
     )
 
 
-def one_line(trainer: SessionOwner) -> str:
-    """Returns the `repr` of a trainer. It builds no model and raises no error."""
-    facts = []
-    with contextlib.suppress(Exception):
-        session, replicas = trainer._session, trainer.topology.num_replicas
-        step = 0 if session is None else session.step if tf.executing_eagerly() else session.last_step
-        strategy = f"strategy {strategies.word_of(trainer.strategy)}"
-        directory = f"model_dir {trainer.model_dir!r}" if trainer.model_dir else "no model_dir"
-        facts = [
-            f"step {step}",
-            strategy + (f" with {replicas} replicas" if replicas > 1 else ""),
-            directory,
-        ]
-        if session is None:
-            facts.append("not built")
-        else:
-            total = parameter_total(_parameters(trainer, session.state))
-            facts.append(f"{total.num_values:,} parameters")
-    return f"{type(trainer).__name__}({', '.join(facts)})"
+def describe_trainer(class_name: str, world: World, model_dir: str | None, prepared: Any) -> str:
+    """Returns the `repr` of a trainer. It builds no model.
+
+    Args:
+      class_name: Name of the trainer's class.
+      world: Processes of the job.
+      model_dir: Directory of the run, or None.
+      prepared: The `PreparedTrainer`, or None before the model is built.
+    """
+    num_replicas, step = world.topology.num_replicas, 0
+    if prepared is not None:
+        checkpointing = prepared.checkpointing
+        step = checkpointing.step if tf.executing_eagerly() else checkpointing.last_step
+    strategy = f"strategy {world.strategy_name}"
+    facts = [
+        f"step {step}",
+        strategy + (f" with {num_replicas} replicas" if num_replicas > 1 else ""),
+        f"model_dir {model_dir!r}" if model_dir else "no model_dir",
+    ]
+    if prepared is None:
+        facts.append("not built")
+    else:
+        facts.append(f"{parameter_total(parameters_of(prepared)).num_values:,} parameters")
+    return f"{class_name}({', '.join(facts)})"
 
 
-def configuration(trainer: TrainerProtocol) -> dict[str, Any]:
+def configuration(prepared: PreparedTrainer, options: RunOptions) -> dict[str, Any]:
     """Returns the settings and versions of a run."""
-    topology, intervals = trainer.topology, trainer.intervals
+    settings, topology, intervals = prepared.config, prepared.world.topology, options.intervals
     return {
-        "model": type(trainer).__name__,
-        "strategy": strategies.word_of(trainer.strategy),
+        "model": prepared.task.class_name,
+        "strategy": prepared.world.strategy_name,
         "workers": topology.num_workers,
         "replicas": topology.num_replicas,
-        "global_batch_size": trainer.global_batch_size,
-        "seed": trainer.seed,
+        "global_batch_size": settings.global_batch_size,
+        "seed": settings.seed,
         "steps_per_loop": intervals.steps_per_loop,
         "log_every": str(intervals.log),
         "evaluate_every": str(intervals.evaluate),
         "save_every": str(intervals.save),
-        "gradients": str(trainer.gradients),
-        **trainer.hparams,
+        "gradients": str(prepared.task.gradients),
+        **options.hparams,
         "tensorflow": tf.__version__,
         "ctl": __version__,
     }
 
 
-def _origin(trainer: TrainerProtocol) -> dict[str, str]:
-    """Returns, on the chief, the command and the commit of the program's repository, if it has one."""
-    if not trainer.topology.is_chief or not trainer.model_dir:
-        return {}
-    origin = {"command": _shown_command(sys.orig_argv, {*config.NAMES, *config.OF_RUN, *trainer.hparams})}
+def _origin(hparams: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the command and the commit of the program's repository, if it has one."""
+    flags = {*config.NAMES, *config.OF_RUN, *hparams}
+    origin = {"command": _shown_command(sys.orig_argv, flags)}
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     command = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]
     command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -152,21 +152,22 @@ def _shown_command(arguments: Sequence[str], known_flags: Collection[str]) -> st
     return " ".join(shown)
 
 
-def plain_configuration(trainer: TrainerProtocol) -> dict[str, Any]:
+def plain_configuration(prepared: PreparedTrainer, options: RunOptions) -> dict[str, Any]:
     """Returns the configuration as JSON values."""
-    return json.loads(json.dumps(configuration(trainer), default=str))
+    return json.loads(json.dumps(configuration(prepared, options), default=str))
 
 
-def write_config(trainer: TrainerProtocol) -> None:
+def write_config(prepared: PreparedTrainer, options: RunOptions) -> None:
     """Writes `model_dir/config.json` on the chief."""
-    if not trainer.topology.is_chief or not trainer.model_dir:
+    model_dir = prepared.config.model_dir
+    if not prepared.world.is_chief or not model_dir:
         return
-    final = paths.path(trainer.model_dir) / "config.json"
-    settings = {name: vars(trainer.config)[name] for name in config.NAMES}
-    settings["strategy"] = strategies.word_of(trainer.strategy)
-    text = json.dumps({**configuration(trainer), "settings": settings}, indent=1, default=str) + "\n"
+    final = paths.path(model_dir) / "config.json"
+    settings = {name: vars(prepared.config)[name] for name in config.NAMES}
+    settings["strategy"] = prepared.world.strategy_name
+    content = {**configuration(prepared, options), "settings": settings}
     try:
-        paths.write_atomically(final, text)
+        paths.write_atomically(final, json.dumps(content, indent=1, default=str) + "\n")
     except OSError as e:
         _log.warning("%s cannot be written (%s); training continues.", final, e.strerror or e)
 
@@ -192,27 +193,27 @@ def _attempt() -> str | None:
     return f"attempt {count}" + (f" after: {reason}" if reason else "")
 
 
-def label_of(trainer: TrainerProtocol, optimizer: Any) -> str:
-    """Returns the name of an optimizer in reports, an empty string for `self.optimizer`."""
-    if optimizer is trainer.optimizer:
+def label_of(attributes: Mapping[str, Any], default: Any, optimizer: Any) -> str:
+    """Returns the attribute of an optimizer for reports, an empty string for the default optimizer."""
+    if optimizer is default:
         return ""
-    return next((name for name, other in _optimizers(trainer).items() if other is optimizer), "")
+    return next((name for name, other in _optimizers(attributes).items() if other is optimizer), "")
 
 
-def learning_rates(trainer: TrainerProtocol) -> dict[str, float]:
+def learning_rates(task: Task) -> dict[str, float]:
     """Returns `learning_rate` of the newest step, and `learning_rate/name` of each other optimizer."""
     rates: dict[str, float] = {}
-    for name, optimizer in {"": trainer.optimizer, **_optimizers(trainer)}.items():
-        rate = None if name and optimizer is trainer.optimizer else _learning_rate(optimizer)
+    for name, optimizer in {"": task.optimizer, **_optimizers(task.attributes)}.items():
+        rate = None if name and optimizer is task.optimizer else _learning_rate(optimizer)
         if rate is not None:
             rates[f"learning_rate/{name}" if name else "learning_rate"] = rate
     return rates
 
 
-def _optimizers(trainer: TrainerProtocol) -> dict[str, Any]:
+def _optimizers(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes that are optimizers, also in lists, tuples and dictionaries."""
     optimizers: dict[str, Any] = {}
-    for name, value in vars(trainer).items():
+    for name, value in attributes.items():
         if name.startswith("_"):
             continue
         items: list = [(name, value)]
@@ -257,7 +258,13 @@ class Measurements:
 
 
 def summary_of(
-    trainer: TrainerProtocol, measured: Measurements, steps: int, secs: float, exported: list[str]
+    measured: Measurements,
+    steps: int,
+    secs: float,
+    *,
+    model_dir: str,
+    log_dir: str,
+    exported: Sequence[str],
 ) -> dict[str, Any]:
     """Returns label -> value, shown at the end of a run of `steps` steps in `secs` seconds."""
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
@@ -271,15 +278,11 @@ def summary_of(
         for name, value in (measured.metrics or measured.means).items()
         if not name.startswith("gradient_norm")
     }
-    directory = trainer.model_dir
-    if directory:
-        summary |= {"checkpoints": f"{directory}/checkpoints"}
+    if model_dir:
+        summary |= {"checkpoints": f"{model_dir}/checkpoints"}
         summary |= {"export": ", ".join(exported)} if exported else {}
-        if not paths.is_url(directory):
-            summary |= {
-                "logs": log_dir(trainer),
-                "TensorBoard": f"{_tensorboard()} --logdir {log_dir(trainer)}",
-            }
+        if not paths.is_url(model_dir):
+            summary |= {"logs": log_dir, "TensorBoard": f"{_tensorboard()} --logdir {log_dir}"}
     return summary
 
 

@@ -8,32 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.data.batches import Batches
-from ctl.distribute import parameter_servers
 from ctl.distribute.engine_all_reduce import wire_dtype_of
 from ctl.io import paths
 from ctl.metrics.protocol import SharesLogged, TextLogged
 from ctl.step.reducers.reducer import has_one_replica_per_worker
-from ctl.training import profile_report, run_metadata
+from ctl.training import profile_report
 from ctl.training.observers import CompletedLoop, LoopObserver
+from ctl.training.prepared import PreparedTrainer
 from ctl.training.profile_report import StepProfile, WorkerTimes
-from ctl.training.session import Session
-from ctl.training.step_trace import StepTrace
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.run_options import RunOptions
+from ctl.training.step_trace import StepTrace, new_trace
 
 _log = logging.getLogger("ctl")
 _MIN_LOOPS = 5
 _MIN_SECS = 1.0  # in graph calls
 _TRACED_STEPS = 5
-
-
-def new_trace(trainer: TrainerProtocol, steps: str) -> StepTrace | None:
-    """Returns a trace of `steps`, such as "100:110", or None without steps or without a directory."""
-    if not (steps and (trainer.log_dir or trainer.model_dir)):
-        return None
-    directory = f"{run_metadata.log_dir(trainer)}/train/plugins/profile"
-    return StepTrace(steps, directory, f"worker_{trainer.topology.worker_index}")
 
 
 class TimerWindow:
@@ -100,14 +90,14 @@ class TimerWindow:
 class StepProfiler(LoopObserver):
     """Reports the timers once, if `ctl profile` requests it from the chief. All workers take part."""
 
-    def __init__(self, trainer: TrainerProtocol, session: Session):
-        self._trainer, self._session = trainer, session
+    def __init__(self, prepared: PreparedTrainer, options: RunOptions):
+        self._prepared, self._options = prepared, options
         self._window = TimerWindow(self._read_waits)
         self._save_secs: list[float] = []
         self._trace: StepTrace | None = None
-        self._json_path = profile_report.requested() if trainer.topology.is_chief else None
-        self._is_pending = self._json_path is not None and not session.profiled
-        if self._is_pending and parameter_servers.is_used(trainer.strategy):
+        self._json_path = profile_report.requested() if prepared.world.is_chief else None
+        self._is_pending = self._json_path is not None and not prepared.activity.has_profiled
+        if self._is_pending and prepared.world.has_parameter_servers:
             self._is_pending = False
             _log.warning("ctl profile measures synchronous workers, not those of parameter servers.")
 
@@ -158,42 +148,43 @@ class StepProfiler(LoopObserver):
 
         All workers call it after the same step, because it sums the timers over workers.
         """
-        self._session.record_profile()
-        times = self._times_of_workers()
-        if has_more_steps and not self._trainer.config.profile:
-            self._trace = new_trace(self._trainer, f"{step}:{step + _TRACED_STEPS}")
-        if self._trainer.topology.is_chief:
+        self._prepared.activity.record_profile()
+        times, world = self._times_of_workers(), self._prepared.world
+        if has_more_steps and not self._prepared.config.profile:
+            steps = f"{step}:{step + _TRACED_STEPS}"
+            self._trace = new_trace(steps, self._options.log_dir, world.topology.worker_index)
+        if world.is_chief:
             self._publish(self._profile(step, batches, times))
 
     def _read_waits(self) -> np.ndarray:
-        times = self._session.step_times
+        times = self._prepared.programs.timer
         return np.full(2, np.nan) if times is None else times.total()
 
     def _times_of_workers(self) -> tuple[WorkerTimes, ...]:
-        topology = self._trainer.topology
+        world, topology = self._prepared.world, self._prepared.world.topology
         values = np.zeros([topology.num_workers, 4])
         values[topology.worker_index] = self._window.averages()
-        values = np.asarray(self._session.agreement.sum(values.ravel())).reshape(values.shape)
+        values = np.asarray(world.host_all_reduce.sum(values.ravel())).reshape(values.shape)
         return tuple(WorkerTimes(*map(float, row)) for row in values)
 
     def _profile(self, step: int, batches: Batches, times: tuple[WorkerTimes, ...]) -> StepProfile:
-        trainer = self._trainer
-        settings = trainer.gradients
-        is_averaging_possible = settings.wire_dtype == settings.cast_dtype and has_one_replica_per_worker(
-            trainer.strategy, trainer.topology
+        config, task, world = self._prepared.config, self._prepared.task, self._prepared.world
+        gradients = task.gradients
+        is_averaging_possible = gradients.wire_dtype == gradients.cast_dtype and has_one_replica_per_worker(
+            world.strategy, world.topology
         )
-        can_send_16_bits = len(times) > 1 and wire_dtype_of(trainer.strategy, "bfloat16") is not None
+        can_send_16_bits = len(times) > 1 and wire_dtype_of(world.strategy, "bfloat16") is not None
         step_secs = times[0].graph_call + times[0].host
         return StepProfile(
-            model=type(trainer).__name__,
+            model=task.class_name,
             step=step,
-            replicas=trainer.topology.num_replicas,
-            global_batch_size=trainer.global_batch_size,
+            replicas=world.topology.num_replicas,
+            global_batch_size=config.global_batch_size,
             times=times,
             steps_per_loop=self._window.longest,
-            can_send_16_bits=can_send_16_bits and trainer.gradients.wire_dtype is None,
-            jit_compile=trainer.jit_compile != "off",
-            sync_every=trainer.config.sync_every if is_averaging_possible else None,
+            can_send_16_bits=can_send_16_bits and gradients.wire_dtype is None,
+            jit_compile=config.jit_compile != "off",
+            sync_every=config.sync_every if is_averaging_possible else None,
             in_memory=batches.mode == "indexed",
             one_save=statistics.median(self._save_secs) if self._save_secs else 0.0,
             save_every=self._save_every(batches, step_secs),
@@ -201,8 +192,8 @@ class StepProfiler(LoopObserver):
 
     def _save_every(self, batches: Batches, step_secs: float) -> float | None:
         """Returns the number of steps between two saves, or None if it is unknown."""
-        interval = self._trainer.intervals.save
-        if isinstance(self._session.manager, NullCheckpoints):
+        interval = self._options.intervals.save
+        if not self._prepared.checkpointing.can_save:
             return None
         if interval.secs:
             return max(1.0, interval.secs / step_secs)
@@ -214,11 +205,12 @@ class StepProfiler(LoopObserver):
         print(text, flush=True)
         if self._trace is not None:
             print(f"trace of the next {_TRACED_STEPS} steps: {self._trace.path.parent}", flush=True)
-        if self._session.writers is not None:
+        writers = self._prepared.activity.writers
+        if writers is not None:
             indented = "\n".join(f"    {line}" for line in text.splitlines())
-            self._session.writers.note(TextLogged(profile.step, "ctl profile", indented))
+            writers.note(TextLogged(profile.step, "ctl profile", indented))
             shares = {name: secs / profile.step_secs for name, secs in profile.parts().items()}
-            self._session.writers.note(SharesLogged(profile.step, "time shares", shares))
+            writers.note(SharesLogged(profile.step, "time shares", shares))
         if self._json_path:
             try:
                 content = json.dumps(profile.as_json(), indent=1) + "\n"

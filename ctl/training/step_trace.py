@@ -14,29 +14,34 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.config import step_range
-from ctl.distribute import parameter_servers
+from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.training.observers import LoopObserver
-from ctl.training.trainer_protocol import TrainerProtocol
 from google.protobuf.message import DecodeError
 
 _log = logging.getLogger("ctl")
 
 
-def check_trace(trainer: TrainerProtocol) -> None:
-    """Raises UsageError if a trace is requested without a directory, or with parameter servers."""
-    if not trainer.config.profile:
+def check_trace(steps: str, log_dir: str, world: World) -> None:
+    """Raises UsageError if a trace is requested without a directory, or with parameter servers.
+
+    Args:
+      steps: Range of steps, or an empty string.
+      log_dir: Directory of TensorBoard's event files, or an empty string.
+      world: Processes of the job.
+    """
+    if not steps:
         return
-    if not (trainer.log_dir or trainer.model_dir):
+    if not log_dir:
         raise UsageError(
-            f"profile is {trainer.config.profile!r} and there is no model_dir, where the trace goes. Give "
-            "--model_dir as well, or leave --profile out."
+            f"profile is {steps!r} and there is no model_dir, where the trace goes. Give --model_dir as "
+            "well, or leave --profile out."
         )
-    if parameter_servers.is_used(trainer.strategy):
+    if world.has_parameter_servers:
         raise UsageError(
-            f"profile is {trainer.config.profile!r}, and workers of parameter servers go at their own "
-            "speed: no step is the same on all of them. Leave --profile out, or use another strategy."
+            f"profile is {steps!r}, and workers of parameter servers are asynchronous: no step is the same "
+            "on all of them. Leave --profile out, or use another strategy."
         )
 
 
@@ -100,6 +105,13 @@ class StepTrace(LoopObserver):
                     paths.copy_tree(file, self.path)
             except (OSError, tf.errors.OpError) as e:
                 _log.warning("%s cannot be written (%s); training continues.", self.path, e)
+
+
+def new_trace(steps: str, log_dir: str, worker_index: int) -> StepTrace | None:
+    """Returns a trace of `steps`, such as "100:110", or None without steps or without a directory."""
+    if not (steps and log_dir):
+        return None
+    return StepTrace(steps, f"{log_dir}/train/plugins/profile", f"worker_{worker_index}")
 
 
 def _hide_loops(path: Path) -> None:

@@ -5,7 +5,7 @@ import logging
 from ctl.distribute.keras_objects import attribute, plain
 from ctl.training.loop import GraphLoop
 from ctl.training.observers import CompletedLoop, LoopObserver
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.task import Task
 
 _log = logging.getLogger("ctl")
 
@@ -13,9 +13,9 @@ _log = logging.getLogger("ctl")
 class UpdateCheck(LoopObserver):
     """Warns once about a step that neither calls `minimize` nor applies `self.optimizer`."""
 
-    def __init__(self, trainer: TrainerProtocol, graph_loop: GraphLoop):
-        self._trainer, self._graph_loop = trainer, graph_loop
-        self._is_pending = trainer.optimizer is not None and trainer.topology.is_chief
+    def __init__(self, task: Task, graph_loop: GraphLoop, *, is_chief: bool):
+        self._task, self._graph_loop = task, graph_loop
+        self._is_pending = task.optimizer is not None and is_chief
         self._iterations_before = self._iterations()
 
     def completed(self, loop: CompletedLoop) -> None:
@@ -30,10 +30,10 @@ class UpdateCheck(LoopObserver):
                 "train_step of %s does not call self.minimize(loss, tape): self.optimizer applies no "
                 "update, and the weights stay as they are. Call self.minimize in train_step, or do not "
                 "set self.optimizer.",
-                type(self._trainer).__name__,
+                self._task.class_name,
             )
 
     def _iterations(self) -> int | None:
         """Returns the number of updates that `self.optimizer` has applied, or None if it does not count."""
-        iterations = attribute(self._trainer.optimizer, "iterations")
+        iterations = attribute(self._task.optimizer, "iterations")
         return None if iterations is None else int(plain(iterations).numpy())

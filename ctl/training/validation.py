@@ -9,18 +9,19 @@ from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.reduce_on_plateau import ReduceOnPlateau
 from ctl.callbacks.save_best import SaveBest
-from ctl.callbacks.schedule import AT_THE_END, Every
-from ctl.checkpoints import export as export_lib
+from ctl.callbacks.schedule import AT_THE_END
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.distribute import strategies
+from ctl.config import Config
 from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain, synchronized_layer
+from ctl.distribute.strategy_kind import StrategyKind
+from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.metrics.adapter import as_writers, is_writer
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
-from ctl.training.optional_methods import is_defined_by_user
-from ctl.training.trainer_protocol import TrainerProtocol
+from ctl.training.run_options import RunOptions
+from ctl.training.task import Task
 
 _REQUIRED = {
     "train": ("build", "train_data", "train_step"),
@@ -28,53 +29,52 @@ _REQUIRED = {
 }
 
 
-def check_methods(trainer: TrainerProtocol, purpose: str) -> None:
+def check_methods(task: Task, purpose: str) -> None:
     """Raises UsageError for undefined methods that `purpose` ("train", "evaluate") needs."""
-    missing = [m for m in _REQUIRED[purpose] if not is_defined_by_user(trainer, m)]
-    if "train_data" in missing and is_defined_by_user(trainer, "train_data_fn"):
+    missing = [m for m in _REQUIRED[purpose] if m not in task.methods]
+    if "train_data" in missing and "train_data_fn" in task.methods:
         missing.remove("train_data")
     if missing:
         example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
         example = "(self)" if missing[0] == "build" else example
         raise UsageError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}; to {purpose} it needs "
+            f"{task.class_name} has no {', '.join(missing)}; to {purpose} it needs "
             f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
         )
 
 
-def check_train_data(trainer: TrainerProtocol) -> None:
+def check_train_data(task: Task) -> None:
     """Raises UsageError for two sources of training data."""
-    if is_defined_by_user(trainer, "train_data_fn") and is_defined_by_user(trainer, "train_data"):
-        raise UsageError(
-            f"{type(trainer).__name__} has train_data and train_data_fn; expected one of them."
-        )
+    if {"train_data", "train_data_fn"} <= task.methods.keys():
+        raise UsageError(f"{task.class_name} has train_data and train_data_fn; expected one of them.")
 
 
-def check_evaluation_methods(trainer: TrainerProtocol, manager: CheckpointManager) -> None:
+def check_evaluation_methods(
+    task: Task, options: RunOptions, manager: CheckpointManager, *, is_chief: bool
+) -> None:
     """Checks that the methods of an evaluation exist if they are needed. Warns if only one exists.
 
     Raises:
       UsageError: If evaluations, or a best checkpoint, are requested without eval_data and eval_step.
     """
-    written = [m for m in ("eval_data", "eval_step") if is_defined_by_user(trainer, m)]
-    is_requested = trainer.intervals.evaluate != Every()
-    if is_requested and len(written) < 2 and trainer.intervals.evaluate != AT_THE_END:
+    written = [m for m in ("eval_data", "eval_step") if m in task.methods]
+    every = options.intervals.evaluate
+    if options.evaluates and len(written) < 2 and every != AT_THE_END:
         missing = " and ".join(m for m in ("eval_data", "eval_step") if m not in written)
         raise UsageError(
-            f"Intervals(evaluate={trainer.intervals.evaluate}), or eval_every_steps, needs eval_data and "
-            f"eval_step, and {type(trainer).__name__} has no {missing}. Write both methods, or leave the "
-            "setting out."
+            f"Intervals(evaluate={every}), or eval_every_steps, needs eval_data and eval_step, and "
+            f"{task.class_name} has no {missing}. Write both methods, or leave the setting out."
         )
-    if len(written) == 1 and is_requested and trainer.topology.is_chief:
+    if len(written) == 1 and options.evaluates and is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(
             "%s has %s but no %s, so nothing is evaluated; it takes both.",
-            type(trainer).__name__,
+            task.class_name,
             written[0],
             missing,
         )
     best = manager.best_metric
-    if best is not None and (len(written) < 2 or not is_requested):
+    if best is not None and (len(written) < 2 or not options.evaluates):
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
             "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."
@@ -92,24 +92,19 @@ def check_best_metric(manager: CheckpointManager, means: Mapping[str, float]) ->
 
 
 def check_metric_names(
-    trainer: TrainerProtocol,
-    manager: CheckpointManager,
-    names: Sequence[str],
-    monitored: Sequence[BestValue],
+    names: Sequence[str], options: RunOptions, manager: CheckpointManager, monitored: Sequence[BestValue]
 ) -> None:
     """Raises UsageError, before training, for requested metrics that eval_step does not return."""
     means = dict.fromkeys(names, 0.0)
     check_best_metric(manager, means)
-    check_reported_metric(trainer.extra_writers, means)
+    check_reported_metric(options.extra_writers, means)
     for best_value in monitored:
         best_value.of(means, "eval")
 
 
-def names_matter(
-    trainer: TrainerProtocol, manager: CheckpointManager, monitored: Sequence[BestValue]
-) -> bool:
+def names_matter(options: RunOptions, manager: CheckpointManager, monitored: Sequence[BestValue]) -> bool:
     """Returns True if a checkpoint manager, writer or callback requests a metric by its name."""
-    is_reported = any(writer.metric is not None for writer in as_writers(trainer.extra_writers))
+    is_reported = any(writer.metric is not None for writer in as_writers(options.extra_writers))
     return manager.best_metric is not None or is_reported or bool(monitored)
 
 
@@ -151,43 +146,40 @@ def check_gather(context: StepContext, num_replicas: int) -> None:
         )
 
 
-def evaluates_at_all(trainer: TrainerProtocol) -> bool:
-    """Returns True if a subclass defines the methods of an evaluation."""
-    return all(is_defined_by_user(trainer, m) for m in ("eval_data", "eval_step"))
+def check_callbacks(task: Task, config: Config, callbacks: Sequence[Callback], *, evaluates: bool) -> None:
+    """Raises UsageError for callbacks that would never be called, or could not act.
 
-
-def check_callbacks(trainer: TrainerProtocol, callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError for callbacks that would never be called, or could not act."""
-    evaluates = evaluates_at_all(trainer)
-    has_hook = is_defined_by_user(trainer, "after_evaluation")
-    if not evaluates and (has_hook or any("after_evaluation" in c.handlers() for c in callbacks)):
+    Args:
+      task: Methods and objects of the user.
+      config: Settings of the trainer.
+      callbacks: Callbacks to check.
+      evaluates: True if evaluations are requested.
+    """
+    has_hook = "after_evaluation" in task.methods
+    if not task.can_evaluate and (has_hook or any("after_evaluation" in c.handlers() for c in callbacks)):
         raise UsageError(
             "after_evaluation would never be called: nothing is evaluated. Write eval_data and eval_step."
         )
     for callback in callbacks:
         name, monitored = callback.class_name, callback.monitored
         of_evaluation = monitored is not None and monitored.run == "eval"
-        if of_evaluation and not (evaluates and trainer.intervals.evaluate != Every()):
+        if of_evaluation and not (task.can_evaluate and evaluates):
+            fix = "Write eval_data and eval_step, and Intervals(evaluate=...)."
+            if config.mode == "train" and not evaluates:
+                fix = "--mode=train evaluates nothing: leave --mode out."
             raise UsageError(
-                f"{name} needs the evaluation, but nothing is evaluated. {_no_evaluation(trainer)} For "
+                f"{name} needs the evaluation, but nothing is evaluated. {fix} For "
                 "metrics of the training write run='train'."
             )
-        if isinstance(callback, ReduceOnPlateau) and not has_variable_learning_rate(trainer.optimizer):
+        if isinstance(callback, ReduceOnPlateau) and not has_variable_learning_rate(task.optimizer):
             raise UsageError(
                 f"{name} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
                 "Give the optimizer a number."
             )
         if isinstance(callback, SaveBest):
-            if callback.directory is None and trainer.model_dir is None:
+            if callback.directory is None and not config.model_dir:
                 raise UsageError(f"{name} needs a place: SaveBest(directory=...), or a model_dir.")
-            export_lib.targets(trainer, callback.formats)
-
-
-def _no_evaluation(trainer: TrainerProtocol) -> str:
-    """Returns what to change so that evaluations happen."""
-    if trainer.config.mode == "train" and trainer.intervals.evaluate == Every():
-        return "--mode=train evaluates nothing: leave --mode out."
-    return "Write eval_data and eval_step, and Intervals(evaluate=...)."
+            task.export_targets(callback.formats)
 
 
 def has_variable_learning_rate(optimizer: Any) -> bool:
@@ -213,39 +205,39 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
         )
 
 
-def check_trainable(trainer: TrainerProtocol) -> None:
+def check_trainable(task: Task, world: World, jit_compile: str) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
-    owned = tracked_state.collect_owners(trainer)
-    if trainer.model is not None and not list(tracked_state.variables_of(trainer.model)):
+    owned = task.owners
+    if task.model is not None and not list(tracked_state.variables_of(task.model)):
         raise UsageError(
-            f"self.model, a {type(trainer.model).__name__}, has no variables yet. Give it its input "
+            f"self.model, a {type(task.model).__name__}, has no variables yet. Give it its input "
             "shape in build(): begin with keras.Input(shape), or call self.model.build(...)."
         )
     if not owned:
         raise UsageError(
-            f"{type(trainer).__name__}.build() made no variables; expected it to set self.model, and "
+            f"{task.class_name}.build() made no variables; expected it to set self.model, and "
             "self.optimizer unless the step updates by itself."
         )
     for name, owner in owned.items():
-        _check_scope(trainer, name, owner)
+        _check_scope(world, name, owner)
         _check_not_sharded(name, owner)
-    _check_batch_normalization(trainer, owned)
-    _check_central_storage(trainer, owned)
-    check_compilation(trainer)
+    _check_batch_normalization(world, owned)
+    _check_central_storage(world, owned)
+    check_compilation(jit_compile, world, owned)
 
 
-def check_optimizers(trainer: TrainerProtocol) -> None:
+def check_optimizers(task: Task, world: World) -> None:
     """Builds the slots of `self.optimizer`. Raises UsageError for other optimizers without slots."""
-    for name, value in vars(trainer).items():
+    for name, value in task.attributes.items():
         is_like_keras = attribute(value, "apply_gradients") and attribute(value, "build")
         if name == "optimizer" and value is not None:
-            optimizers_lib.check_optimizer(value, name, trainer.topology.num_replicas)
-            _check_optimizer_strategy(trainer, name, value)
-            if trainer.model is not None:
-                optimizers_lib.build_slots(value, trainer.model.trainable_variables)
+            optimizers_lib.check_optimizer(value, name, world.topology.num_replicas)
+            _check_optimizer_strategy(world, name, value)
+            if task.model is not None:
+                optimizers_lib.build_slots(value, task.model.trainable_variables)
         elif is_like_keras:
-            optimizers_lib.check_optimizer(value, name, trainer.topology.num_replicas)
-            _check_optimizer_strategy(trainer, name, value)
+            optimizers_lib.check_optimizer(value, name, world.topology.num_replicas)
+            _check_optimizer_strategy(world, name, value)
             if not getattr(value, "built", True):
                 raise UsageError(
                     f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
@@ -253,26 +245,25 @@ def check_optimizers(trainer: TrainerProtocol) -> None:
                 )
 
 
-def check_compilation(trainer: TrainerProtocol) -> None:
+def check_compilation(jit_compile: str, world: World, owned: Mapping[str, Any]) -> None:
     """Raises UsageError if XLA cannot compile forward and backward of a replica."""
-    if trainer.jit_compile == "off":
+    if jit_compile == "off":
         return
-    strategy = strategies.word_of(trainer.strategy)
-    is_local = strategy in ("default", "one_device", "mirrored")
-    if trainer.jit_compile == "loop" and not (is_local and trainer.topology.num_replicas == 1):
+    kind, num_replicas = world.kind, world.topology.num_replicas
+    is_local = kind in (StrategyKind.DEFAULT, StrategyKind.ONE_DEVICE, StrategyKind.MIRRORED)
+    if jit_compile == "loop" and not (is_local and num_replicas == 1):
         raise UsageError(
-            f"jit_compile='loop' with strategy {strategy!r} and {trainer.topology.num_replicas} replicas: "
+            f"jit_compile='loop' with strategy {world.strategy_name!r} and {num_replicas} replicas: "
             "the program of a loop cannot contain TensorFlow's collectives. Train on one replica, such as "
             "--strategy=one_device, or write --jit_compile=step."
         )
-    if strategy in ("parameter_server", "central_storage"):
+    if kind in (StrategyKind.PARAMETER_SERVER, StrategyKind.CENTRAL_STORAGE):
         raise UsageError(
-            f"jit_compile with strategy {strategy!r}: XLA cannot reach variables on another device. Leave "
-            "jit_compile out, or use default, mirrored or multi_worker."
+            f"jit_compile with strategy {world.strategy_name!r}: XLA cannot reach variables on another "
+            "device. Leave jit_compile out, or use default, mirrored or multi_worker."
         )
-    owners = tracked_state.collect_owners(trainer).values()
-    layer = synchronized_layer(layer for owner in owners for layer in layers_of(owner))
-    if trainer.topology.num_replicas > 1 and layer is not None:
+    layer = synchronized_layer(layer for owner in owned.values() for layer in layers_of(owner))
+    if num_replicas > 1 and layer is not None:
         raise UsageError(
             f"jit_compile with the layer {layer.name!r}: it sums over replicas within the step, which XLA "
             "cannot do. Leave jit_compile out, or use another normalization, such as "
@@ -280,9 +271,9 @@ def check_compilation(trainer: TrainerProtocol) -> None:
         )
 
 
-def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -> None:
+def _check_central_storage(world: World, owned: Mapping[str, Any]) -> None:
     """Raises UsageError for objects that central storage cannot update."""
-    if strategies.word_of(trainer.strategy) != "central_storage" or trainer.topology.num_replicas == 1:
+    if world.kind is not StrategyKind.CENTRAL_STORAGE or world.topology.num_replicas == 1:
         return
     for name, owner in owned.items():
         if optimizers_lib.skips_what_is_not_finite(owner):
@@ -300,17 +291,17 @@ def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -
                 )
 
 
-def _check_optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: Any) -> None:
+def _check_optimizer_strategy(world: World, name: str, optimizer: Any) -> None:
     made_under = getattr(optimizer, "_distribution_strategy", None)
-    if is_keras3(optimizer) and made_under is not None and (made_under is not trainer.strategy):
+    if is_keras3(optimizer) and made_under is not None and (made_under is not world.strategy):
         raise UsageError(_outside(f"self.{name}"))
 
 
-def _check_scope(trainer: TrainerProtocol, name: str, owner: Any) -> None:
-    if trainer.strategy.num_replicas_in_sync == 1:
+def _check_scope(world: World, name: str, owner: Any) -> None:
+    if world.strategy.num_replicas_in_sync == 1:
         return
     for variable in tracked_state.variables_of(owner):
-        if not trainer.strategy.extended.variable_created_in_scope(plain(variable)):
+        if not world.strategy.extended.variable_created_in_scope(plain(variable)):
             raise UsageError(_outside(f"self.{name}"))
 
 
@@ -332,13 +323,13 @@ def _outside(name: str) -> str:
     )
 
 
-def _check_batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
+def _check_batch_normalization(world: World, owned: Mapping[str, Any]) -> None:
     """Raises UsageError for layers that normalize the examples of each replica separately.
 
     Strategies `mirrored` and `multi_worker` detect them in the trace; see `replica_assignments`.
     """
-    strategy = strategies.word_of(trainer.strategy)
-    if trainer.strategy.num_replicas_in_sync == 1 or strategy in ("mirrored", "multi_worker"):
+    num_replicas = world.strategy.num_replicas_in_sync
+    if num_replicas == 1 or world.kind in (StrategyKind.MIRRORED, StrategyKind.MULTI_WORKER):
         return
     for owner in owned.values():
         for layer in layers_of(owner):
@@ -346,18 +337,18 @@ def _check_batch_normalization(trainer: TrainerProtocol, owned: dict) -> None:
             if type(layer).__name__ == "BatchNormalization" and is_local and layer.trainable:
                 raise UsageError(
                     f"the layer {layer.name!r} would normalize the examples of each of "
-                    f"{trainer.strategy.num_replicas_in_sync} replicas by themselves. Write "
+                    f"{num_replicas} replicas by themselves. Write "
                     "BatchNormalization(synchronized=True), or call ctl.synchronize_batch_norm(model) in "
                     "build(): the layer is the same on one device."
                 )
 
 
-def check_export(trainer: TrainerProtocol, formats: Sequence[str]) -> None:
-    """Raises UsageError for formats that cannot be written into the trainer's model_dir."""
-    if formats and trainer.model_dir is None:
+def check_export(task: Task, model_dir: str, formats: Sequence[str]) -> None:
+    """Raises UsageError for formats that cannot be written into `model_dir`."""
+    if formats and not model_dir:
         raise UsageError(
             "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
         )
-    export_lib.targets(trainer, formats)
+    task.export_targets(formats)
     if "saved_model" in formats:
-        export_lib.checked_signatures(trainer.signatures())
+        task.signatures()

@@ -74,4 +74,4 @@ def test_by_choice_the_run_goes_back_to_the_newest_checkpoint(tmp_path, caplog):
     made.train(6)
     steps = [step for run, step, _ in writer.rows if run == "train"]
     assert steps == [1, 2, 3, 4, 3, 4, 5, 6]
-    assert any("going back to the checkpoint of step 2" in m for m in caplog.messages)
+    assert any("rolling back to the checkpoint of step 2" in m for m in caplog.messages)

@@ -62,7 +62,7 @@ def prepared(*arguments, **options):
 
 
 def state(trainer):
-    return trainer._session.state
+    return trainer._prepared.state
 
 
 def values(trainer):

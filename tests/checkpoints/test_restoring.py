@@ -17,7 +17,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.distribute.topology import Topology
 from ctl.errors import ReadError, UsageError
 from ctl.io import paths
-from ctl.training import resume
+from ctl.training.checkpointing import Checkpointing
 
 
 @pytest.fixture
@@ -122,8 +122,7 @@ class Agreement:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypatch):
-    monkeypatch.setattr(resume, "_check_not_deleted", lambda trainer, manager: None)
+def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing):
     agreement = Agreement()
 
     class Manager(ctl.CheckpointManager):
@@ -141,7 +140,8 @@ def test_all_workers_end_alike_when_one_of_them_cannot_restore(failing, monkeypa
 
     def restored(worker):
         place = Topology({"worker": ("a:1", "b:1")}, "worker", worker)
-        resume.restore(None, Manager(worker), types.SimpleNamespace(topology=place), agreement)
+        world = types.SimpleNamespace(topology=place, host_all_reduce=agreement)
+        Checkpointing(ctl.Config(), world, None, Manager(worker), None, None).restore_newest()
 
     with ThreadPoolExecutor() as pool:
         errors = [job.exception(TIMEOUT_SECS) for job in [pool.submit(restored, i) for i in range(2)]]

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from ctl.data import per_worker
 from ctl.data.arrays import from_arrays
-from ctl.distribute import parameter_servers
 from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch_chief
 from ctl.distribute.platforms import detection
-from ctl.distribute.strategies import WORDS, word_of
+from ctl.distribute.strategies import WORDS
+from ctl.distribute.strategy_kind import has_parameter_servers, strategy_name
 from ctl.metrics.protocol import Progressed
 from ctl.supervision.signals import Signals
 from ctl.training.parameter_server_loop import Watch
@@ -27,8 +27,8 @@ def set_config(monkeypatch, tasks, kind="chief"):
 
 def test_the_word_is_one_of_the_words_and_other_strategies_have_no_servers():
     assert "parameter_server" in WORDS
-    assert not parameter_servers.is_used(tf.distribute.get_strategy())
-    assert word_of(tf.distribute.get_strategy()) == "default"
+    assert not has_parameter_servers(tf.distribute.get_strategy())
+    assert strategy_name(tf.distribute.get_strategy()) == "default"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_job_without_tf_config_is_refused(monkeypatch):
 
 def test_an_evaluator_beside_servers_works_on_its_own(monkeypatch):
     set_config(monkeypatch, {**TASKS, "evaluator": ["127.0.0.1:4"]}, "evaluator")
-    assert word_of(ctl.make_strategy("parameter_server")) == "default"
+    assert strategy_name(ctl.make_strategy("parameter_server")) == "default"
 
 
 def test_named_devices_are_refused(monkeypatch):

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 from conftest import some_of
 from ctl.distribute import strategy_factories
-from ctl.distribute.strategies import WORDS, topology_of, word_of
+from ctl.distribute.strategies import WORDS, topology_of
+from ctl.distribute.strategy_kind import strategy_name
 from ctl.distribute.topology import Topology
 from small_models import Small, every_step, losses
 
@@ -33,13 +34,13 @@ def set_config(monkeypatch, addresses, kind="worker", index=0, **more):
 
 @pytest.mark.parametrize("word", ["default", "one_device", "mirrored", "central_storage"])
 def test_a_word_comes_back_from_its_strategy(word):
-    assert word_of(ctl.make_strategy(word)) == word
+    assert strategy_name(ctl.make_strategy(word)) == word
 
 
 def test_auto_takes_several_devices_if_there_are_and_one_if_asked():
     assert ctl.make_strategy("auto").num_replicas_in_sync == 2
-    assert word_of(ctl.make_strategy("auto", devices=["cpu:0"])) == "one_device"
-    assert word_of(ctl.make_strategy("auto", devices=["cpu:0", "cpu:1"])) == "mirrored"
+    assert strategy_name(ctl.make_strategy("auto", devices=["cpu:0"])) == "one_device"
+    assert strategy_name(ctl.make_strategy("auto", devices=["cpu:0", "cpu:1"])) == "mirrored"
 
 
 @pytest.mark.parametrize("word", ["", "Mirrored", "gpu", "multi-worker"])
@@ -113,7 +114,7 @@ def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word
     set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"], kind="evaluator", **more)
     before = os.environ["TF_CONFIG"]
     strategy = ctl.make_strategy(word)
-    assert word_of(strategy) == "default" and os.environ["TF_CONFIG"] == before
+    assert strategy_name(strategy) == "default" and os.environ["TF_CONFIG"] == before
     found = topology_of(strategy)
     assert found == Topology(task_type="evaluator", has_evaluator=listed)
     assert (found.num_workers, found.worker_index, found.is_chief, found.evaluates) == (1, 0, False, True)

@@ -47,7 +47,7 @@ def test_a_bad_step_is_left_out_on_both_workers(tmp_path):
 def test_going_back_on_both_workers_ends_at_the_same_step_with_other_data(tmp_path):
     done = run(tmp_path / "run", "--on_nonfinite=rollback", "--train_steps=30", workers=2, **POISON)
     assert done.code == 0, done.output[-2000:]
-    assert "going back to the checkpoint of step" in done.output
+    assert "rolling back to the checkpoint of step" in done.output
     finite(tmp_path / "run")
     seen = next(v for n, v in tensors(tmp_path / "run", 30).items() if n.startswith("seen/"))
     assert seen.sum() == 30 * 12 and seen[int(POISON["POISON"])] == 0.0

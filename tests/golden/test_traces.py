@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from compare import CASES, JOBS, ROOT, outcome
+from compare_commits import CASES, JOBS, ROOT, outcome
 from traces import FILE, assert_equal, environment
 
 RECORDED = json.loads(FILE.read_text())

@@ -13,7 +13,7 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from compare import CASES, JOBS, ROOT, outcome
+from compare_commits import CASES, JOBS, ROOT, outcome
 
 FILE = Path(__file__).with_name("traces.json")
 TOLERANCE = 1e-3

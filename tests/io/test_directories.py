@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import processes
 import pytest
@@ -72,15 +71,15 @@ def test_the_exported_model_takes_the_place_of_an_older_one(tmp_path, scheme):
         for name in names:
             (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / place / name).write_text(f"{place} {name}")
-    trainer = SimpleNamespace(model_dir=f"{scheme}{tmp_path}/run", topology=SimpleNamespace(is_chief=True))
-    hand_over(trainer, Directories(model=f"{scheme}{tmp_path}/model"), ("saved_model",))
+    model_dir = f"{scheme}{tmp_path}/run"
+    hand_over(model_dir, Directories(model=f"{scheme}{tmp_path}/model"), ("saved_model",), is_chief=True)
     assert {str(p.relative_to(tmp_path / "model")) for p in (tmp_path / "model").rglob("*")} == {
         "saved_model.pb", "variables", "variables/new",
     }  # fmt: skip
     assert (tmp_path / "model/saved_model.pb").read_text().startswith("run/export")
     (tmp_path / "file").touch()
     with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it, or write"):
-        hand_over(trainer, Directories(model=f"{tmp_path}/file/m"), ("saved_model",))
+        hand_over(model_dir, Directories(model=f"{tmp_path}/file/m"), ("saved_model",), is_chief=True)
 
 
 def mnist(directory, *arguments, **environ):

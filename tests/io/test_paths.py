@@ -145,7 +145,7 @@ def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
     assert [p.name for p in (store / "best").iterdir()] == ["early_stopping.npz"]
     again = Stops(model_dir=str(store), **options)
     again.prepare()
-    assert again._session.callbacks._best_weights is not None
+    assert again._prepared.callbacks._best_weights is not None
 
 
 def test_a_run_at_a_url_is_locked_saved_and_exported():

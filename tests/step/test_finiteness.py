@@ -56,7 +56,7 @@ def trainer(where, policy, strategy="default", **how):
 
 
 def state_of(made):
-    return [v.numpy() for v in made._session.state.variables.values()]
+    return [v.numpy() for v in made._prepared.state.variables.values()]
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])
@@ -175,7 +175,7 @@ def test_a_run_that_went_back_and_is_resumed_goes_on_with_the_right_data(tmp_pat
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to():
-    with pytest.raises(ctl.NonFiniteError, match="no checkpoint to go back to.*save_every_steps"):
+    with pytest.raises(ctl.NonFiniteError, match="no checkpoint to roll back to.*save_every_steps"):
         trainer("loss", "rollback").train(8)
 
 
@@ -191,7 +191,7 @@ def test_going_back_again_and_again_ends(tmp_path):
         strategy="default", global_batch_size=BATCH, model_dir=tmp_path, writers=[],
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
-    with pytest.raises(ctl.NonFiniteError, match="3 times to the checkpoint of step 2"):
+    with pytest.raises(ctl.NonFiniteError, match="3 rollbacks to the checkpoint of step 2"):
         made.train(8)
 
 

@@ -18,7 +18,7 @@ def test_checkpoints_that_are_gone_are_no_start_at_0(tmp_path):
     make(tmp_path / "run").train(4)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     for _ in range(2):  # the refusal changes nothing
-        with pytest.raises(ctl.UsageError, match=r"LOCK says that a training saved step 4 here.*delete"):
+        with pytest.raises(ctl.UsageError, match=r"LOCK records that a training saved step 4 here.*delete"):
             make(tmp_path / "run").train(4)
     (tmp_path / "run" / "LOCK").unlink()
     again = make(tmp_path / "run")

@@ -10,6 +10,7 @@ from ctl import app, config
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.distribute.platforms import detection
 from ctl.training import checkpoint_follower, evaluator
+from ctl.training.task import Task
 from small_models import Small, every_step
 from test_app import parsed
 
@@ -210,10 +211,15 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
     assert caught.value.exit_code == 143
 
 
+def watched(trainer):
+    task = Task.of(trainer)
+    return checkpoint_follower.watched_checkpoints(task, trainer.model_dir, trainer._checkpoints)
+
+
 def test_the_evaluator_reads_the_checkpoints_of_the_trainer_s_manager(tmp_path):
     settings = {"strategy": "default", "writers": [], "model_dir": str(tmp_path / "run")}
-    usual = checkpoint_follower.checkpoints(Small(**settings))
+    usual = watched(Small(**settings))
     assert str(usual.directory) == str(tmp_path / "run" / "checkpoints")
     elsewhere = ctl.ChiefOnlyCheckpoints(str(tmp_path / "elsewhere"))
-    moved = checkpoint_follower.checkpoints(Small(checkpoints=elsewhere, **settings))
+    moved = watched(Small(checkpoints=elsewhere, **settings))
     assert str(moved.directory) == str(tmp_path / "elsewhere")

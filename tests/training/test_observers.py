@@ -73,8 +73,8 @@ def test_a_run_calls_an_observer_for_each_graph_call(monkeypatch):
     calls = []
     create = loop_observers.create_observers
 
-    def with_another(*arguments):
-        group = create(*arguments)
+    def with_another(*arguments, **options):
+        group = create(*arguments, **options)
         group._observers.append(Recording("mine", calls, mark=None))
         return group
 

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from ctl.training import run_metadata
+from small_models import Small
 
-
-def trainer(model_dir="runs/a", is_chief=True):
-    place = SimpleNamespace(is_chief=is_chief)
-    hparams = {"dropout": 0.1, "flip": True, "api_key": "abc"}
-    return SimpleNamespace(topology=place, model_dir=model_dir, hparams=hparams)
+HPARAMS = {"dropout": 0.1, "flip": True, "api_key": "abc"}
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def git(folder, *words):
 
 
 def test_the_command_can_be_pasted(program):
-    assert run_metadata._origin(trainer()) == {"command": f"python {program} --dropout=0.1 'two words'"}
+    assert run_metadata._origin(HPARAMS) == {"command": f"python {program} --dropout=0.1 'two words'"}
 
 
 @pytest.mark.parametrize(
@@ -53,12 +50,15 @@ def test_the_command_can_be_pasted(program):
 )
 def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, words, shown):
     monkeypatch.setattr(sys, "orig_argv", words.split())
-    assert run_metadata._origin(trainer())["command"] == (shown or words)
+    assert run_metadata._origin(HPARAMS)["command"] == (shown or words)
 
 
-@pytest.mark.parametrize("changes", [{"model_dir": None}, {"is_chief": False}])
-def test_nothing_is_asked_where_nothing_is_written(program, changes):
-    assert run_metadata._origin(trainer(**changes)) == {}
+def test_a_run_without_a_model_dir_has_no_origin(program, tmp_path):
+    for model_dir, has_origin in [(None, False), (str(tmp_path / "run"), True)]:
+        trainer = Small(strategy="default", writers=[], model_dir=model_dir)
+        prepared = trainer._prepare()
+        info = run_metadata.run_info(prepared, trainer._options, SimpleNamespace(description="10 rows"))
+        assert ("command" in info.config) is has_origin
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -67,7 +67,7 @@ def test_the_commit_and_whether_files_differ_from_it(program):
     git(program.parent, "add", "train.py")
     git(program.parent, "commit", "-q", "-m", "first")
     git(program.parent, "tag", "a-tag")
-    clean = run_metadata._origin(trainer())["git_commit"]
+    clean = run_metadata._origin(HPARAMS)["git_commit"]
     assert re.fullmatch("[0-9a-f]{40}", clean)
     program.write_text("2\n")
-    assert run_metadata._origin(trainer())["git_commit"] == f"{clean}-dirty"
+    assert run_metadata._origin(HPARAMS)["git_commit"] == f"{clean}-dirty"

@@ -1,15 +1,16 @@
 """What may differ when a run goes on, and what may not."""
 
 import dataclasses
-from types import SimpleNamespace
 
+import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
+from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
-from ctl.training.resume import check_configuration
+from ctl.training.resume_checks import check_configuration
 from small_models import Small, examples, weights
 
 BEFORE = Manifest(
@@ -19,15 +20,13 @@ BEFORE = Manifest(
 
 
 def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, before=BEFORE, **config):
-    trainer = SimpleNamespace(
-        seed=seed, global_batch_size=batch, allow_config_change=allow,
-        topology=SimpleNamespace(is_chief=True),
-    )  # fmt: skip
+    settings = ctl.Config(seed=seed, global_batch_size=batch, allow_config_change=allow)
     batches = Batches(
         iterator=None, steps=None, has_unknown_end=False, steps_per_epoch=None, mode="indexed",
         description=source, has_exact_counts=certain,
     )  # fmt: skip
-    check_configuration(trainer, before, batches, {"learning_rate": 0.1, "workers": 2, **config})
+    configuration = {"learning_rate": 0.1, "workers": 2, **config}
+    check_configuration(settings, Topology(), before, batches, configuration)
 
 
 @pytest.mark.parametrize(

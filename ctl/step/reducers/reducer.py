@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.config import Config
-from ctl.distribute import strategies
 from ctl.distribute.engine_all_reduce import engine_of
+from ctl.distribute.strategy_kind import StrategyKind, kind_of, strategy_name
 from ctl.distribute.topology import Topology
 from ctl.step.context import StepContext
 from ctl.step.gradient_settings import Gradients
@@ -21,7 +21,7 @@ from ctl.step.reducers.worker_state import WorkerState
 from ctl.step.step_times import StepTimes
 from ctl.step.update_request import UpdateRequest
 
-_SHARED_VARIABLES = ("parameter_server", "central_storage", "tpu")  # strategies
+_SHARED_VARIABLES = (StrategyKind.PARAMETER_SERVER, StrategyKind.CENTRAL_STORAGE, StrategyKind.TPU)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class ReducerInputs:
     @property
     def description(self) -> str:
         """Strategy, replicas and workers in an error message."""
-        topology, strategy = self.topology, strategies.word_of(self.strategy)
+        topology, strategy = self.topology, strategy_name(self.strategy)
         return (
             f"strategy {strategy!r} and {topology.num_replicas} replicas, workers: {topology.num_workers}"
         )
@@ -134,7 +134,7 @@ class ReducerInputs:
 
 def has_one_replica_per_worker(strategy: tf.distribute.Strategy, topology: Topology) -> bool:
     """Returns True if each worker updates its own variables with one replica."""
-    has_own_variables = strategies.word_of(strategy) not in _SHARED_VARIABLES
+    has_own_variables = kind_of(strategy) not in _SHARED_VARIABLES
     return has_own_variables and topology.num_replicas == topology.num_workers
 
 

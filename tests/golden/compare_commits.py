@@ -1,7 +1,7 @@
 """Trains the cases of cases.py with an older commit and with this tree, and compares them bit for bit.
 
-    python tests/golden/compare.py --base=HEAD~1
-    python tests/golden/compare.py --base=HEAD~1 --only mnist fit
+    python tests/golden/compare_commits.py --base=HEAD~1
+    python tests/golden/compare_commits.py --base=HEAD~1 --only mnist fit
 
 Also resumes a checkpoint which the older commit has written. Prints a line for each case. The exit code is
 1 if a case differs. Run by hand: the bits depend on the machine and on the version of TensorFlow.

@@ -2,9 +2,9 @@
 
 import ctl
 import pytest
-from ctl.training.optional_methods import OptionalMethods, is_defined_by_user
+from ctl.training.user_methods import UserMethods, is_defined_by_user
 
-NAMES = [name for name in vars(OptionalMethods) if not name.startswith("_")]
+NAMES = [name for name in vars(UserMethods) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "build", "train_data", "eval_step", "after_loop", "predict"])
@@ -31,7 +31,7 @@ def test_methods_of_keras_trainer_count_as_defined():
 
 
 def test_the_defaults_return_nothing_to_serve_and_no_averages():
-    methods = OptionalMethods()
+    methods = UserMethods()
     assert methods.signatures() == {} and methods.moving_averages() is None
     with pytest.raises(NotImplementedError):
         methods.train_data_fn(None)

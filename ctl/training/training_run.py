@@ -1,0 +1,145 @@
+"""Implementation of `Trainer.train`: from the checks before a run to its export."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctl.distribute import exit_barrier
+from ctl.errors import UsageError
+from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Saved, Started
+from ctl.supervision import heartbeat, signals
+from ctl.supervision.lease import Lease
+from ctl.training import (
+    default_writers,
+    ends,
+    evaluation,
+    input_pipeline,
+    resume_checks,
+    run_metadata,
+    validation,
+)
+from ctl.training.active_run import ActiveRun
+from ctl.training.loop_observers import watch_progress
+from ctl.training.prepared import PreparedTrainer
+from ctl.training.run import Run
+from ctl.training.run_options import RunOptions
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """Arguments of one call of `Trainer.train`.
+
+    Attributes:
+      steps: Total number of steps, or None.
+      epochs: Total number of passes over the data, or None.
+      formats: Formats of the export at the end.
+      export: Exports the model in these formats, and returns the paths.
+      lease: Lease of model_dir, on the chief of a run with a model_dir.
+    """
+
+    steps: int | None
+    epochs: float | None
+    formats: Sequence[str]
+    export: Callable[[Sequence[str]], list[str]]
+    lease: Lease | None
+
+    def check_lease(self) -> None:
+        """Raises LeaseLostError if another job has taken over model_dir."""
+        if self.lease is not None:
+            self.lease.check()
+
+
+def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -> dict[str, float]:
+    """Implementation of `Trainer.train`."""
+    run, info, resumed_from = _open(prepared, options, request)
+    checkpointing, writers = prepared.checkpointing, run.writers
+    start, start_secs = prepared.step, time.monotonic()
+    run_metadata.write_config(prepared, options)
+    writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
+    outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
+    received = signals.Signals()
+    stack = contextlib.ExitStack()
+    stack.enter_context(prepared.activity.running(ActiveRun(writers, received, info)))
+    checkpointing.start_run()
+    try:
+        prepared.callbacks.notify("before_training", start, start)
+        prepared.callbacks.raise_failure()
+        with heartbeat.current.limit_phase(prepared.config.step_timeout_secs, heartbeat.COMPILING):
+            run.graph_loop.trace(run.batches)  # until here a signal finds nothing to save
+        fence = None if request.lease is None else request.lease.check_now
+        with (
+            received,
+            watch_progress(prepared),
+            checkpointing.opened(lambda step, path: writers.note(Saved(step, path)), fence),
+            run.observers.closing(),
+        ):
+            end = run.train(received)
+            if end is not RunEnd.SIGNAL:
+                run.restore_best_weights()
+        if end is RunEnd.DATA_ENDED and prepared.step == start and not checkpointing.progress.examples:
+            raise UsageError("train_data ended before its first batch; expected at least one.")
+        outcome = ends.precise_end(end, start, prepared.step, request.steps)
+        if end is not RunEnd.SIGNAL and request.formats:
+            if fence is not None:
+                fence()
+            paths = request.export(request.formats)
+    except BaseException as e:
+        outcome, error = RunEnd.FAILED, ends.error_to_raise(e, prepared)
+        error_name = type(error).__name__
+        if error is not e:
+            raise error from e
+        raise
+    finally:
+        secs = time.monotonic() - start_secs
+        summary = _summary(run, prepared.config.model_dir, options, prepared.step - start, secs, paths)
+        writers.note(Ended(prepared.step, outcome, summary, run.sentences, request.steps, error_name))
+        stack.close()
+        run.graph_loop.release()
+    if end is not RunEnd.SIGNAL:
+        checkpointing.manager.succeeded(prepared.state)
+    evaluation.leave_together(prepared.world)  # when the chief has closed its writers too
+    if end is RunEnd.SIGNAL and received.received is not None:
+        can_resume = bool(prepared.config.model_dir)
+        raise ends.stopped_error(prepared.step, received.received, can_resume=can_resume)
+    return run.results()
+
+
+def _summary(
+    run: Run, model_dir: str, options: RunOptions, steps: int, secs: float, exported: Sequence[str]
+) -> dict[str, Any]:
+    """Returns label -> value about a run of `steps` steps in `secs` seconds."""
+    best_step = None if run.best is None else run.best.step
+    measurements = run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)
+    return run_metadata.summary_of(
+        measurements, steps, secs, model_dir=model_dir, log_dir=options.log_dir, exported=exported
+    )
+
+
+def _open(
+    prepared: PreparedTrainer, options: RunOptions, request: RunRequest
+) -> tuple[Run, RunInfo, str | None]:
+    """Checks a run and opens its data.
+
+    Returns:
+      The run, its description, and a line about the resumed checkpoint.
+    """
+    exit_barrier.disarm()
+    config, task, checkpointing = prepared.config, prepared.task, prepared.checkpointing
+    is_chief = prepared.world.is_chief
+    validation.check_methods(task, "train")
+    validation.check_export(task, config.model_dir, request.formats)
+    validation.check_train_data(task)
+    validation.check_evaluation_methods(task, options, checkpointing.manager, is_chief=is_chief)
+    with heartbeat.current.limit_phase(config.step_timeout_secs):
+        evaluation.check_evaluation(prepared, options)
+        total, batches = input_pipeline.open_train_batches(prepared, request.steps, request.epochs)
+    configuration, resumed = run_metadata.plain_configuration(prepared, options), checkpointing.resumed
+    resume_checks.check_configuration(config, prepared.world.topology, resumed, batches, configuration)
+    writers = default_writers.writers_of_run(
+        config.model_dir, options, is_chief=is_chief, check_lease=request.check_lease
+    )
+    run = Run(prepared, options, batches, writers, total, request.check_lease)
+    resumed_from = run_metadata.resumed_line(resumed, total)
+    return run, run_metadata.run_info(prepared, options, batches), resumed_from
