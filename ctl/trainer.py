@@ -38,7 +38,7 @@ from ctl.supervision import lease
 from ctl.training import (
     construction,
     evaluation,
-    evaluator,
+    following,
     manual_checkpoints,
     prediction,
     preparation,
@@ -187,7 +187,7 @@ class Trainer(UserMethods):
         until the training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
-            return Results(evaluator.follow(self._prepare(), self._options))
+            return Results(following.follow_training(self._prepare(), self._options))
         resume_checks.check_no_other_job(self.model_dir, self.topology)
         prepared = self._prepare()
         model_dir = self.model_dir if self.topology.is_chief else None

@@ -22,7 +22,7 @@ FLOORS = [
     ["launch", "config"],
     ["deploy", "callbacks", "config_flags"],
     ["step", "data", "checkpoints", "metrics"],
-    ["hvd"],
+    ["hvd", "profiling", "evaluator"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing"],

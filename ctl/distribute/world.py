@@ -41,19 +41,19 @@ class World:
         return strategy_name(self.strategy)
 
     @property
-    def has_parameter_servers(self) -> bool:
-        """True if workers compute steps asynchronously, with variables on parameter servers."""
+    def is_asynchronous(self) -> bool:
+        """True if workers compute steps independently, with the variables on parameter servers."""
         return self.kind is StrategyKind.PARAMETER_SERVER
 
     @property
     def has_peers(self) -> bool:
         """True if other processes take part in the training."""
-        return self.topology.num_workers > 1 or self.has_parameter_servers
+        return self.topology.num_workers > 1 or self.is_asynchronous
 
     @property
     def num_training_workers(self) -> int:
         """Number of processes that compute steps."""
-        if self.has_parameter_servers:
+        if self.is_asynchronous:
             return parameter_servers.num_workers(self.strategy)
         return self.topology.num_workers
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ctl.errors import EXIT_DONE, UsageError
 from ctl.launch.process import check_program
+from ctl.profiling.profile_report import NO_PATH, PROFILE_VARIABLE
 from ctl.tools.wrapping_command import WrappingParser
-from ctl.training.profile_report import NO_PATH, PROFILE_VARIABLE
 
 PROFILE_EXAMPLE = "ctl profile -- python -m models.mnist --train_steps=500"
 

@@ -51,16 +51,16 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     progress, methods = checkpointing.progress, prepared.task.methods
     arguments: dict[str, Any] = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
     parts = methods.get("train_data_fn")
-    if checkpointing.position is not None and (world.has_parameter_servers or parts is not None):
+    if checkpointing.position is not None and (world.is_asynchronous or parts is not None):
         raise UsageError(
             "data_position is 'iterator', which saves one iterator of global batches; "
-            f"{'parameter servers' if world.has_parameter_servers else 'train_data_fn'} have none. Leave "
+            f"{'parameter servers' if world.is_asynchronous else 'train_data_fn'} have none. Leave "
             "it out."
         )
     is_compiled = settings.jit_compile == "loop"
     if is_compiled and parts is not None:
         row_windows.raise_not_in_memory("a pipeline per worker (train_data_fn)")
-    if world.has_parameter_servers:
+    if world.is_asynchronous:
         if parts is not None:
             raise UsageError(
                 "train_data_fn returns each worker's part of a synchronous batch, and workers of parameter "

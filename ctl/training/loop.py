@@ -22,13 +22,14 @@ from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.errors import EXIT_RETRY, CtlError
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunEnd, Traced
+from ctl.profiling.loop_observer import CompletedLoop
 from ctl.step.averaging import Totals
 from ctl.step.reducers.reducer import GradientReducer
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.marks import Marks
-from ctl.training.observers import CompletedLoop, ObserverGroup
+from ctl.training.observers import ObserverGroup
 
 _log = logging.getLogger("ctl")
 _PLANNED = Action.SAVE | Action.EVALUATE

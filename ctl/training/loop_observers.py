@@ -4,20 +4,33 @@ import contextlib
 from collections.abc import Callable
 
 from ctl.metrics.group import WriterGroup
+from ctl.profiling.loop_observer import LoopObserver
+from ctl.profiling.step_profiler import ProfiledRun, StepProfiler
+from ctl.profiling.stragglers import Stragglers
+from ctl.profiling.trace_window import new_trace
 from ctl.supervision import heartbeat
 from ctl.training.loop import GraphLoop
-from ctl.training.observers import (
-    HeartbeatObserver,
-    LeaseObserver,
-    LoopObserver,
-    ObserverGroup,
-    ProgressObserver,
-)
+from ctl.training.observers import HeartbeatObserver, LeaseObserver, ObserverGroup, ProgressObserver
 from ctl.training.prepared import PreparedTrainer
-from ctl.training.step_profiler import StepProfiler
-from ctl.training.step_trace import new_trace
-from ctl.training.stragglers import Stragglers
+from ctl.training.run_options import RunOptions
 from ctl.training.update_check import UpdateCheck
+
+
+def create_profiler(prepared: PreparedTrainer, options: RunOptions, writers: WriterGroup) -> StepProfiler:
+    """Creates the observer for `ctl profile`."""
+    run = ProfiledRun(
+        model=prepared.task.class_name,
+        config=prepared.config,
+        gradients=prepared.task.gradients,
+        world=prepared.world,
+        writers=writers,
+        timer=prepared.programs.timer,
+        log_dir=options.log_dir,
+        save_every=options.intervals.save if prepared.checkpointing.can_save else None,
+        is_first=not prepared.activity.has_profiled,
+        on_report=prepared.activity.record_profile,
+    )
+    return StepProfiler(run)
 
 
 def create_observers(
@@ -49,6 +62,6 @@ def watch_progress(prepared: PreparedTrainer) -> contextlib.AbstractContextManag
     """Starts the hang detector for a block. It polls the step variable, also within a graph call."""
     heartbeat.current.record_step(prepared.step)
     # a poll of a variable on a parameter server would wait for the server
-    is_local = not prepared.world.has_parameter_servers
+    is_local = not prepared.world.is_asynchronous
     read_step = (lambda: int(prepared.state.step.numpy())) if is_local else None
     return heartbeat.current.supervise_training(prepared.config.step_timeout_secs, read_step)

@@ -12,11 +12,13 @@ from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute.topology import Topology
 from ctl.errors import CtlError, StorageError, UsageError
+from ctl.evaluator import checkpoint_follower, process
 from ctl.io import disk_errors, paths
 from ctl.io.directories import Directories
 from ctl.metrics.hypertune import HypertuneWriter
 from ctl.metrics.protocol import MetricWriter
-from ctl.training import checkpoint_follower, evaluator, validation
+from ctl.training import validation
+from ctl.training.following import watched_checkpoints
 from ctl.training.task import Task
 
 
@@ -107,5 +109,5 @@ def let_evaluator_finish(
     """
     ends_evaluator = topology.is_chief and topology.has_evaluator and topology.ends_with_chief
     if model_dir and ends_evaluator:
-        watched = checkpoint_follower.watched_checkpoints(task, model_dir, manager)
-        checkpoint_follower.wait_for_evaluator(watched, f"{model_dir}/{evaluator.EVALUATED}")
+        watched = watched_checkpoints(task, model_dir, manager)
+        checkpoint_follower.wait_for_evaluator(watched, f"{model_dir}/{process.EVALUATED}")

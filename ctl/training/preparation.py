@@ -22,23 +22,17 @@ from ctl.distribute import collective_debug, strategies
 from ctl.distribute.keras_objects import layers_of, plain
 from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
+from ctl.profiling import profile_report, trace_window
 from ctl.step import keras_metrics, randomness
 from ctl.step.reducers.reducer import ReducerInputs
 from ctl.step.reducers.registry import create_reducer
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import (
-    checkpoint_follower,
-    error_translation,
-    model_checks,
-    model_directory,
-    profile_report,
-    step_trace,
-    validation,
-)
+from ctl.training import error_translation, model_checks, model_directory, validation
 from ctl.training.active_run import Activity
 from ctl.training.callback_runner import CallbackRunner, handlers_of
 from ctl.training.checkpointing import Checkpointing
+from ctl.training.following import watched_checkpoints
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.programs import ProgramCache
 from ctl.training.run_options import RunOptions
@@ -61,7 +55,7 @@ def prepare_trainer(
     """
     world, config = World.of(trainer.strategy, trainer.topology), settled_config(trainer)
     if world.topology.evaluates:
-        manager = checkpoint_follower.watched_checkpoints(Task.of(trainer), config.model_dir, manager)
+        manager = watched_checkpoints(Task.of(trainer), config.model_dir, manager)
     with (
         heartbeat.current.limit_phase(config.step_timeout_secs),
         error_translation.peer_errors(world, lambda: 0),
@@ -103,7 +97,7 @@ def _before_build(
     task, topology = Task.of(trainer), world.topology
     if "build" not in task.methods:
         validation.check_methods(task, "train")
-    step_trace.check_trace(config.profile, options.log_dir, world)
+    trace_window.check_trace(config.profile, options.log_dir, world)
     model_directory.check_model_directory(config.model_dir)
     randomness.seed_everything(config.seed)
     with world.counter_scope():
@@ -138,7 +132,7 @@ def _timer(config: Config, world: World) -> StepTimes | None:
     """Creates the timer of workers in step, or for `ctl profile`; None where steps cannot be timed."""
     topology = world.topology
     is_wanted = topology.num_workers > 1 or profile_report.requested() is not None
-    if not is_wanted or config.jit_compile == "loop" or world.has_parameter_servers:
+    if not is_wanted or config.jit_compile == "loop" or world.is_asynchronous:
         return None
     return StepTimes(topology.worker_index * topology.num_local_replicas)
 

@@ -83,7 +83,7 @@ class ProgramCache:
     def _create_train_loop(self, is_single: bool) -> GraphLoop:
         strategy, step = self._world.strategy, self._train_step()
         arguments: dict[str, Any] = {"counter": self._counter, "trained": self._trained_variables}
-        if self._world.has_parameter_servers:
+        if self._world.is_asynchronous:
             return ScheduledLoop(strategy, step, **arguments)
         if self._config.jit_compile == "loop":
             return CompiledLoop(strategy, step, **arguments)

@@ -140,7 +140,7 @@ def rolls_back_on_nonfinite(task: Task) -> bool:
 
 def check_can_roll_back(world: World, task: Task) -> None:
     """Raises UsageError if a rollback is not possible."""
-    if world.has_parameter_servers:
+    if world.is_asynchronous:
         raise UsageError(
             "rollback needs synchronous workers, and those of parameter servers are asynchronous. Write "
             "on_nonfinite='skip' or 'stop' (--on_nonfinite)."

@@ -16,12 +16,11 @@ from ctl.supervision import heartbeat, signals
 from ctl.training import evaluation, resume_checks, run_metadata
 from ctl.training.callback_runner import BestWeights, CallbackRunner
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
-from ctl.training.loop_observers import create_observers
+from ctl.training.loop_observers import create_observers, create_profiler
 from ctl.training.marks import Marks
 from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
-from ctl.training.step_profiler import StepProfiler
 
 _log = logging.getLogger("ctl")
 _EVALUATION = Action.EVALUATE | Action.WITHOUT_CALLBACKS
@@ -63,12 +62,12 @@ class Run:
         self.graph_loop = graph_loop = prepared.programs.train_loop(
             self._checkpointing.resumed, is_single=options.intervals.steps_per_loop == 1
         )
-        self.profiler = StepProfiler(prepared, options)
+        self.profiler = create_profiler(prepared, options, writers)
         self.observers = create_observers(
             prepared, graph_loop, self.profiler, writers, log_dir=options.log_dir, check_lease=check_lease
         )
         save_request = prepared.activity.save_request
-        self.loop = (RoundLoop if world.has_parameter_servers else TrainLoop)(
+        self.loop = (RoundLoop if world.is_asynchronous else TrainLoop)(
             graph_loop,
             batches,
             Marks(options.intervals, has_epoch_events=self._callbacks.wants("after_epoch")),

@@ -3,8 +3,8 @@
 import logging
 
 from ctl.distribute.keras_objects import attribute, plain
+from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
 from ctl.training.loop import GraphLoop
-from ctl.training.observers import CompletedLoop, LoopObserver
 from ctl.training.task import Task
 
 _log = logging.getLogger("ctl")

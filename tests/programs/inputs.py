@@ -9,7 +9,7 @@ import ctl
 import keras
 import numpy as np
 import tensorflow as tf
-from ctl.training import stragglers
+from ctl.profiling import stragglers
 from small_models import every_step, losses
 
 CLASSES, FEATURES = 3, 4

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import ctl
-from ctl.training import step_profiler
+from ctl.profiling import step_profiler
 from small_models import Small, digest, every_step, examples, traced_steps
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from ctl import cli
-from ctl.training.profile_report import PROFILE_VARIABLE
+from ctl.profiling.profile_report import PROFILE_VARIABLE
 
 
 def become(monkeypatch, *words):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.training import profile_report, step_profiler
+from ctl.profiling import profile_report, step_profiler
 
 EXAMPLES, BATCH = 22, 4
 

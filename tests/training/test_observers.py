@@ -4,8 +4,9 @@ import contextlib
 
 import ctl
 import pytest
+from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
 from ctl.training import loop_observers
-from ctl.training.observers import CompletedLoop, LoopObserver, ObserverGroup
+from ctl.training.observers import ObserverGroup
 from small_models import Small, every_step
 
 LOOP = CompletedLoop(step=5, num_steps=2, start=1.0, end=1.5, is_timed=True)

@@ -9,9 +9,9 @@ from ctl.checkpoints import commit
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import PeerLostError, ReadError
+from ctl.evaluator import checkpoint_follower
+from ctl.evaluator.checkpoint_follower import Evaluated, Following, Patience
 from ctl.supervision.lease import Lease
-from ctl.training import checkpoint_follower
-from ctl.training.checkpoint_follower import Evaluated, Following, Patience
 
 
 class World:

@@ -17,7 +17,7 @@ from ctl.config import step_range
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.training.observers import LoopObserver
+from ctl.profiling.loop_observer import LoopObserver
 from google.protobuf.message import DecodeError
 
 _log = logging.getLogger("ctl")
@@ -38,14 +38,14 @@ def check_trace(steps: str, log_dir: str, world: World) -> None:
             f"profile is {steps!r} and there is no model_dir, where the trace goes. Give --model_dir as "
             "well, or leave --profile out."
         )
-    if world.has_parameter_servers:
+    if world.is_asynchronous:
         raise UsageError(
             f"profile is {steps!r}, and workers of parameter servers are asynchronous: no step is the same "
             "on all of them. Leave --profile out, or use another strategy."
         )
 
 
-class StepTrace(LoopObserver):
+class TraceWindow(LoopObserver):
     """Trace of the steps in a range. A run that resumes within the range traces the remaining steps.
 
     Args:
@@ -107,11 +107,11 @@ class StepTrace(LoopObserver):
                 _log.warning("%s cannot be written (%s); training continues.", self.path, e)
 
 
-def new_trace(steps: str, log_dir: str, worker_index: int) -> StepTrace | None:
+def new_trace(steps: str, log_dir: str, worker_index: int) -> TraceWindow | None:
     """Returns a trace of `steps`, such as "100:110", or None without steps or without a directory."""
     if not (steps and log_dir):
         return None
-    return StepTrace(steps, f"{log_dir}/train/plugins/profile", f"worker_{worker_index}")
+    return TraceWindow(steps, f"{log_dir}/train/plugins/profile", f"worker_{worker_index}")
 
 
 def _hide_loops(path: Path) -> None:

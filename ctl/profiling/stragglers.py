@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from ctl.training.observers import CompletedLoop, LoopObserver
+from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
 
 _log = logging.getLogger("ctl")
 _WINDOW_SECS = 0.5  # of training, at least

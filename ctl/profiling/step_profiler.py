@@ -6,19 +6,24 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from ctl.callbacks.schedule import Every
+from ctl.config import Config
 from ctl.data.batches import Batches
 from ctl.distribute.engine_all_reduce import wire_dtype_of
+from ctl.distribute.world import World
 from ctl.io import paths
+from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import SharesLogged, TextLogged
+from ctl.profiling import profile_report
+from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
+from ctl.profiling.profile_report import StepProfile, WorkerTimes
+from ctl.profiling.trace_window import TraceWindow, new_trace
+from ctl.step.gradient_settings import Gradients
 from ctl.step.reducers.reducer import has_one_replica_per_worker
-from ctl.training import profile_report
-from ctl.training.observers import CompletedLoop, LoopObserver
-from ctl.training.prepared import PreparedTrainer
-from ctl.training.profile_report import StepProfile, WorkerTimes
-from ctl.training.run_options import RunOptions
-from ctl.training.step_trace import StepTrace, new_trace
+from ctl.step.step_times import StepTimes
 
 _log = logging.getLogger("ctl")
 _MIN_LOOPS = 5
@@ -87,17 +92,46 @@ class TimerWindow:
         return np.array([graph_call, host, *waits])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfiledRun:
+    """The parts of a run that `ctl profile` reads.
+
+    Attributes:
+      model: Name of the trainer's class.
+      config: Settings of the trainer.
+      gradients: Settings of gradients.
+      world: Processes of the job.
+      writers: Metric writers.
+      timer: Sums of the waiting times of this worker, or None.
+      log_dir: Directory of TensorBoard's event files, or an empty string.
+      save_every: Interval of saves, or None if the run has no checkpoints.
+      is_first: False if an earlier run of this trainer has reported.
+      on_report: Called before the report.
+    """
+
+    model: str
+    config: Config
+    gradients: Gradients
+    world: World
+    writers: WriterGroup
+    timer: StepTimes | None
+    log_dir: str
+    save_every: Every | None
+    is_first: bool
+    on_report: Callable[[], None]
+
+
 class StepProfiler(LoopObserver):
     """Reports the timers once, if `ctl profile` requests it from the chief. All workers take part."""
 
-    def __init__(self, prepared: PreparedTrainer, options: RunOptions):
-        self._prepared, self._options = prepared, options
+    def __init__(self, run: ProfiledRun):
+        self._run = run
         self._window = TimerWindow(self._read_waits)
         self._save_secs: list[float] = []
-        self._trace: StepTrace | None = None
-        self._json_path = profile_report.requested() if prepared.world.is_chief else None
-        self._is_pending = self._json_path is not None and not prepared.activity.has_profiled
-        if self._is_pending and prepared.world.has_parameter_servers:
+        self._trace: TraceWindow | None = None
+        self._json_path = profile_report.requested() if run.world.is_chief else None
+        self._is_pending = self._json_path is not None and run.is_first
+        if self._is_pending and run.world.is_asynchronous:
             self._is_pending = False
             _log.warning("ctl profile measures synchronous workers, not those of parameter servers.")
 
@@ -148,35 +182,34 @@ class StepProfiler(LoopObserver):
 
         All workers call it after the same step, because it sums the timers over workers.
         """
-        self._prepared.activity.record_profile()
-        times, world = self._times_of_workers(), self._prepared.world
-        if has_more_steps and not self._prepared.config.profile:
+        self._run.on_report()
+        times, world = self._times_of_workers(), self._run.world
+        if has_more_steps and not self._run.config.profile:
             steps = f"{step}:{step + _TRACED_STEPS}"
-            self._trace = new_trace(steps, self._options.log_dir, world.topology.worker_index)
+            self._trace = new_trace(steps, self._run.log_dir, world.topology.worker_index)
         if world.is_chief:
             self._publish(self._profile(step, batches, times))
 
     def _read_waits(self) -> np.ndarray:
-        times = self._prepared.programs.timer
+        times = self._run.timer
         return np.full(2, np.nan) if times is None else times.total()
 
     def _times_of_workers(self) -> tuple[WorkerTimes, ...]:
-        world, topology = self._prepared.world, self._prepared.world.topology
+        world, topology = self._run.world, self._run.world.topology
         values = np.zeros([topology.num_workers, 4])
         values[topology.worker_index] = self._window.averages()
         values = np.asarray(world.host_all_reduce.sum(values.ravel())).reshape(values.shape)
         return tuple(WorkerTimes(*map(float, row)) for row in values)
 
     def _profile(self, step: int, batches: Batches, times: tuple[WorkerTimes, ...]) -> StepProfile:
-        config, task, world = self._prepared.config, self._prepared.task, self._prepared.world
-        gradients = task.gradients
+        config, gradients, world = self._run.config, self._run.gradients, self._run.world
         is_averaging_possible = gradients.wire_dtype == gradients.cast_dtype and has_one_replica_per_worker(
             world.strategy, world.topology
         )
         can_send_16_bits = len(times) > 1 and wire_dtype_of(world.strategy, "bfloat16") is not None
         step_secs = times[0].graph_call + times[0].host
         return StepProfile(
-            model=task.class_name,
+            model=self._run.model,
             step=step,
             replicas=world.topology.num_replicas,
             global_batch_size=config.global_batch_size,
@@ -192,8 +225,8 @@ class StepProfiler(LoopObserver):
 
     def _save_every(self, batches: Batches, step_secs: float) -> float | None:
         """Returns the number of steps between two saves, or None if it is unknown."""
-        interval = self._options.intervals.save
-        if not self._prepared.checkpointing.can_save:
+        interval = self._run.save_every
+        if interval is None:
             return None
         if interval.secs:
             return max(1.0, interval.secs / step_secs)
@@ -205,12 +238,10 @@ class StepProfiler(LoopObserver):
         print(text, flush=True)
         if self._trace is not None:
             print(f"trace of the next {_TRACED_STEPS} steps: {self._trace.path.parent}", flush=True)
-        writers = self._prepared.activity.writers
-        if writers is not None:
-            indented = "\n".join(f"    {line}" for line in text.splitlines())
-            writers.note(TextLogged(profile.step, "ctl profile", indented))
-            shares = {name: secs / profile.step_secs for name, secs in profile.parts().items()}
-            writers.note(SharesLogged(profile.step, "time shares", shares))
+        indented = "\n".join(f"    {line}" for line in text.splitlines())
+        self._run.writers.note(TextLogged(profile.step, "ctl profile", indented))
+        shares = {name: secs / profile.step_secs for name, secs in profile.parts().items()}
+        self._run.writers.note(SharesLogged(profile.step, "time shares", shares))
         if self._json_path:
             try:
                 content = json.dumps(profile.as_json(), indent=1) + "\n"

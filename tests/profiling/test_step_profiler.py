@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from conftest import some_of
 from ctl.metrics.protocol import SharesLogged, TextLogged
-from ctl.training import profile_report, step_profiler
-from ctl.training.step_profiler import TimerWindow
+from ctl.profiling import profile_report, step_profiler
+from ctl.profiling.step_profiler import TimerWindow
 from small_models import BATCH, Small, every_step, examples, losses, traced_steps
 
 
@@ -98,7 +98,7 @@ def test_slow_input_is_measured_and_a_save_does_not_count_as_host(quick, monkeyp
     class Slow(Small):
         def train_data(self, batch_size):
             def slowly(x, y):
-                return tf.numpy_function(lambda a: time.sleep(0.1) or a, [x], tf.float32), y
+                return tf.numpy_function(lambda a: time.sleep(0.3) or a, [x], tf.float32), y
 
             data = tf.data.Dataset.from_tensor_slices(examples()).repeat().batch(batch_size, True)
             data = data.map(slowly).map(lambda x, y: (tf.ensure_shape(x, [BATCH, 8]), y))

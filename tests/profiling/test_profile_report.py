@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from ctl.training.profile_report import StepProfile, WorkerTimes, advice, profile_text
+from ctl.profiling.profile_report import StepProfile, WorkerTimes, advice, profile_text
 
 ONE = StepProfile(
     model="Mnist", step=120, replicas=1, global_batch_size=128, steps_per_loop=50, jit_compile=True,

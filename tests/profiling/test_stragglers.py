@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 import pytest
-from ctl.training.observers import CompletedLoop
-from ctl.training.stragglers import Stragglers
+from ctl.profiling.loop_observer import CompletedLoop
+from ctl.profiling.stragglers import Stragglers
 
 ADDRESSES = ("a:1", "b:2", "c:3")
 

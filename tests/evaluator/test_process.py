@@ -9,7 +9,8 @@ import pytest
 from ctl import app, config
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.distribute.platforms import detection
-from ctl.training import checkpoint_follower, evaluator
+from ctl.training import following
+from ctl.training.following import watched_checkpoints
 from ctl.training.task import Task
 from small_models import Small, every_step
 from test_app import parsed
@@ -200,12 +201,12 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
     train(tmp_path, steps=2)
     as_evaluator()
 
-    class Received(evaluator.signals.Signals):
+    class Received(following.signals.Signals):
         def __enter__(self):
             self.received = 15
             return self
 
-    monkeypatch.setattr(evaluator.signals, "Signals", Received)
+    monkeypatch.setattr(following.signals, "Signals", Received)
     with pytest.raises(ctl.Stopped, match="Stopped by SIGTERM after 0 evaluations") as caught:
         follow(tmp_path)
     assert caught.value.exit_code == 143
@@ -213,7 +214,7 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
 
 def watched(trainer):
     task = Task.of(trainer)
-    return checkpoint_follower.watched_checkpoints(task, trainer.model_dir, trainer._checkpoints)
+    return watched_checkpoints(task, trainer.model_dir, trainer._checkpoints)
 
 
 def test_the_evaluator_reads_the_checkpoints_of_the_trainer_s_manager(tmp_path):

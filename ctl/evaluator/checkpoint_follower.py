@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ctl.checkpoints.protocol import CheckpointManager, Manifest
+from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
-from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, ReadError, UsageError
+from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, PeerLostError, ReadError
 from ctl.io import paths
 from ctl.supervision.beat_file import BeatReader, Beats
 from ctl.supervision.lease import ENDED, Holder, Lease
-from ctl.training import validation
-from ctl.training.task import Task
 
 POLL_SECS = 1.0
 BEGIN_SECS = 600.0
@@ -28,26 +26,6 @@ BEAT_SECS = 30.0
 UNREAD_SECS = 60.0
 _CLOSING_SECS = 3.0  # in which an evaluator closes its writers
 _log = logging.getLogger("ctl")
-
-
-def watched_checkpoints(
-    task: Task, model_dir: str | None, manager: CheckpointManager | None
-) -> WatchedCheckpoints:
-    """Returns the manager of an evaluator. Raises UsageError for a trainer that cannot evaluate.
-
-    Args:
-      task: Methods of the trainer.
-      model_dir: Directory of the run.
-      manager: Checkpoint manager of the trainer, which determines the directory of the checkpoints.
-    """
-    validation.check_methods(task, "evaluate")
-    if not model_dir:
-        raise UsageError(
-            "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "
-            "says where they are. Give the trainer the model_dir of the workers (--model_dir)."
-        )
-    directory = None if manager is None else manager.directory
-    return WatchedCheckpoints(directory or f"{model_dir}/checkpoints")
 
 
 class Evaluated:

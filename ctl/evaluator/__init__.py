@@ -1,0 +1,1 @@
+"""Evaluator process: evaluates each checkpoint that another process saves."""

@@ -1,0 +1,1 @@
+"""Measurement of steps: the trace of `--profile`, `ctl profile`, and detection of slow workers."""

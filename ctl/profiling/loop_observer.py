@@ -1,0 +1,67 @@
+"""Base class of observers of the training loop.
+
+class LongestStep(LoopObserver):
+    def completed(self, loop):
+        self.secs = max(self.secs, (loop.end - loop.start) / max(1, loop.num_steps))
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctl.data.batches import Batches
+
+
+@dataclass(frozen=True)
+class CompletedLoop:
+    """A graph call of the training loop that has ended.
+
+    Attributes:
+      step: Number of completed steps.
+      num_steps: Number of steps of this call.
+      start, end: Times of the clock (seconds).
+      is_timed: False if the time includes compilation or a trace.
+    """
+
+    step: int
+    num_steps: int
+    start: float
+    end: float
+    is_timed: bool
+
+    @property
+    def secs(self) -> float | None:
+        """Duration (seconds), or None if it is not representative."""
+        return self.end - self.start if self.is_timed else None
+
+
+class LoopObserver:
+    """Observer of the graph calls of the training loop. Every default is a no-op."""
+
+    def next_mark(self, step: int) -> int | None:
+        """Returns a step at which the next graph call has to end, or None."""
+        return None
+
+    def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
+        """Returns a context for the graph call after `step`. It yields True if it slows the call down."""
+        return contextlib.nullcontext(False)
+
+    def completed(self, loop: CompletedLoop) -> None:
+        """Called after each graph call."""
+
+    def values_to_sum(self) -> Sequence[float]:
+        """Returns values to sum over workers in the next vote, equally many on all workers."""
+        return ()
+
+    def take_sums(self, sums: Sequence[float]) -> None:
+        """Called with the sums of `values_to_sum` over workers."""
+
+    def wants_report(self) -> bool:
+        """Returns True if `report` is due. Only the answer of the chief counts."""
+        return False
+
+    def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> None:
+        """Called on all workers after the same step, if the observer of the chief wants a report."""
+
+    def close(self) -> None:
+        """Called after the last graph call, also after an error."""
