@@ -15,6 +15,7 @@ from conftest import ROOT, environment
 # Folders, and modules of the root, by floor: each imports lower floors only, and itself without a circle.
 FLOORS = [
     ["errors", "version"],
+    ["tensorflow_patches"],
     ["io"],
     ["supervision"],
     ["collectives"],

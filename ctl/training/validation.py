@@ -19,6 +19,7 @@ from ctl.errors import UsageError
 from ctl.metrics.adapter import as_writers, is_writer
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
+from ctl.tensorflow_patches import optimizer_attributes
 from ctl.training.optional_methods import is_defined_by_user
 from ctl.training.trainer_protocol import TrainerProtocol
 
@@ -193,7 +194,7 @@ def _no_evaluation(trainer: TrainerProtocol) -> str:
 def has_variable_learning_rate(optimizer: Any) -> bool:
     """Returns True if the learning rate is a number that can be changed, and not a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
+    rate = optimizer_attributes.learning_rate_variable(inner, getattr(inner, "learning_rate", None))
     is_schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
     return rate is not None and not is_schedule and hasattr(plain(rate), "numpy")
 
@@ -301,7 +302,7 @@ def _check_central_storage(trainer: TrainerProtocol, owned: Mapping[str, Any]) -
 
 
 def _check_optimizer_strategy(trainer: TrainerProtocol, name: str, optimizer: Any) -> None:
-    made_under = getattr(optimizer, "_distribution_strategy", None)
+    made_under = optimizer_attributes.strategy_of_optimizer(optimizer)
     if is_keras3(optimizer) and made_under is not None and (made_under is not trainer.strategy):
         raise UsageError(_outside(f"self.{name}"))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.step import random_in_xla
+from ctl.tensorflow_patches import random_in_xla
 
 
 def drawn(draw, compiled, seed=(3, 2**40)):

@@ -2,6 +2,13 @@
 
 TensorFlow traces each replica in a separate thread, and the traces interleave. A method is replaced when
 the first block is entered and restored when the last one is left.
+
+Purpose: `ctl.fit` averages over replicas in the methods `apply`, `call`, `update_state` and
+  `predict_on_batch` of the user's Keras objects, and records their arguments.
+Replaces: these public methods of single objects, within a block.
+Versions: Keras 3.0 and later.
+Upstream issue: none known.
+Switch: none; `ctl.fit` would have wrong results on several replicas.
 """
 
 import contextlib
