@@ -36,7 +36,7 @@ from ctl.metrics.protocol import MetricWriter
 from ctl.step.randomness import GeneratorStates
 from ctl.tensorflow_patches import eager_context, keras_models, strategy_attributes
 from ctl.tensorflow_patches.eager_context import tensorflow_seed_kept
-from ctl.tensorflow_patches.replaced_methods import replaced
+from ctl.tensorflow_patches.replaced_methods import replace_method, replaced
 from ctl.training.default_writers import default_writers
 
 _log = logging.getLogger("ctl")
@@ -203,7 +203,7 @@ def _refuse_evaluation_of_keras(model: Any) -> None:
             "y) with the same arguments, on every worker."
         )
 
-    object.__setattr__(model, "evaluate", evaluate)
+    replace_method(model, "evaluate", evaluate)
 
 
 def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Callable:

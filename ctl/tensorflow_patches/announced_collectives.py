@@ -10,6 +10,7 @@ Upstream issue: none known. TensorFlow pairs collectives of workers by their ord
 Switch: `announced_collectives`. Without the patch `--check_collectives` has no effect.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -40,6 +41,7 @@ def announce_collectives(
     reduction_class: Any = cross_device_ops.CollectiveAllReduce
     all_reduce = reduction_class._all_reduce_per_replica_values
 
+    @functools.wraps(all_reduce)
     def all_reduce_within_context(*args: Any, **kwargs: Any) -> Any:
         with around_reduction():
             return all_reduce(*args, **kwargs)
@@ -57,6 +59,7 @@ def announce_collectives(
 
 
 def _announced_method(name: str, method: Callable, announce: Announce) -> Callable:
+    @functools.wraps(method)
     def announced(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if str(self._device).endswith(":0"):  # further devices of a worker run the same collective
             announce(name.strip("_"), tensor.shape, tensor.dtype.name)
@@ -66,6 +69,7 @@ def _announced_method(name: str, method: Callable, announce: Announce) -> Callab
 
 
 def _announced_broadcast(function: Callable, announce: Announce) -> Callable:
+    @functools.wraps(function)
     def announced(*args: Any, **kwargs: Any) -> Any:
         announce("broadcast of a new variable")
         return function(*args, **kwargs)

@@ -1,11 +1,11 @@
-"""Private attributes and methods of Keras 3 models and layers.
+"""Private attributes and methods of Keras 3 models, layers and callbacks.
 
 Purpose: `ctl.fit` trains a compiled model with the step of `ctl`. Keras exports neither the compiled losses
   and metrics nor the creation of variables from an example batch.
 Uses: `_compile_loss`, `_compile_metrics`, `_compile_config`, `_loss_tracker`, `_compute_loss`,
   `_symbolic_build`, `_call_has_training_arg`, `_flatten_metrics_in_order` and `_distribute_strategy` of
   models; `_flatten_layers` and `_losses` of layers; `_flat_losses` and `_user_metrics` of compiled losses
-  and metrics; `_fn` of metrics.
+  and metrics; `_fn` of metrics; `_is_default` of methods of callbacks.
 Versions: Keras 3.0 and later.
 Upstream issue: none known.
 Switch: none, as these are reads and calls.
@@ -79,6 +79,11 @@ def strategy_of_model(model: Any, default: Any) -> Any:
 def has_added_losses(layer: Any) -> bool:
     """Returns True if a layer has called `add_loss`."""
     return bool(getattr(layer, "_losses", None))
+
+
+def is_default(method: Any) -> bool:
+    """Returns True for a method that a callback inherits from `keras.callbacks.Callback`."""
+    return bool(getattr(method, "_is_default", False))
 
 
 def flattened_layers(model: Any) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Creation of the variables of Keras 3 metrics before their first update.
+"""Creation of the variables of Keras metrics before their first update.
 
-Purpose: Metrics such as F1Score create variables in their first `update_state`. Within a trace each replica
-  would create variables, which TensorFlow does not support.
+Purpose: Metrics such as F1Score create variables in their first `update_state`. TensorFlow cannot create
+  variables of several replicas while it traces a loop.
 Replaces: `update_state` of single metrics; calls their methods `_build` and reads `_built`.
-Versions: Keras 3.0 and later. Metrics without these attributes are unchanged.
+Versions: Keras 3.0 and later, tf_keras 2.16 and later. Metrics without these attributes are unchanged.
 Upstream issue: none known.
 Switch: `metric_building`. Without the patch such metrics raise an error on several replicas.
 """

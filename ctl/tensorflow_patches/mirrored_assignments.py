@@ -9,6 +9,7 @@ Upstream issue: none known.
 Switch: `mirrored_assignments`. Without the patch such steps run.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ def check_assignments(check: Callable[[Any, Any], None]) -> None:
         if getattr(original, "is_checked_by_ctl", False) or not switches.is_enabled("mirrored_assignments"):
             return
 
+        @functools.wraps(original)
         def update_replica(self: Any, update_fn: Any, value: Any, **kwargs: Any) -> Any:
             check(self, value)
             return original(self, update_fn, value, **kwargs)

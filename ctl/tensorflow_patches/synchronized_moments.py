@@ -11,6 +11,7 @@ Switch: `synchronized_moments`. Without the patch placeholder rows count.
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def _install() -> None:
         if not switches.is_enabled("synchronized_moments"):
             return
 
+        @functools.wraps(original)
         def compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
             if _thread.is_empty is None:
                 return original(x, axes, keepdims)
