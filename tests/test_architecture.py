@@ -177,7 +177,7 @@ def test_no_helper_is_written_twice():
     assert not twice, twice
 
 
-# Underscore attributes outside of tensorflow_patches that are not private to TensorFlow or Keras: their owners
+# Underscore attributes outside of tensorflow_patches that are not private to TensorFlow or Keras: owners
 NOT_OF_TENSORFLOW = {
     "_exit": "os, and the C library in io.exit_hook",
     "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
