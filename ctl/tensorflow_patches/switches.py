@@ -2,7 +2,8 @@
 
     CTL_DISABLE_TENSORFLOW_PATCHES=random_in_xla,quiet_device_search python train.py
 
-The names are those of the modules in this folder. The variable must be equal on all workers.
+The names are those of the modules in this folder. The variable must be equal on all workers. They compare it
+before they start (`ctl.distribute.job_fingerprint`).
 """
 
 import functools
@@ -41,6 +42,14 @@ def is_enabled(name: str) -> bool:
     Raises:
       UsageError: The environment variable contains a name that is no patch.
     """
+    is_disabled = name in disabled_patches()
+    if is_disabled:
+        _log_disabled(name)
+    return not is_disabled
+
+
+def disabled_patches() -> set[str]:
+    """Returns the names in the environment variable. Raises UsageError as `is_enabled`."""
     text = os.environ.get(VARIABLE, "")
     disabled = {part.strip() for part in text.split(",")} - {""}
     unknown = sorted(disabled - PATCHES)
@@ -49,9 +58,7 @@ def is_enabled(name: str) -> bool:
             f"{VARIABLE} contains {', '.join(unknown)}; expected names of "
             f"{', '.join(sorted(PATCHES))}, separated by commas. Correct the variable, or unset it."
         )
-    if name in disabled:
-        _log_disabled(name)
-    return name not in disabled
+    return disabled
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from conftest import ROOT
+from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 from ctl.tensorflow_patches import switches
 
@@ -54,6 +55,15 @@ def test_an_unknown_name_is_an_error(monkeypatch):
     monkeypatch.setenv(switches.VARIABLE, "weighted_mean")
     with pytest.raises(UsageError, match="contains weighted_mean; expected names of .*weighted_means"):
         switches.is_enabled("random_in_xla")
+
+
+def test_workers_compare_the_patches_that_are_turned_off(monkeypatch):
+    monkeypatch.delenv(switches.VARIABLE, raising=False)
+    before = job_fingerprint.fingerprint_of_process(0, {})
+    monkeypatch.setenv(switches.VARIABLE, "weighted_means, random_in_xla")
+    after = job_fingerprint.fingerprint_of_process(0, {})
+    assert after == {**before, switches.VARIABLE: "random_in_xla,weighted_means"}
+    assert switches.VARIABLE not in before
 
 
 def test_the_page_of_the_documentation_lists_every_patch_and_its_switch():
