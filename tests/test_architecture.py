@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -15,6 +16,7 @@ from conftest import ROOT, environment
 # Folders, and modules of the root, by floor: each imports lower floors only, and itself without a circle.
 FLOORS = [
     ["errors", "version"],
+    ["tensorflow_patches"],
     ["io"],
     ["supervision"],
     ["collectives"],
@@ -173,6 +175,58 @@ def test_no_helper_is_written_twice():
                 bodies.setdefault(said, []).append(f"{name_of(path)}.{name}")
     twice = [places for places in bodies.values() if len(places) > 1]
     assert not twice, twice
+
+
+# Underscore attributes outside of tensorflow_patches that are not private to TensorFlow or Keras: owners
+NOT_OF_TENSORFLOW = {
+    "_exit": "os, and the C library in io.exit_hook",
+    "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
+    "_prepared": "Trainer, for ctl.fit", "_prepare": "Trainer, for ctl.run and ctl.testing",
+    "_options": "Trainer, for ctl.run", "_checkpoints": "Trainer, for ctl.run",
+    "_rows_may_vary": "Trainer, for training.task",
+    "_given": "Config", "_functions": "ArrayData",
+    "_moments": "overridden in a subclass: hvd.sync_batch_norm",
+    "_compute_gradients": "overridden in a subclass: hvd.tf_keras_optimizers",
+}  # fmt: skip
+OWN_PREFIXES = ("_ctl_", "_hvd_", "_of_hvd")  # attributes that ctl adds to objects of TensorFlow
+PRIVATE_MODULES = ("tensorflow.python", "keras.src", "tf_keras.src")
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attribute", "object.__setattr__"}
+
+
+def private_parts(tree):
+    """Yields the private modules and attributes of other packages that a module names, with their lines."""
+    for node in ast.walk(tree):
+        names, attributes = [], []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+            names = [node.value]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            attributes = [node.attr]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME and len(node.args) > 1:
+            attributes = [ast.unparse(node.args[1]).lstrip("f").strip("'")]
+        yield from ((name, node.lineno) for name in names if name.startswith(PRIVATE_MODULES))
+        for name in attributes:
+            is_own = name in NOT_OF_TENSORFLOW or name.startswith(("__", *OWN_PREFIXES))
+            if re.fullmatch(r"_[a-z{].*", name) and not is_own:
+                yield name, node.lineno
+
+
+def test_private_parts_of_tensorflow_are_used_in_tensorflow_patches_only():
+    found = {
+        f"{name_of(path)}:{line}: {name}"
+        for path in FILES
+        if path.parent.name != "tensorflow_patches"
+        for name, line in private_parts(tree_of(path))
+    }
+    assert not found, "\n".join(sorted(found))
+
+
+def test_the_list_of_attributes_of_others_names_only_those_that_are_used():
+    text = "".join(path.read_text() for path in FILES if path.parent.name != "tensorflow_patches")
+    assert not [name for name in NOT_OF_TENSORFLOW if not re.search(rf"(\.|\"){name}\b", text)]
 
 
 def test_models_use_only_the_public_names():

@@ -20,6 +20,7 @@ from ctl.distribute.keras_objects import plain
 from ctl.errors import CheckpointError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
+from ctl.tensorflow_patches import checkpoint_contents
 
 _VALUE = "VARIABLE_VALUE"  # attribute name of the tensor of a variable in TensorFlow's object graph
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # key of the tensor with the object graph
@@ -101,7 +102,9 @@ class SnapshotReader:
             if serialized is None:
                 return None
             layout, keys = list(serialized[0]), _keys_of_variables(state, serialized[1])
-            is_reusable = all(key == _GRAPH or _is_function(value) for key, _, value in layout)
+            is_reusable = all(
+                key == _GRAPH or checkpoint_contents.is_function(value) for key, _, value in layout
+            )
             self._cached_layout = (state.checkpoint, layout, keys) if is_reusable else None
         else:
             _, layout, keys = self._cached_layout
@@ -180,13 +183,8 @@ _WRITE_ERRORS = (
 
 def _serialize(checkpoint: Any) -> tuple[Iterator[_Row], Any] | None:
     """Returns the layout, whose order is the same on all workers, and the object graph, or None."""
-    gather = getattr(getattr(checkpoint, "_saver", None), "_gather_serialized_tensors", None)
-    if gather is None:
-        return None
-    serialized = gather()
-    if not isinstance(serialized, tuple) or len(serialized) != 4 or serialized[2]:
-        return None  # [2]: savers that write files themselves
-    return _rows(serialized[0]), serialized[3]
+    contents = checkpoint_contents.serialized_tensors(checkpoint)
+    return None if contents is None else (_rows(contents[0]), contents[1])
 
 
 def _rows(tensors: Any) -> Iterator[_Row]:
@@ -210,16 +208,9 @@ def _read(value: Any) -> tf.Tensor | None:
         return tf.identity(value)
 
 
-def _is_function(value: Any) -> bool:
-    """Returns True for a value of the layout that reads its tensor anew on each access."""
-    return callable(getattr(value, "_tensor", value))
-
-
 def _keys_of_variables(state: TrackedState, graph: Any) -> dict[str, str]:
     """Returns name -> key of the tensor, for the variables that are saved as a single tensor."""
-    view = getattr(state.checkpoint._saver, "_graph_view", None)
-    traverse = getattr(view, "breadth_first_traversal", None)
-    nodes = () if traverse is None else traverse()[0]
+    nodes = checkpoint_contents.tracked_objects(state.checkpoint)
     key_by_id: dict[int, str] = {}
     for node, proto in zip(nodes, graph.nodes, strict=False):
         keys = [a.checkpoint_key for a in proto.attributes if a.name == _VALUE]

@@ -10,6 +10,7 @@ from ctl.collectives import arithmetic, tensorflow_plane
 from ctl.collectives.engine import Engine
 from ctl.collectives.pending import Pending
 from ctl.collectives.requests import Layout
+from ctl.tensorflow_patches import eager_values
 
 _REDUCTIONS = ("allreduce", "reducescatter")
 
@@ -168,5 +169,4 @@ def _array(tensor: Any) -> np.ndarray:
     """Returns the values of an eager tensor, without a copy if they are in the host's memory."""
     if isinstance(tensor, (np.ndarray, np.generic)):
         return np.asarray(tensor)
-    values = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
-    return np.asarray(values)
+    return eager_values.values_of(tensor)

@@ -16,6 +16,7 @@ from collections import deque
 from typing import Any, Protocol
 
 import tensorflow as tf
+from ctl.tensorflow_patches import session_registry
 
 _MAX_ROUTES = 1 << 16
 _CPU = "/device:CPU:0"  # has the kernels of queues
@@ -48,7 +49,7 @@ def add_session_queue() -> tf.Tensor | None:
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
-    _install_session_registry()
+    session_registry.record_sessions(_sessions.add)
     _signal_nodes(_outermost_graph())  # now, because a graph may be finalized later
     with tf.device(_CPU):
         queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.bool], shapes=[[]], capacity=-1)
@@ -180,20 +181,3 @@ def _run(session: Any, fetch: Any, nodes: _SignalNodes, handle: bytes) -> None:
     if not session.sess_str:  # runs in this thread, so that it needs no thread of the pool
         options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
     session.run(fetch, {nodes.handle: handle}, options=options)
-
-
-def _install_session_registry() -> None:
-    """Records each session from its next run on; TensorFlow has no list of sessions."""
-    from tensorflow.python.client import session
-
-    extend = session.BaseSession._extend_graph
-    if hasattr(extend, "_of_hvd"):
-        return
-
-    @functools.wraps(extend)
-    def extend_and_record(self: Any) -> None:
-        _sessions.add(self)
-        extend(self)
-
-    extend_and_record.__dict__["_of_hvd"] = True
-    session.BaseSession._extend_graph = extend_and_record

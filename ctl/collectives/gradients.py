@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import gradient_recording
 
 _ATTRIBUTE = "_ctl_gradient"
 _NAME = "CtlCollective"
@@ -22,12 +23,10 @@ _Forward = Callable[..., list[Any]]
 
 def differentiable(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
     """Returns `forward(*tensors)`; `backward(outputs, *gradients)` are the gradients of the tensors."""
-    from tensorflow.python.eager import record
-
-    if not tf.executing_eagerly() and hasattr(record, "record_operation"):
-        return _add_differentiable(forward, backward, tensors, record)
+    if not tf.executing_eagerly() and gradient_recording.can_record_operations():
+        return _add_differentiable(forward, backward, tensors)
     # the check whether a tape may request gradients is cheaper than the preparation
-    if tf.executing_eagerly() and not getattr(record, "could_possibly_record", lambda: True)():
+    if tf.executing_eagerly() and not gradient_recording.may_be_recorded():
         return forward(*tensors)
 
     @tf.custom_gradient
@@ -55,11 +54,9 @@ class _Gradient:
         return [None] * count + list(gradients)
 
 
-def _add_differentiable(
-    forward: _Forward, backward: _Forward, tensors: Sequence[Any], record: Any
-) -> list[Any]:
+def _add_differentiable(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
     graph: Any = tf.compat.v1.get_default_graph()
-    with record.stop_recording():
+    with gradient_recording.stop_recording():
         results = forward(*tensors)
         inputs = [*results, *map(tf.convert_to_tensor, tensors)]
         with graph.gradient_override_map({"IdentityN": _registered_name()}):
@@ -69,8 +66,8 @@ def _add_differentiable(
     if not hasattr(graph, "_ctl_gradients"):
         graph._ctl_gradients = []
     graph._ctl_gradients.append(gradient)
-    outputs[0].op._set_attr(_ATTRIBUTE, tf.compat.v1.AttrValue(i=number))
-    record.record_operation(_NAME, outputs, inputs, gradient)
+    gradient_recording.set_integer_attribute(outputs[0].op, _ATTRIBUTE, number)
+    gradient_recording.record_operation(_NAME, outputs, inputs, gradient)
     return list(outputs[: len(results)])
 
 

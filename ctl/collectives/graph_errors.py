@@ -4,13 +4,13 @@ A node that calls Python tells TensorFlow no more than a text, and TensorFlow ra
 TensorFlow turns statuses of functions and sessions into exceptions, ours get their own types back.
 """
 
-import functools
 import re
 from typing import Any
 
 import tensorflow as tf
 from ctl.collectives.failures import FAILURE_MARK, LostRankError
 from ctl.io import exit_hook
+from ctl.tensorflow_patches import graph_call_errors
 
 _TYPES: dict[str, Any] = {
     "FailedPreconditionError": tf.errors.FailedPreconditionError,
@@ -38,29 +38,4 @@ def install_graph_errors() -> None:
     code of their own type.
     """
     exit_hook.translate_errors(with_own_type)
-    from tensorflow.python.client import session
-    from tensorflow.python.eager import context
-
-    places: list[tuple[Any, str]] = [
-        (getattr(context, "Context", None), "call_function"),
-        (getattr(session, "BaseSession", None), "_do_call"),
-    ]
-    for kind, method in places:
-        call = getattr(kind, method, None)
-        if call is not None and not hasattr(call, "_of_hvd"):
-            setattr(kind, method, _raising(call))
-
-
-def _raising(call: Any) -> Any:
-    @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except tf.errors.OpError as e:
-            own = with_own_type(e)
-            if own is e:
-                raise
-            raise own from None
-
-    called.__dict__["_of_hvd"] = True
-    return called
+    graph_call_errors.translate_graph_errors(with_own_type)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import graph_inputs
 
 _MAX_TENSORS = 128
 
@@ -40,7 +41,7 @@ class TracedCollectives:
 def can_fuse(graph: Any) -> bool:
     """Returns whether collectives of the graph can be fused; graphs of sessions cannot change."""
     is_function = isinstance(graph, tf.__internal__.FuncGraph)
-    return is_function and hasattr(tf.Operation, "_update_input")
+    return is_function and graph_inputs.can_update_inputs()
 
 
 class FusedNodes(abc.ABC):
@@ -114,7 +115,7 @@ class GraphFusion:
         self._nodes.names.append(name)
         self._nodes.shapes.append(tuple(tensor.shape.as_list()))
         if count < self._capacity:
-            self._joined.op._update_input(count, part)
+            graph_inputs.update_input(self._joined.op, count, part)
         else:
             self._add_nodes(max(1, 2 * self._capacity))
         result = self._reshape(self._outputs[count], self._nodes.shapes[-1])
@@ -138,19 +139,19 @@ class GraphFusion:
             unused = [self._empty] * (capacity - len(self._parts))
             self._joined = tf.concat([*self._parts, *unused], axis=0)
         number, handle = self._nodes.add_request(self._joined, self._token)
-        self._number.op._update_input(0, number)
-        self._handle.op._update_input(0, handle)
+        graph_inputs.update_input(self._number.op, 0, number)
+        graph_inputs.update_input(self._handle.op, 0, handle)
         total, sizes = self._nodes.add_take(self._number, self._signal, capacity)
         if capacity == 1:
             self._outputs = [total]
         else:
             self._outputs = tf.raw_ops.SplitV(value=total, size_splits=sizes, axis=0, num_split=capacity)
         for result, output in zip(self._results, self._outputs, strict=False):
-            result.op._update_input(0, output)
+            graph_inputs.update_input(result.op, 0, output)
 
 
 def _without_shape(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor without its static shape, which `_update_input` would not change."""
+    """Returns the tensor without its static shape, which `update_input` would not change."""
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tf.TensorShape(None))
 
 

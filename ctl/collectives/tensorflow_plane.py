@@ -21,8 +21,8 @@ from ctl.collectives.arithmetic import AVERAGE, MAX, MIN, PRODUCT, SUM, rows_of
 from ctl.collectives.engine import Engine
 from ctl.collectives.failures import failure
 from ctl.collectives.pending import Pending
-from ctl.collectives.ranks import Ranks
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import collective_runtime, eager_context
 
 PLANE = "tensorflow"
 _MERGE = {SUM: "Add", AVERAGE: "Add", MIN: "Min", MAX: "Max", PRODUCT: "Mul"}
@@ -76,40 +76,7 @@ def _free_port() -> int:
 
 def has_begun() -> bool:
     """Whether TensorFlow has made a tensor, or runs sessions: how it is set up is decided then."""
-    return not tf.executing_eagerly() or _context()._initialized
-
-
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
-class _Server:
-    """TensorFlow's server of this rank; made with the context, as TensorFlow is set up until then."""
-
-    def __init__(self, place: Ranks, addresses: Sequence[str]):
-        self._addresses = addresses
-        self.job_name, self.task_index = "worker", _FIRST_TASK + place.rank  # as TensorFlow calls them
-        _context().configure_collective_ops(
-            collective_leader=_LEADER, device_filters=(f"/job:worker/task:{self.task_index}",)
-        )
-        _context().enable_collective_ops(self)
-
-    def SerializeToString(self) -> bytes:
-        from tensorflow.core.protobuf import tensorflow_server_pb2
-
-        server = tensorflow_server_pb2.ServerDef(
-            protocol="grpc",
-            job_name=self.job_name,
-            task_index=self.task_index,
-            default_session_config=_context().config,
-        )
-        server.default_session_config.experimental.collective_group_leader = _LEADER
-        job = server.cluster.job.add(name="worker")
-        for rank, address in enumerate(self._addresses):
-            job.tasks[_FIRST_TASK + rank] = address
-        return server.SerializeToString()
+    return not tf.executing_eagerly() or eager_context.is_context_initialized()
 
 
 class TensorFlowPlane:
@@ -125,7 +92,8 @@ class TensorFlowPlane:
         self._engine, self._number = engine, next(_planes)
         self._runs: Counter[tuple[int, ...]] = Counter()  # of each set of ranks
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        _Server(engine.place, addresses)
+        address_by_task = {_FIRST_TASK + rank: address for rank, address in enumerate(addresses)}
+        collective_runtime.enable_collectives(_FIRST_TASK + engine.place.rank, address_by_task, _LEADER)
         self._thread = threading.Thread(target=self._run, name="hvd-tensorflow", daemon=True)
         self._thread.start()
 
@@ -155,8 +123,7 @@ class TensorFlowPlane:
 
     def abort(self, why: str) -> None:
         """A rank is gone: whoever waits for it here stops waiting."""
-        if _context()._context_handle is not None:
-            _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
+        collective_runtime.abort_collectives(why)
 
     def close(self) -> None:
         """Takes no more."""

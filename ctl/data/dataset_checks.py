@@ -4,9 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.data import sharding
-from ctl.data.dataset_traits import pipeline_parts
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import dataset_attributes
+from ctl.tensorflow_patches.dataset_attributes import pipeline_parts
 
 
 def check_dataset(
@@ -98,7 +99,7 @@ def describe_dataset(dataset: Any, count: int | None, batch_size: int) -> str:
 
 def describe_element(spec: Any) -> str:
     """Returns the dtypes and shapes of an element for a message, e.g. "float32 (28, 28), int64 ()"."""
-    specs = [getattr(s, "_value_specs", (s,))[0] for s in tf.nest.flatten(spec)]  # of one replica
+    specs = [dataset_attributes.spec_of_first_replica(s) for s in tf.nest.flatten(spec)]
     return ", ".join(f"{s.dtype.name} {s.shape}" if hasattr(s, "dtype") else _name_of(s) for s in specs)
 
 

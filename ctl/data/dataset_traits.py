@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
+from ctl.tensorflow_patches import dataset_attributes
+from ctl.tensorflow_patches.dataset_attributes import pipeline_parts
 
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 RANDOM_OPS = {
@@ -37,13 +38,6 @@ _functions_of = operator.attrgetter("library.function")  # of a GraphDef
 _MAX_BYTES = 1 << 28  # a larger pipeline is not serialized for its operations
 
 _Nodes = list[Any]  # NodeDefs of a graph or a function
-
-
-def pipeline_parts(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and all datasets that it is made of."""
-    yield dataset
-    for part in dataset._inputs():
-        yield from pipeline_parts(part)
 
 
 def serialized_graph(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -115,17 +109,7 @@ class Traits:
 
 def make_deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset with sequential calls of functions that have a state."""
-    from tensorflow.python.data.ops import dataset_ops
-
-    variant = tf.raw_ops.OptimizeDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        optimizations=tf.constant(["make_deterministic"]),
-        optimization_configs=[],
-        **dataset._flat_structure,
-    )
-    optimized = dataset_ops._VariantDataset(variant, dataset.element_spec)
-    optimized.original = dataset  # owns the variables of the functions
-    return optimized.with_options(dataset.options())
+    return dataset_attributes.optimized_dataset(dataset, "make_deterministic")
 
 
 def _nodes(dataset: tf.data.Dataset) -> tuple[_Nodes, dict[str, _Nodes]]:
@@ -144,15 +128,15 @@ def _nodes_of_objects(dataset: Any) -> tuple[_Nodes, dict[str, _Nodes]]:
     functions: dict[str, _Nodes] = {}
     for part in pipeline_parts(dataset):
         node = tf.compat.v1.NodeDef(op=type(part).__name__.strip("_"))
-        node.attr["deterministic"].s = str(getattr(part, "_deterministic", "")).encode()
-        seeds: list[Any] = [getattr(part, f"_{name}", None) for name in _SEED_INPUTS]
-        if all(isinstance(s, tf.Tensor) and hasattr(s, "numpy") for s in seeds):
+        node.attr["deterministic"].s = dataset_attributes.determinism_of(part).encode()
+        seeds = dataset_attributes.seeds_of(part, _SEED_INPUTS)
+        if seeds is not None:
             for name, seed in zip(_SEED_INPUTS, seeds, strict=True):
-                node.attr[name].i = int(seed.numpy())
-        for i, wrapper in enumerate(part._functions()):
+                node.attr[name].i = seed
+        for i, function in enumerate(dataset_attributes.functions_of(part)):
             called = node.attr[f"function_{i}"].func
-            called.name = wrapper.function.name
-            body, inner = nodes_of_graph(wrapper.function.graph.as_graph_def())
+            called.name = function.name
+            body, inner = nodes_of_graph(function.graph.as_graph_def())
             functions |= {**inner, called.name: body}
         nodes.append(node)
     return nodes, functions
@@ -182,8 +166,7 @@ def _draws_unseeded(node: Any, body: _Nodes) -> bool:
     """Returns True if an operation draws random numbers with both seeds 0. `body` contains the node."""
     if all(name in node.attr for name in _SEED_INPUTS):
         return not any(node.attr[name].i for name in _SEED_INPUTS)
-    definition = op_def_registry.get(node.op)
-    names = [] if definition is None else [arg.name for arg in definition.input_arg]
+    names = dataset_attributes.input_names(node.op)
     if len(node.input) < len(names) or any(name not in names for name in _SEED_INPUTS):
         return False
     inputs = [node.input[names.index(name)].partition(":")[0] for name in _SEED_INPUTS]
@@ -212,7 +195,7 @@ def _bytes_in_memory(dataset: Any) -> int:
     sizes = [
         (t.shape.num_elements() or 0) * t.dtype.size
         for part in pipeline_parts(dataset)
-        for t in getattr(part, "_tensors", ())
+        for t in dataset_attributes.tensors_of(part)
         if tf.is_tensor(t)
     ]
     return sum(sizes)

@@ -16,6 +16,7 @@ from ctl.data import dataset_traits
 from ctl.distribute.row_partition import num_rows
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import dataset_attributes, skipped_batches
 
 _POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -65,9 +66,7 @@ def distributed_iterator(dataset: tf.data.Dataset, strategy: tf.distribute.Strat
     batches of each worker, and TensorFlow makes one step per worker of each of them.
     """
     distributed = strategy.experimental_distribute_dataset(dataset)
-    if skipped:
-        parts = distributed._cloned_datasets
-        distributed._cloned_datasets = [part.skip(skipped) for part in parts]
+    skipped_batches.skip_replica_batches(distributed, skipped)
     return iter(distributed)
 
 
@@ -136,10 +135,8 @@ def _check_files(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
 
     TensorFlow raises its error on one worker only, and the remaining workers would wait for that worker.
     """
-    from tensorflow.python.data.experimental.ops import distribute
-
     try:
-        next(iter(distribute._AutoShardDataset(dataset, num_workers, 0)), None)
+        next(iter(dataset_attributes.sharded_by_file(dataset, num_workers, 0)), None)
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as e:
         reasons = [line for line in str(e).splitlines() if "file" in line.lower()] or [str(e)]
         raise UsageError(

@@ -11,12 +11,13 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import announced_collectives, coordination_service
 
 _WAIT_SECS = 120.0  # for the others to come to their next collective
 _LIBRARIES = (
@@ -108,14 +109,12 @@ def watch_collectives(num_workers: int, worker_index: int, step_variable: tf.Var
     if num_workers < 2:
         return
     if _order is None:
-        _put_before_tensorflow()
+        announced_collectives.announce_collectives(announce, _line_kept)
     _order = CollectiveOrder(_through_service(num_workers, worker_index), step)
 
 
 def _through_service(num_workers: int, worker_index: int) -> Callable[[int, str], list[str]]:
-    from tensorflow.python.eager import context
-
-    service: Any = context.context()
+    service = coordination_service.coordination_client()
 
     def exchange(number: int, text: str) -> list[str]:
         service.set_config_key_value(f"ctl/{number}/{worker_index}", text)
@@ -132,47 +131,14 @@ def _through_service(num_workers: int, worker_index: int) -> Callable[[int, str]
     return exchange
 
 
-def _put_before_tensorflow() -> None:
-    """Every collective of a strategy goes through these, when it is traced or run eagerly."""
-    from tensorflow.python.distribute import cross_device_ops, cross_device_utils
-    from tensorflow.python.ops import collective_ops
-
-    reduce: Any = cross_device_ops.CollectiveAllReduce
-    all_reduce = reduce._all_reduce_per_replica_values
-
-    def all_reduce_from_here(*args: Any, **kwargs: Any) -> Any:
-        _outer.line = _line()  # what follows runs in a thread of its own
-        try:
-            return all_reduce(*args, **kwargs)
-        finally:
-            _outer.line = ""
-
-    reduce._all_reduce_per_replica_values = all_reduce_from_here
-
-    launcher: Any = cross_device_utils.CollectiveReplicaLauncher
-    for method in ("all_reduce", "_all_gather"):
-        setattr(launcher, method, _announced_method(method, getattr(launcher, method)))
-    for function in ("broadcast_send", "broadcast_recv", "broadcast_send_v2", "broadcast_recv_v2"):
-        if hasattr(collective_ops, function):
-            original = getattr(collective_ops, function)
-            setattr(collective_ops, function, _announced_broadcast(original))
-
-
-def _announced_method(name: str, method: Callable) -> Callable:
-    def announced(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(self._device).endswith(":0"):  # other devices of a worker do the same in other threads
-            announce(name.strip("_"), tensor.shape, tensor.dtype.name)
-        return method(self, tensor, *args, **kwargs)
-
-    return announced
-
-
-def _announced_broadcast(function: Callable) -> Callable:
-    def announced(*args: Any, **kwargs: Any) -> Any:
-        announce("broadcast of a new variable")
-        return function(*args, **kwargs)
-
-    return announced
+@contextlib.contextmanager
+def _line_kept() -> Iterator[None]:
+    """Stores the user's line within the block, for collectives that other threads launch."""
+    _outer.line = _line()
+    try:
+        yield
+    finally:
+        _outer.line = ""
 
 
 def _described(what: dict) -> str:

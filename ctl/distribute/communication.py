@@ -1,13 +1,13 @@
 """How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
 
-import importlib
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from ctl.collectives.failures import LostRankError
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import coordination_service
 
 if TYPE_CHECKING:
     from ctl.distribute.topology import Topology
@@ -61,28 +61,9 @@ def set_heartbeat(cluster: "Topology", secs: float) -> None:
         raise UsageError(f"heartbeat_secs is {secs}; expected seconds > 0, or 0.")
     if not secs or cluster.num_workers < 2:
         return
-    from tensorflow.python.eager import context
-
     leader = "chief" if "chief" in cluster.tasks else "worker"
-    jobs = [
-        _coordination_config().CoordinatedJob(name=name, num_tasks=len(addresses))
-        for name, addresses in cluster.tasks.items()
-    ]
-    service: Any = context.context()
-    service.configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{leader}/replica:0/task:0",
-        coordinated_jobs=jobs,
-        heartbeat_timeout_in_ms=int(secs * 1000),
-    )
-
-
-def _coordination_config() -> Any:
-    """Returns TensorFlow's module of coordination messages: its place from 2.19 on, or the one before."""
-    try:
-        return importlib.import_module("tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2")
-    except ModuleNotFoundError:
-        return importlib.import_module("tensorflow.tsl.protobuf.coordination_config_pb2")
+    num_tasks_by_job = {name: len(addresses) for name, addresses in cluster.tasks.items()}
+    coordination_service.configure_heartbeat(f"/job:{leader}/replica:0/task:0", num_tasks_by_job, secs)
 
 
 def _check_nccl(name: str, devices: Sequence[str]) -> None:

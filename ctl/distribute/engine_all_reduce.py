@@ -32,6 +32,8 @@ from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
 from ctl.io.rendezvous import listening_socket, split_address
+from ctl.tensorflow_patches import collective_launchers, coordination_service
+from ctl.tensorflow_patches.coordination_service import CoordinationClient
 
 _ENGINE = "_ctl_engine"  # attribute of a strategy
 _CONNECT_SECS = 60.0
@@ -112,9 +114,7 @@ def _listening(topology: Topology) -> socket.socket:
 
 def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
     """The texts of all workers, by rank, through TensorFlow's coordination service."""
-    from tensorflow.python.eager import context
-
-    service: Any = context.context()
+    service = coordination_service.coordination_client()
     jobs = [(job, len(topology.tasks.get(job, ()))) for job in ("chief", "worker")]
     tasks = [f"/job:{job}/replica:0/task:{i}" for job, count in jobs for i in range(count)]
     try:
@@ -125,7 +125,7 @@ def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
         raise PeerLostError(text) from e
 
 
-def _text_of(service: Any, task: str, key: str) -> str:
+def _text_of(service: CoordinationClient, task: str, key: str) -> str:
     """Waits for the text of a task. Raises OpError if its process has ended, or at the end of the time.
 
     The service itself does not end a wait for a process that has ended.
@@ -155,23 +155,17 @@ def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
     extended: Any = strategy.extended
     devices = extended.worker_devices
     several = strategy.num_replicas_in_sync > len(devices)
-    return several and len(devices) == 1 and "CPU" in devices[0].upper() and bool(_places(strategy))
-
-
-def _places(strategy: tf.distribute.Strategy) -> list[Any]:
-    """Where this TensorFlow keeps what its collectives are launched by; [] if it has no such place."""
-    names = ("_cross_device_ops", "_host_cross_device_ops")
-    found = [getattr(strategy.extended, name, None) for name in names]
-    return found if all(hasattr(place, "_launchers") for place in found) else []
+    return (
+        several
+        and len(devices) == 1
+        and "CPU" in devices[0].upper()
+        and collective_launchers.can_replace_launchers(strategy)
+    )
 
 
 def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
     """Sends the strategy's collectives over the engine; None: over TensorFlow's own again."""
-    for place in _places(strategy):
-        if not hasattr(place, "_ctl_own_launchers"):
-            place._ctl_own_launchers = place._launchers
-        own = place._ctl_own_launchers
-        place._launchers = own if engine is None else [_Launcher(engine)]
+    collective_launchers.replace_launchers(strategy, None if engine is None else _Launcher(engine))
     setattr(strategy, _ENGINE, engine)
 
 

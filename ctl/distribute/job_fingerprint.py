@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ctl.tensorflow_patches import switches
 from ctl.version import __version__
 
 CODE = "code of "
@@ -48,6 +49,8 @@ def fingerprint_of_process(num_gpus: int, flags: Mapping[str, Any]) -> dict[str,
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    if disabled := switches.disabled_patches():
+        versions[switches.VARIABLE] = ",".join(sorted(disabled))
     code = {f"{CODE}{name}": digest for name, digest in _own_code().items()}
     return {**versions, **code, "GPUs": num_gpus, **{f"--{k}": v for k, v in flags.items()}}
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import keras_models
 
 
 def is_keras3(thing: Any) -> bool:
@@ -26,8 +27,7 @@ def attribute(thing: Any, name: str) -> Any:
 
 def layers_of(model: Any) -> list[Any]:
     """A Keras model or layer with all layers within it; [] for anything else."""
-    flatten = attribute(model, "_flatten_layers")
-    return list(flatten()) if callable(flatten) else []
+    return [] if isinstance(model, tf.Variable) else keras_models.flattened_layers(model)
 
 
 def synchronized_layer(layers: Iterable[Any]) -> Any:

@@ -21,6 +21,7 @@ from ctl.errors import PeerLostError, UsageError
 from ctl.io import log_filter
 from ctl.io.rendezvous import split_address
 from ctl.supervision import heartbeat, signals
+from ctl.tensorflow_patches import strategy_attributes
 
 WORD = "parameter_server"
 _TYPES = ("chief", "worker", "ps")
@@ -40,7 +41,7 @@ def coordinator(strategy: tf.distribute.Strategy) -> Any:
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Processes that compute steps; the chief is none of them."""
-    return strategy._num_workers
+    return strategy_attributes.num_parameter_server_workers(strategy)
 
 
 def connect_cluster(

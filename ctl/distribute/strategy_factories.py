@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute import communication, connection, devices, job_fingerprint, own_port, startup_barrier
+from ctl.distribute import communication, devices, job_fingerprint, own_port, startup_barrier
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io import exit_hook
 from ctl.supervision import heartbeat, signals
+from ctl.tensorflow_patches import unlocked_connection
 
 
 def single(word: str, names: list[str]) -> tf.distribute.Strategy:
@@ -110,7 +111,7 @@ def _connecting() -> Iterator[None]:
     """TensorFlow waits for the peers within the block; signals and heartbeats go on."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.default_action())
-        if not stack.enter_context(connection.unlocked()):
+        if not stack.enter_context(unlocked_connection.unlocked()):
             stack.enter_context(heartbeat.current.enter_phase(heartbeat.CONNECTING))
         yield
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hvd import process
+from ctl.tensorflow_patches import dataset_attributes
 
 _TOO_EARLY = {
     "ShuffleDataset": "shuffle()",
@@ -79,7 +80,7 @@ def _sentence(name: str) -> str:
 
 def _wrong_share(dataset: Any) -> list[str]:
     """What is wrong with the numbers of a `shard(num_shards, index)`, where they can be known."""
-    count, index = (_number(dataset, name) for name in ("_num_shards", "_index"))
+    count, index = map(_number, dataset_attributes.shard_of(dataset))
     cure = "Write hvd.shard(dataset), or dataset.shard(hvd.size(), hvd.rank())."
     if count is not None and count != process.size():
         return [f"the dataset was sharded into {count} parts, but there are {process.size()} ranks. {cure}"]
@@ -92,10 +93,9 @@ def _wrong_share(dataset: Any) -> list[str]:
     return []
 
 
-def _number(dataset: Any, name: str) -> int | None:
-    found = getattr(dataset, name, None)
+def _number(value: Any) -> int | None:
     try:
-        return int(found)  # type: ignore[arg-type]
+        return int(value)
     except (TypeError, ValueError):
         return None
 
@@ -113,7 +113,7 @@ def _inputs(dataset: Any) -> list[Any]:
     found: list[Any] = []
     waiting = [dataset]
     while waiting:
-        for one in getattr(waiting.pop(0), "_inputs", list)():
+        for one in dataset_attributes.inputs_of(waiting.pop(0)):
             found.append(one)
             waiting.append(one)
     return found

@@ -2,7 +2,8 @@
 
 Afterwards `import horovod.tensorflow` loads `ctl.hvd`, and so does `import perseus.tensorflow.horovod`, a
 vendor's name of the same API. Keras 3 then also accepts three spellings of Keras 2
-(`ctl.hvd.keras2_spellings`). `ctlrun --as-horovod` and `perseusrun` import it by the packages in
+(`ctl.tensorflow_patches.keras2_spellings`).
+`ctlrun --as-horovod` and `perseusrun` import it by the packages in
 `ctl/hvd/shims`.
 
 Raises UsageError if the real Horovod is installed, unless `ctlrun --as-horovod` started the program.
@@ -15,8 +16,8 @@ import sys
 import types
 
 from ctl.errors import UsageError
-from ctl.hvd import keras2_spellings
 from ctl.launch.rank_environment import SHIM_FOLDER
+from ctl.tensorflow_patches import keras2_spellings
 
 _VERSION = "0.28.1"  # whose API this is
 _MODULES = {

@@ -27,6 +27,7 @@ from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import UsageError
 from ctl.hvd import aggregation, elastic_line, objects, process, variables
 from ctl.hvd.errors import HostsUpdatedInterrupt
+from ctl.tensorflow_patches import optimizer_attributes
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -249,9 +250,9 @@ def _optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
     """Of an optimizer of any Keras; built first, so that all ranks have the same ones."""
     if optimizer is None:
         return []
-    if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-        optimizer._create_all_weights(model.trainable_variables)
-    elif not (getattr(optimizer, "built", False) or getattr(optimizer, "_built", False)):
+    if optimizer_attributes.is_legacy(optimizer):
+        optimizer_attributes.build_legacy(optimizer, model.trainable_variables)
+    elif not optimizer_attributes.is_built(optimizer):
         optimizer.build(model.trainable_variables)
     found = optimizer.variables
     return list(found() if callable(found) else found)

@@ -7,10 +7,11 @@ without `ctl.hvd`. The new optimizer has the old one's variables: what was train
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import keras_compilation, process
+from ctl.hvd import process
 from ctl.hvd.aggregation import Aggregator
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.reducing import Exchange, Reduction
+from ctl.tensorflow_patches import keras_compilation, optimizer_attributes
 
 _INSIDE_OUT = (
     "A LossScaleOptimizer was put around a DistributedOptimizer; a rank that overflows would skip the "
@@ -68,7 +69,6 @@ class Keras3(Distributed):
 
     built: bool
     build: Any
-    _iterations: Any
     _trainable_variables: Any
 
     @tf.autograph.experimental.do_not_convert
@@ -91,7 +91,7 @@ class Keras3(Distributed):
 
     def _count(self) -> None:
         inner: Any = getattr(self, "inner_optimizer", self)
-        inner._iterations.assign_add(1)
+        optimizer_attributes.count_step(inner)
 
     def __setattr__(self, name: Any, value: Any) -> None:
         """A LossScaleOptimizer that takes this one in ends its own scaling so, and is refused."""

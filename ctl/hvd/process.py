@@ -15,10 +15,10 @@ from ctl.collectives.settings import Settings
 from ctl.distribute import own_port, rank_variables
 from ctl.distribute.platforms import detection
 from ctl.errors import UsageError
-from ctl.hvd import keras_compilation
 from ctl.hvd import process_sets as process_sets_lib
 from ctl.io import exit_hook
 from ctl.supervision import heartbeat
+from ctl.tensorflow_patches import keras_compilation
 
 _engine: Engine | None = None
 _lock = threading.RLock()
@@ -77,14 +77,11 @@ def _let_idle_threads_sleep(local_size: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_size == 1 or cores >= 2 * local_size:
         return
-    import tensorflow as tf
     from ctl.collectives.tensorflow_plane import has_begun
-    from tensorflow.python.eager import context
+    from ctl.tensorflow_patches import thread_spinning
 
-    runtime = vars(context.context())  # TensorFlow has no function for this
-    if not has_begun() and runtime.get("_config", "unknown") is None:
-        runtime["_config"] = tf.compat.v1.ConfigProto()
-        runtime["_config"].experimental.disable_thread_spinning = True
+    if not has_begun():
+        thread_spinning.disable_thread_spinning()
 
 
 def _begin_to_beat() -> None:

@@ -14,6 +14,7 @@ from ctl.hvd.compression import Compression
 from ctl.hvd.optimizers import chosen_groups, optimizer_variables
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 from ctl.hvd.reducing import Reduction, key
+from ctl.tensorflow_patches import gradient_tape
 
 _plain = tf.autograph.experimental.do_not_convert
 
@@ -91,11 +92,8 @@ def DistributedGradientTape(
         scales_local=scale_local_gradients,
     )
     base = type(gradtape)
-    made: Any = object.__new__(type(base.__name__, (Exchanging, base), {"__doc__": base.__doc__}))
-    made.__dict__.update(gradtape.__dict__)
-    made.__dict__.update(_hvd_reduction=reduction, _hvd_local=set())
-    made._recording = False  # whoever opened the tape closes it
-    return made
+    tape_class = type(base.__name__, (Exchanging, base), {"__doc__": base.__doc__})
+    return gradient_tape.copy_tape(gradtape, tape_class, _hvd_reduction=reduction, _hvd_local=set())
 
 
 def PartialDistributedGradientTape(

@@ -25,6 +25,7 @@ from typing import Any
 
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError
 from ctl.io import error_report
+from ctl.tensorflow_patches import live_resources
 
 _WRITERS = ("tensorflow", "h5py", "tensorboard")  # packages with objects that may hold unwritten data
 _FLUSH_SECS = 10.0  # timeout for flushing open files
@@ -252,29 +253,18 @@ def _flush_standard() -> None:
             stream.flush()
 
 
-def _resources() -> list[Any]:
-    """Returns all handles of TensorFlow's resources, such as those of iterators.
-
-    The last handle of a resource destroys it. It may be in a module, a frame or a distributed iterator.
-    """
-    tensor_classes = _loaded("tensorflow.python.framework.ops", "EagerTensor")
-    resource = getattr(sys.modules.get("tensorflow.python.framework.dtypes"), "resource", None)
-    gc.unfreeze()  # get_objects does not return frozen objects
-    return [v for v in gc.get_objects() if type(v) in tensor_classes and v.dtype == resource]
-
-
 def _skip_teardown() -> None:
     """Keeps TensorFlow's objects alive, and skips the exit functions of the C library."""
-    context = sys.modules.get("tensorflow.python.eager.context")
-    values = [] if context is None else [getattr(context, "_context", None)]
+    has_context = live_resources.is_context_imported()
+    values = [live_resources.loaded_context()] if has_context else []
     for pause in () if _is_exiting else _pauses:
         pause()
-    for find in (*_find_functions, _resources):
+    for find in (*_find_functions, live_resources.resource_handles):
         with contextlib.suppress(Exception):
             values += find()
     with contextlib.suppress(Exception):
         for value in values:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-        if context is not None:
+        if has_context:
             library = ctypes.CDLL(None)
             library.on_exit(library._exit, None)  # glibc passes the exit status to _exit

@@ -10,7 +10,6 @@ them repeatedly.
 """
 
 import contextlib
-import functools
 import gc
 import glob
 import importlib.util
@@ -110,31 +109,12 @@ class _ImportHook:
             with garbage_collection_paused(), filtered:
                 execute(module)
             if fullname == "tensorflow" and not glob.glob("/dev/nvidia[0-9]*"):
-                _quiet_first_call("ensure_initialized")
-                _quiet_first_call("_initialize_physical_devices")
+                from ctl.tensorflow_patches.quiet_device_search import quiet_device_search
+
+                quiet_device_search(quiet)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def _quiet_first_call(method: str) -> None:
-    """Wraps a method of TensorFlow's context. Its first call searches for a GPU, and logs if there is none.
-
-    Replaces a private method of `tensorflow.python.eager.context.Context` until that first call. A no-op if
-    TensorFlow does not have the method.
-    """
-    context_class = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
-    original = getattr(context_class, method, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def first_call(self: Any, *arguments: Any, **options: Any) -> Any:
-        setattr(context_class, method, original)
-        with quiet():
-            return original(self, *arguments, **options)
-
-    setattr(context_class, method, first_call)
 
 
 _finder = _ImportHook()

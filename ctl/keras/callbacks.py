@@ -19,6 +19,7 @@ from ctl.errors import UsageError
 from ctl.keras.data import Epochs
 from ctl.keras.own_steps import has_own
 from ctl.keras.trainer import KerasTrainer
+from ctl.tensorflow_patches import keras_models
 from ctl.training import validation
 
 _NOT_OF_KERAS = ("steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate")
@@ -267,7 +268,7 @@ def _check(callback: Any, model: Any, evaluates: bool) -> None:
 
 
 def _overrides(callback: Any, methods: Sequence[str]) -> bool:
-    return any(not getattr(getattr(callback, m), "_is_default", False) for m in methods)
+    return any(not keras_models.is_default(getattr(callback, m)) for m in methods)
 
 
 def _is_of_keras(callback: Any, *names: str) -> bool:

@@ -12,11 +12,11 @@ import tensorflow as tf
 from ctl.callbacks.schedule import Every
 from ctl.data import dataset_checks
 from ctl.data.arrays import ArrayData, from_arrays
-from ctl.data.dataset_traits import pipeline_parts
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import python_batches
 from ctl.keras.python_batches import Generated, generated_batches, is_generator, is_py_dataset
+from ctl.tensorflow_patches.dataset_attributes import batch_size_setting, pipeline_parts
 
 _log = logging.getLogger("ctl")
 _EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a generator"
@@ -173,7 +173,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
         if spec.shape.rank and spec.shape[0] is not None:
             return int(spec.shape[0])
     for part in pipeline_parts(source):  # to read a batch would disturb the order of a shuffle
-        size = getattr(part, "_batch_size", None)
+        size = batch_size_setting(part)
         if size is not None and "Batch" in type(part).__name__:
             return int(size)
     for batch in source.take(1):

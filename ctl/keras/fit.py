@@ -29,14 +29,15 @@ from ctl.keras.data import (
 )
 from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
-from ctl.keras.replaced_methods import replaced
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.console_text import format_number
 from ctl.metrics.protocol import MetricWriter
-from ctl.step.randomness import GeneratorStates, tensorflow_seed_kept
+from ctl.step.randomness import GeneratorStates
+from ctl.tensorflow_patches import eager_context, keras_models, strategy_attributes
+from ctl.tensorflow_patches.eager_context import tensorflow_seed_kept
+from ctl.tensorflow_patches.replaced_methods import replace_method, replaced
 from ctl.training.default_writers import default_writers
-from tensorflow.python.eager import context
 
 _log = logging.getLogger("ctl")
 _GENERATOR_RESUMES = (
@@ -202,7 +203,7 @@ def _refuse_evaluation_of_keras(model: Any) -> None:
             "y) with the same arguments, on every worker."
         )
 
-    object.__setattr__(model, "evaluate", evaluate)
+    replace_method(model, "evaluate", evaluate)
 
 
 def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Callable:
@@ -280,7 +281,7 @@ def evaluate(
         print("evaluation: " + ", ".join(f"{n} {format_number(v)}" for n, v in values.items()), flush=True)
     if return_dict:
         return values
-    return next(iter(values.values())) if len(values) == 1 else model._flatten_metrics_in_order(values)
+    return next(iter(values.values())) if len(values) == 1 else keras_models.results_in_order(model, values)
 
 
 @in_keras_words()
@@ -323,9 +324,9 @@ def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
     Several workers take seed 0.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if seed is not None or (strategy is not None and strategy.extended._in_multi_worker_mode()):
+    if seed is not None or (strategy is not None and strategy_attributes.has_several_workers(strategy)):
         return {"seed": seed or 0}
-    return {"seed": int(context.global_seed() or 0), "generator_states": GeneratorStates.current()}
+    return {"seed": int(eager_context.global_seed() or 0), "generator_states": GeneratorStates.current()}
 
 
 def _replicas_of(model: Any) -> int:

@@ -15,15 +15,16 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import layers_of
 from ctl.errors import UsageError
-from ctl.keras.replaced_methods import recorded_calls, replaced
 from ctl.keras.step_logs import StepLogs
-from ctl.keras.weighted_means import weighted_means
 from ctl.step import finiteness
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.step.keras_metrics import across_replicas
 from ctl.step.optimizers import WITHOUT_SUM
 from ctl.step.traced_step import TracedStep
 from ctl.step.update_request import create_update
+from ctl.tensorflow_patches import keras_models, optimizer_attributes
+from ctl.tensorflow_patches.replaced_methods import recorded_calls, replaced
+from ctl.tensorflow_patches.weighted_means import weighted_means
 
 OWN_STEP_MEAN = "mean"
 
@@ -158,7 +159,7 @@ def _apply_mean(optimizer: Any, apply: Callable) -> Callable:
         if _thread.means is None:
             return apply(gradients, trainable_variables)
         if trainable_variables is None:
-            trainable_variables = optimizer._trainable_variables
+            trainable_variables = optimizer_attributes.trainable_variables(optimizer)
         return _thread.means.apply(optimizer, list(gradients), list(trainable_variables))
 
     setattr(apply_mean, WITHOUT_SUM, apply)
@@ -196,7 +197,7 @@ def build_by_tracing(
         tf.function(step, autograph=False).get_concrete_function(data)
         return []
     if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # else none is written
-        model._symbolic_build(data_batch=data)  # a no-op for a built model
+        keras_models.build_symbolically(model, data)  # a no-op for a built model
     optimizers = [o for o in (model.optimizer, *own_optimizers(model).values()) if o is not None]
 
     def on_replicas(batch: Any) -> None:

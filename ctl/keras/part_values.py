@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.distribute.keras_objects import layers_of, plain
-from ctl.keras.replaced_methods import replaced
-from ctl.keras.weighted_means import weighted_means
 from ctl.step.keras_losses import GlobalMeans, undivided_means
+from ctl.tensorflow_patches import keras_models
+from ctl.tensorflow_patches.replaced_methods import replaced
+from ctl.tensorflow_patches.weighted_means import weighted_means
 
 NUM_ROWS = 8
 HALVES = (slice(0, 4), slice(4, 8))
@@ -83,7 +84,7 @@ def call_model(model: Any, inputs: Any, *, training: bool) -> Any:
 
     trainable = [value_of(v) for v in model.trainable_variables]
     other = [value_of(v) for v in model.non_trainable_variables]
-    mode = {"training": training} if model._call_has_training_arg else {}
+    mode = {"training": training} if keras_models.has_training_argument(model) else {}
     outputs, _ = model.stateless_call(trainable, other, inputs, **mode)
     return outputs
 

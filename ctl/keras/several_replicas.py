@@ -14,7 +14,8 @@ import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3_variable, layers_of
 from ctl.errors import UsageError
 from ctl.keras import part_values
-from ctl.keras.replaced_methods import recorded_calls
+from ctl.tensorflow_patches import keras_models
+from ctl.tensorflow_patches.replaced_methods import recorded_calls
 
 _log = logging.getLogger("ctl")
 _OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
@@ -23,7 +24,7 @@ _OF_WHOLE_BATCH = ("dice", "tversky", "circle")  # losses of Keras
 def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
     """Raises UsageError for a model that cannot train under `strategy`."""
     replicas = strategy.num_replicas_in_sync
-    if getattr(model, "_distribute_strategy", strategy) is not strategy:
+    if keras_models.strategy_of_model(model, strategy) is not strategy:
         raise UsageError(
             "the model was made outside the strategy's scope. Make and compile it under `with "
             "strategy.scope():`, or give a function that makes it."
@@ -107,10 +108,10 @@ def _recorded_calls(
     ):
         if losses:
             with contextlib.suppress(Exception):
-                model._compile_loss(targets, outputs)
+                keras_models.compiled_loss(model)(targets, outputs)
         if metrics:
             with contextlib.suppress(Exception):
-                model._compile_metrics.update_state(targets, outputs)
+                keras_models.compiled_metrics(model).update_state(targets, outputs)
     return [*calls_of_losses, *calls_of_metrics]
 
 
@@ -221,29 +222,29 @@ def _has_statistics(layer: Any) -> bool:
 
 def losses_of_user(model: Any) -> list[Any]:
     """Returns the compiled loss objects that Keras does not define."""
-    entries = getattr(model._compile_loss, "_flat_losses", None) or ()
-    losses = [getattr(entry, "loss", entry) for entry in entries]
+    losses = keras_models.compiled_loss_objects(model)
     return [
-        loss for loss in losses if not _is_of_keras(loss, "fn") and not part_values.has_tf_variables(loss)
+        loss
+        for loss in losses
+        if not _is_of_keras(loss, getattr(loss, "fn", None)) and not part_values.has_tf_variables(loss)
     ]
 
 
 def metrics_of_user(model: Any) -> list[Any]:
     """Returns the metrics that Keras does not define, without those that have other kinds of variables."""
-    compiled = getattr(model._compile_metrics, "metrics", [])
-    metrics = [*(m for m in model.metrics if m is not model._compile_metrics), *compiled]
+    compiled = keras_models.compiled_metrics(model)
+    metrics = [*(m for m in model.metrics if m is not compiled), *getattr(compiled, "metrics", [])]
     return [
         metric
         for metric in metrics
-        if not _is_of_keras(metric, "_fn")
+        if not _is_of_keras(metric, keras_models.metric_function(metric))
         and not part_values.has_tf_variables(metric)
         and all(is_keras3_variable(v) and v.aggregation == "sum" for v in metric.variables)
     ]
 
 
-def _is_of_keras(instance: Any, function: str) -> bool:
+def _is_of_keras(instance: Any, wrapped: Any) -> bool:
     """Returns True if Keras defines the class of an object and the function that it wraps, if any."""
-    wrapped = getattr(instance, function, None)
     modules = [type(instance).__module__]
     if wrapped is not None:
         modules.append(getattr(wrapped, "__module__", None) or "")

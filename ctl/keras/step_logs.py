@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
-from ctl.keras.replaced_methods import replaced
 from ctl.step import keras_metrics
+from ctl.tensorflow_patches.replaced_methods import replaced
 
 
 class _Thread(threading.local):

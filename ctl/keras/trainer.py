@@ -21,14 +21,15 @@ from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
-from ctl.keras.replaced_methods import replaced
 from ctl.keras.step_logs import StepLogs
-from ctl.keras.weighted_means import weighted_means
 from ctl.step import update_lock
 from ctl.step.gradient_settings import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.step.randomness import GeneratorStates
 from ctl.step.traced_step import traced_step
+from ctl.tensorflow_patches import keras_models
+from ctl.tensorflow_patches.replaced_methods import replaced
+from ctl.tensorflow_patches.weighted_means import weighted_means
 from ctl.trainer import Trainer
 
 _log = logging.getLogger("ctl")
@@ -100,7 +101,7 @@ class KerasTrainer(Trainer):
             self._generator_states.restore()
         self.model = self._make_model()
         check_model(self.model, trains=self._data["train"] is not None)
-        if self.jit_compile == "off" and _compile_argument(self.model, "jit_compile") is True:
+        if self.jit_compile == "off" and keras_models.compile_argument(self.model, "jit_compile") is True:
             self.jit_compile = "step"
         if self.model.run_eagerly and self.topology.is_chief:
             _log.warning(
@@ -154,7 +155,8 @@ class KerasTrainer(Trainer):
 
     def _check_own_evaluation(self) -> None:
         """Raises UsageError if a model with its own train_step has no loss to evaluate."""
-        model, has_loss = self.model, self.model._compile_loss is not None or self.model.losses
+        model = self.model
+        has_loss = keras_models.compiled_loss(model) is not None or model.losses
         if has_loss or has_own(model, "compute_loss") or has_own(model, "test_step"):
             return
         if self._data["validation"] is not None:
@@ -218,22 +220,23 @@ class KerasTrainer(Trainer):
         """This replica's share of the loss; what layers add counts by the rows it comes from."""
         traced_step().record.uses_average = True
         model = self.model
-        if model._compile_loss is None and not model.losses and not has_own(model, "compute_loss"):
+        compiled_loss = keras_models.compiled_loss(model)
+        if compiled_loss is None and not model.losses and not has_own(model, "compute_loss"):
             raise UsageError(
                 f"{type(model).__name__} was compiled without a loss, and no layer calls add_loss. Write "
                 "compile(loss=...), or a compute_loss in the class of the model."
             )
         if self.topology.num_replicas == 1:
-            return model._compute_loss(x, y, predicted, weight, training=training)
+            return keras_models.compute_loss(model, x, y, predicted, weight, training=training)
         if training:
             self._warn_of_added_losses()
         # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
         added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
         loss = None
-        if model._compile_loss:
+        if compiled_loss:
             share = means.share_of_rows(tf.constant(1.0))
             with weighted_means(share), replaced(self._losses_of_user, "call", undivided_call):
-                loss = model._compile_loss(y, predicted, weight)
+                loss = compiled_loss(y, predicted, weight)
             if loss.shape.rank:
                 raise UsageError(
                     'the compiled loss has reduction=None. On several replicas write reduction="sum", or '
@@ -247,7 +250,7 @@ class KerasTrainer(Trainer):
         self, batch: Any, means: Any, x: Any, y: Any, predicted: Any, weight: Any, loss: Any
     ) -> dict[str, Any]:
         """Updates the metrics of the model and names them."""
-        tracker = self.model._loss_tracker
+        tracker = keras_models.loss_tracker(self.model)
         with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
             tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
             share = means.share_of_rows(tf.constant(1.0)) if self.topology.num_replicas > 1 else None
@@ -259,7 +262,7 @@ class KerasTrainer(Trainer):
         """Names the layers that call `add_loss`, once on the chief."""
         if self._names_of_mean_losses is None:
             return
-        layers = [layer for layer in layers_of(self.model) if getattr(layer, "_losses", None)]
+        layers = [layer for layer in layers_of(self.model) if keras_models.has_added_losses(layer)]
         names = [layer.name for layer in layers if layer.name not in self._names_of_mean_losses]
         if names and self.topology.is_chief:
             self._names_of_mean_losses = None
@@ -310,12 +313,6 @@ def check_model(model: Any, *, trains: bool = True) -> None:
         raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
 
 
-def _compile_argument(model: Any, name: str) -> Any:
-    """Returns an argument of `Model.compile` as it was given; the objects need not be serializable."""
-    compile_config = getattr(model, "_compile_config", None)
-    return getattr(compile_config, "config", {}).get(name)
-
-
 def _is_known(shape: Any) -> bool:
     return shape.rank is not None and shape.is_fully_defined()
 
@@ -331,14 +328,14 @@ def _of(source: Any, batch_size: int) -> Any:
 
 def _has_traced_metrics(model: Any) -> bool:
     """Returns True if the `update_state` of a metric is a `tf.function`, which Keras builds by a trace."""
-    metrics = tf.nest.flatten(getattr(model._compile_metrics, "_user_metrics", None))
+    metrics = tf.nest.flatten(keras_models.compiled_metrics_of_user(model))
     return any(hasattr(getattr(m, "update_state", None), "get_concrete_function") for m in metrics)
 
 
 def _build_for(model: Any, batch: Any) -> None:
     """Makes every variable of model, metrics and optimizer, before anything is traced."""
     x, y, weight = _unpacked(batch, None)
-    model._symbolic_build(data_batch=(x, y) if weight is None else (x, y, weight))
+    keras_models.build_symbolically(model, (x, y) if weight is None else (x, y, weight))
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -347,7 +344,7 @@ def _build_for(model: Any, batch: Any) -> None:
 def _call(model: Any, x: Any, training: bool) -> Any:
     """Calls the model; loss objects inside of it return means over this replica's examples."""
     with undivided_means():
-        return model(x, training=training) if model._call_has_training_arg else model(x)
+        return model(x, training=training) if keras_models.has_training_argument(model) else model(x)
 
 
 @tf.autograph.experimental.do_not_convert

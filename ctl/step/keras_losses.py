@@ -9,7 +9,6 @@ converts the result to the share of the replica in the mean over the global batc
 import contextlib
 import functools
 import logging
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute import replica_sum
 from ctl.errors import UsageError
-
-_MODULE = "keras.src.losses.loss"
+from ctl.tensorflow_patches import loss_reduction
 
 
 class _InThisThread(threading.local):
@@ -171,44 +169,40 @@ def _floats(*values: Any) -> Any:
     return [tf.cast(v, tf.float32) for v in values]
 
 
-def _install() -> None:
-    """Wraps functions of Keras once. The wrappers change nothing outside a step."""
-    module: Any = sys.modules.get(_MODULE)
-    if module is None or hasattr(module.reduce_weighted_values, "__wrapped__"):
-        return
-    reduce = module.reduce_weighted_values
+class _Reduction:
+    """Reduction of the values of loss objects, which changes only within a step of `ctl`."""
 
-    @functools.wraps(reduce)
-    def reduce_weighted_values(
+    def reduce(
+        self,
+        original: Any,
+        same_rank: Any,
         values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: Any = "sum_over_batch_size",
-        dtype: Any = None,
+        sample_weight: Any,
+        mask: Any,
+        reduction: Any,
+        dtype: Any,
     ) -> Any:
         reduces = reduction not in (None, "none")
         if _state.means is None or _state.undivided or not reduces:
             divides = reduces and reduction != "sum" and values.shape.rank != 0
             if _state.replicas > 1 and divides and not _state.undivided:
                 _refuse()
-            return reduce(values, sample_weight, mask, reduction, dtype)
+            return original(values, sample_weight, mask, reduction, dtype)
         values = tf.cast(values, dtype or values.dtype)
-        return _state.means.reduce(
-            values, sample_weight, mask, reduction, module.squeeze_or_expand_to_same_rank
-        )
+        return _state.means.reduce(values, sample_weight, mask, reduction, same_rank)
 
-    module.reduce_weighted_values = reduce_weighted_values
-    unscale = getattr(module, "unscale_loss_for_distribution", None)
-    if unscale is not None:
-        module.unscale_loss_for_distribution = functools.partial(_unscaled, unscale)
-        scale = module.scale_loss_for_distribution
-        module.scale_loss_for_distribution = lambda value: value if _state.undivided else scale(value)
+    def scale(self, original: Any, value: Any) -> Any:
+        return value if _state.undivided else original(value)
+
+    def unscale(self, original: Any, value: Any) -> Any:
+        if _state.undivided:
+            return value
+        return original(value) if _state.means is None else _state.means.mean_of_share(value)
 
 
-def _unscaled(unscale: Any, value: Any) -> Any:
-    if _state.undivided:
-        return value
-    return unscale(value) if _state.means is None else _state.means.mean_of_share(value)
+def _install() -> None:
+    """Wraps functions of Keras once. The wrappers change nothing outside a step."""
+    loss_reduction.replace_loss_reduction(_Reduction())
 
 
 def _refuse() -> None:

@@ -7,14 +7,13 @@ A metric has one part of its state per replica. Reading sums the parts, so all w
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from ctl.distribute.keras_objects import attribute, is_keras3
-from tensorflow.python.ops import resource_variable_ops
+from ctl.tensorflow_patches import metric_building, metric_values
 
 
 def is_metric(value: Any) -> bool:
@@ -88,9 +87,7 @@ def count_outside_replicas(metrics: Iterable[Any]) -> None:
     for metric in metrics:
         for variable in metric.variables:
             if is_keras3(variable) and "Aggregating" in type(variable.value).__name__:
-                variable._value = resource_variable_ops.ResourceVariable(
-                    variable.value.numpy(), trainable=False, name=variable.name
-                )
+                metric_values.replace_value(variable)
 
 
 def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
@@ -100,27 +97,7 @@ def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy
     Within the trace each replica would create variables, which TensorFlow does not support.
     """
     for metric in metrics:
-        if not getattr(metric, "_built", True) and callable(getattr(metric, "_build", None)):
-            object.__setattr__(metric, "update_state", _built_first(metric, strategy))
-
-
-def _built_first(metric: Any, strategy: tf.distribute.Strategy) -> Callable[..., Any]:
-    """Returns `update_state` of a metric, preceded by a build with the shapes of its arguments."""
-    update_state = metric.update_state
-    names = list(inspect.signature(type(metric).update_state).parameters)[1:]
-    num_shapes = len(inspect.signature(metric._build).parameters)
-
-    @tf.autograph.experimental.do_not_convert
-    def built_first(*args: Any, **named: Any) -> Any:
-        if not metric._built:
-            arguments = dict(zip(names, args, strict=False)) | named
-            values = [arguments[n] for n in ("y_true", "y_pred") if n in arguments]
-            values = values or list(arguments.values())[:1]
-            shapes = [tf.convert_to_tensor(value).shape for value in values]
-            across_replicas(strategy, functools.partial(metric._build, *shapes[-num_shapes:]))
-        return update_state(*args, **named)
-
-    return built_first
+        metric_building.build_before_update(metric, functools.partial(across_replicas, strategy))
 
 
 def across_replicas(strategy: tf.distribute.Strategy, create: Callable[[], Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import attribute, is_keras3, plain
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import optimizer_attributes
 
 
 def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -22,17 +23,11 @@ def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any
       variables: Variables that it may update.
     """
     optimizer = attribute(optimizer, "inner_optimizer") or optimizer  # of one that scales the loss
-    averages = attribute(optimizer, "_model_variables_moving_average")
-    if not attribute(optimizer, "use_ema") or not averages:
+    if not attribute(optimizer, "use_ema") or not optimizer_attributes.moving_averages(optimizer):
         return []
     if int(plain(optimizer.iterations).numpy()) == 0:
         return []
-    if is_keras3(optimizer):
-        pairs = zip(optimizer._trainable_variables, averages, strict=True)
-        return [(variable, average) for variable, average in pairs if average is not None]
-    index_by_key = optimizer._index_dict
-    keys = [(v, optimizer._var_key(v)) for v in variables if hasattr(v, "_unique_id")]
-    return [(v, averages[index_by_key[key]]) for v, key in keys if key in index_by_key]
+    return optimizer_attributes.average_pairs(optimizer, variables, is_keras3=is_keras3(optimizer))
 
 
 def averages_among(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:

@@ -5,15 +5,14 @@ summing a second time. An optimizer that scales the loss (for float16) skips and
 in the same way, because every replica applies the same sum.
 """
 
-import contextlib
 import inspect
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import optimizer_attributes, optimizer_sum
 
 WITHOUT_SUM = "without_sum"  # attribute of an `apply` that sums: the `apply` of the optimizer's class
 
@@ -40,7 +39,7 @@ def _scales(optimizer: Any) -> bool:
 def apply_without_sum(optimizer: Any, gradients: list, variables: Sequence[Any]) -> None:
     """Applies gradients that are summed over replicas and multiplied by the loss scale."""
     if is_keras3(optimizer):
-        with _keras3_summed_already(optimizer) as overwrite_steps:
+        with optimizer_sum.summed_already(optimizer) as overwrite_steps:
             apply = getattr(optimizer.apply, WITHOUT_SUM, optimizer.apply)
             apply(gradients, list(variables))
         if overwrite_steps:
@@ -64,40 +63,9 @@ def apply_without_sum(optimizer: Any, gradients: list, variables: Sequence[Any])
         call(pairs)
 
 
-_patch_lock = threading.Lock()
-_patched: dict[int, list] = {}  # id of an optimizer -> [traces inside, its own overwrite frequency]
-
-
-@contextlib.contextmanager
-def _keras3_summed_already(optimizer: Any) -> Any:
-    """Disables the sum of a Keras 3 optimizer within the block, since Keras has no argument for it.
-
-    Also disables the periodic assignment of moving averages to the weights, which Keras cannot trace on
-    several replicas, and yields its frequency (steps). Traces of several replicas interleave in threads, so
-    blocks are counted.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    with _patch_lock:
-        entry = _patched.setdefault(id(inner), [0, getattr(inner, "ema_overwrite_frequency", None)])
-        entry[0] += 1
-        object.__setattr__(inner, "_all_reduce_sum_gradients", list)
-        object.__setattr__(inner, "ema_overwrite_frequency", None)
-    try:
-        yield entry[1]
-    finally:
-        with _patch_lock:
-            entry[0] -= 1
-            if not entry[0]:
-                inner.__dict__.pop("_all_reduce_sum_gradients", None)
-                object.__setattr__(inner, "ema_overwrite_frequency", entry[1])
-                del _patched[id(inner)]
-
-
 def _overwrite_by_average(optimizer: Any, variables: Sequence[Any], steps: int) -> None:
     """Assigns the moving averages of a Keras 3 optimizer to the variables every `steps` updates."""
-    averages = [
-        optimizer._model_variables_moving_average[optimizer._get_variable_index(v)] for v in variables
-    ]
+    averages = optimizer_attributes.keras3_averages(optimizer, variables)
     is_due = tf.equal(tf.cast(optimizer.iterations.value, tf.int64) % steps, 0)
 
     def assign(variable: Any, average: Any, is_due: Any) -> None:
@@ -141,8 +109,8 @@ def build_slots(optimizer: Any, variables: Sequence) -> None:
     build = getattr(optimizer, "build", None)
     if callable(build) and not getattr(optimizer, "built", False):
         build(list(variables))
-    elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-        optimizer._create_all_weights(list(variables))
+    elif optimizer_attributes.is_legacy(optimizer):
+        optimizer_attributes.build_legacy(optimizer, list(variables))
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = "none") -> float:

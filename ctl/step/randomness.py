@@ -4,18 +4,14 @@ Keras 3 keeps the state of a seed generator equal on all replicas, so all would 
 the drawn seed is shifted by the number of the replica. The state stays equal and is saved in checkpoints.
 """
 
-import contextlib
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3, layers_of
-from tensorflow.python.eager import context
-
-_SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pattern in common
+from ctl.tensorflow_patches import seed_generators
 
 
 def seed_everything(seed: int) -> None:
@@ -40,34 +36,10 @@ class GeneratorStates:
         np.random.set_state(self.numpy)
 
 
-@contextlib.contextmanager
-def tensorflow_seed_kept() -> Iterator[None]:
-    """Restores TensorFlow's global seed, and the position in its sequence of seeds of operations."""
-    seed, generator = context.global_seed(), getattr(context.context(), "_rng", None)
-    try:
-        yield
-    finally:
-        tf.random.set_seed(seed)
-        if generator is not None:
-            context.context()._rng = generator
-
-
 def differ_by_replica(objects: Any) -> None:
     """Makes the Keras 3 seed generators in `objects` draw different seeds on each replica."""
     for generator in _generators(objects):
-        object.__setattr__(generator, "next", _shifted(generator.next))
-
-
-def _shifted(draw: Any) -> Any:
-    def next_for_replica(ordered: bool = True) -> Any:
-        seed = draw(ordered=ordered)
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return seed
-        number = tf.cast(context.replica_id_in_sync_group, seed.dtype)
-        return seed + tf.stack([number * tf.cast(_SHIFT, seed.dtype), number * 0])
-
-    return next_for_replica
+        seed_generators.shift_seeds(generator)
 
 
 def _generators(objects: Any) -> list:
@@ -84,5 +56,5 @@ def _generators(objects: Any) -> list:
             generator_by_id[id(item)] = item
         elif is_keras3(item):
             for layer in layers_of(item):
-                stack += getattr(layer, "_seed_generators", ())
+                stack += seed_generators.generators_of(layer)
     return list(generator_by_id.values())

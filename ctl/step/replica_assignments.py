@@ -5,21 +5,15 @@ own, and checkpoints contain the value of the first replica only.
 """
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import keras_stack_frames, mirrored_assignments
+from ctl.tensorflow_patches.keras_stack_frames import TRUSTED_MODULES, VARIABLE_MODULES, is_called_by
 
-# These modules assign equal values on all replicas, or synchronize the values themselves.
-_TRUSTED_MODULES = tuple(
-    f"{package}.src.{module}"
-    for package in ("keras", "tf_keras")
-    for module in ("random", "layers.normalization", "layers.regularization", "optimizers")
-)
-_KERAS_VARIABLES = ("keras.src.backend.common.variables", "keras.src.backend.tensorflow")
 _NO_AGGREGATION = (
     "the step assigns {0}, which has no aggregation: each of {1} replicas would keep a value of its own, "
     "and a checkpoint would contain only one of them. Declare how the values are combined: "
@@ -33,7 +27,6 @@ _KERAS_SUM = (
     'replicas would be added up. Write keras.Variable(..., aggregation="sum", '
     'synchronization="on_read"), or use a Keras metric.'
 )
-_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 _UNSYNCHRONIZED = (
     "the layer {0!r} would normalize the examples of each of {1} replicas by themselves, so the model "
     "would be trained with other numbers than on one device. Write BatchNormalization(synchronized=True), "
@@ -44,7 +37,6 @@ _MASKED = (
     "the layer {0!r} normalizes inputs with a mask, which Keras does on each of {1} replicas by itself, "
     "also with synchronized=True. Use keras.layers.LayerNormalization, or train on one device."
 )
-_install_lock = threading.Lock()
 
 
 class _ThreadState(threading.local):
@@ -63,7 +55,7 @@ def refused(num_replicas: int) -> Iterator[None]:
     With one replica every assignment is allowed.
     """
     if num_replicas > 1:
-        _install()
+        mirrored_assignments.check_assignments(_check)
     with _num_replicas_set(num_replicas):
         yield
 
@@ -84,44 +76,27 @@ def _num_replicas_set(num_replicas: int) -> Iterator[None]:
         _state.num_replicas = previous
 
 
-def _install() -> None:
-    """Replaces the private method through which mirrored variables are assigned in replica context."""
-    from tensorflow.python.distribute import values
-
-    with _install_lock:
-        original = values.MirroredVariable._update_replica
-        if getattr(original, "is_checked_by_ctl", False):
-            return
-
-        def update_replica(self: Any, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-            _check(self, value)
-            return original(self, update_fn, value, **kwargs)
-
-        update_replica.is_checked_by_ctl = True  # type: ignore[attr-defined]
-        values.MirroredVariable._update_replica = update_replica
-
-
 def _check(variable: Any, value: Any) -> None:
     if _state.num_replicas == 1:
         return
     _check_normalization()
     if variable.aggregation == tf.VariableAggregation.NONE and not (
-        _is_made_of_variables(value, variable) or _is_called_by(_TRUSTED_MODULES)
+        _is_made_of_variables(value, variable) or is_called_by(TRUSTED_MODULES)
     ):
         raise UsageError(_NO_AGGREGATION.format(_described(variable), _state.num_replicas))
-    if variable.aggregation == tf.VariableAggregation.SUM and _is_called_by(_KERAS_VARIABLES, "assign_"):
+    if variable.aggregation == tf.VariableAggregation.SUM and is_called_by(VARIABLE_MODULES, "assign_"):
         raise UsageError(_KERAS_SUM.format(_described(variable), _state.num_replicas))
 
 
 def _check_normalization() -> None:
     """Raises UsageError if a BatchNormalization assigns statistics of one replica's examples."""
-    frame = _calling_frame((_NORMALIZATION,), "call")
-    layer = None if frame is None else frame.f_locals.get("self")
-    if frame is None or layer is None:
+    call = keras_stack_frames.normalization_call()
+    if call is None:
         return
+    layer, has_mask = call
     if not getattr(layer, "synchronized", True):
         raise UsageError(_UNSYNCHRONIZED.format(layer.name, _state.num_replicas))
-    if frame.f_locals.get("mask") is not None:
+    if has_mask:
         raise UsageError(_MASKED.format(layer.name, _state.num_replicas))
 
 
@@ -134,7 +109,7 @@ def _is_made_of_variables(value: Any, variable: Any) -> bool:
     if not tf.is_tensor(value):
         return False
     graph = value.graph
-    own_handle = graph.capture(variable._get_on_device_or_primary().handle)
+    own_handle = mirrored_assignments.captured_handle(variable, graph)
     handles, pending, visited = set(), [value], set()
     while pending:
         tensor = pending.pop()
@@ -151,19 +126,3 @@ def _is_made_of_variables(value: Any, variable: Any) -> bool:
 
 def _described(variable: Any) -> str:
     return f"the variable {variable.name!r} (shape {variable.shape}, {variable.dtype.name})"
-
-
-def _is_called_by(modules: tuple[str, ...], function: str = "") -> bool:
-    """Returns True if a frame of the stack is in one of `modules`, in a function with that prefix."""
-    return _calling_frame(modules, function) is not None
-
-
-def _calling_frame(modules: tuple[str, ...], function: str = "") -> Any:
-    """Returns the innermost frame in one of `modules` and in a function with that prefix, or None."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name, code = frame.f_globals.get("__name__", ""), frame.f_code
-        if name.startswith(modules) and code.co_name.startswith(function):
-            return frame
-        frame = frame.f_back  # type: ignore[assignment]
-    return None

@@ -14,7 +14,7 @@ from ctl.distribute.autograph import converted
 from ctl.distribute.keras_objects import plain
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
-from ctl.step import accumulation, finiteness, replica_assignments, synchronized_moments
+from ctl.step import accumulation, finiteness, replica_assignments
 from ctl.step.averaging import Totals
 from ctl.step.context import StepContext
 from ctl.step.gradient_settings import Gradients
@@ -27,6 +27,7 @@ from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
 from ctl.step.traced_step import TracedStep, tracing
 from ctl.step.update_request import UpdateRequest
+from ctl.tensorflow_patches import synchronized_moments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import config
+from ctl.tensorflow_patches import eager_context
 
 
 class StepTimes:
@@ -67,8 +67,7 @@ class StepTimes:
 
 
 def _has_clock() -> bool:
-    enabled: bool = config.is_op_determinism_enabled()
-    return not enabled
+    return not eager_context.is_op_determinism_enabled()
 
 
 def _timestamp(dependencies: Sequence[Any]) -> Any:

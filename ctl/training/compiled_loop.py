@@ -14,8 +14,9 @@ from ctl.data.batches import Batches, device_of, is_on_cpu
 from ctl.data.dataset_traits import RANDOM_OPS, nodes_of_graph
 from ctl.data.row_windows import RowWindows, gather_batch
 from ctl.errors import UsageError
-from ctl.step import finiteness, random_in_xla
+from ctl.step import finiteness
 from ctl.step.replica_step import ReplicaStep
+from ctl.tensorflow_patches import random_in_xla
 from ctl.training.graph_loop import TRACED_AGAIN, errors_of_a_trace
 
 _log = logging.getLogger("ctl")

@@ -4,6 +4,7 @@ from typing import Any
 
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.errors import UsageError
+from ctl.tensorflow_patches.keras_stack_frames import MERGING_MODULE
 from ctl.training.task import Task
 
 
@@ -40,6 +41,4 @@ def _creates_variables(layer: Any) -> bool:
     owner = next((base for base in bases if "build" in vars(base)), None)
     is_base = owner is None or owner.__name__ in ("Layer", "Model", "Functional", "Operation")
     module = "" if owner is None else owner.__module__
-    return not (is_base and module.startswith("keras.")) and not module.startswith(
-        "keras.src.layers.merging"
-    )
+    return not (is_base and module.startswith("keras.")) and not module.startswith(MERGING_MODULE)

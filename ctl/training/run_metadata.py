@@ -25,6 +25,7 @@ from ctl.distribute.world import World
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import RunInfo
+from ctl.tensorflow_patches import optimizer_attributes
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 from ctl.training.task import Task
@@ -229,7 +230,7 @@ def _learning_rate(optimizer: Any) -> float | None:
     """Returns the learning rate of the newest update of a Keras optimizer, or None if it has none."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     try:
-        rate = getattr(optimizer, "_learning_rate", None)
+        rate = optimizer_attributes.learning_rate_variable(optimizer)
         rate = rate if callable(rate) else optimizer.learning_rate
         if hasattr(rate, "get_config"):  # a schedule
             rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))

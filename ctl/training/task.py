@@ -16,7 +16,7 @@ from ctl.step.gradient_settings import Gradients
 from ctl.step.moving_averages import MovingAverages
 from ctl.training.user_methods import is_defined_by_user
 
-METHODS = (
+USER_METHODS = (
     *("build", "train_data", "train_data_fn", "train_step", "eval_data", "eval_step"),
     *("before_training", "after_loop", "after_epoch", "after_evaluation", "signatures", "moving_averages"),
 )
@@ -33,7 +33,7 @@ class Task:
 
     Attributes:
       class_name: Name of the subclass.
-      methods: The methods that the user defines, by name, bound to the trainer; see `METHODS`.
+      methods: The methods that the user defines, by name, bound to the trainer; see `USER_METHODS`.
       attributes: All attributes of the trainer.
       model, optimizer: The default model and its optimizer, or None.
       gradients: Settings of gradients.
@@ -55,7 +55,7 @@ class Task:
     @classmethod
     def of(cls, trainer: Any) -> Task:
         """Returns the task of a `ctl.Trainer`. Before `build` it has methods only."""
-        methods = {name: getattr(trainer, name) for name in METHODS if is_defined_by_user(trainer, name)}
+        methods = {name: getattr(trainer, name) for name in USER_METHODS if is_defined_by_user(trainer, name)}
         attributes = vars(trainer)
         return cls(
             class_name=type(trainer).__name__,

@@ -20,6 +20,7 @@ from ctl.errors import UsageError
 from ctl.metrics.adapter import as_writers, is_writer
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
+from ctl.tensorflow_patches import optimizer_attributes
 from ctl.training.run_options import RunOptions
 from ctl.training.task import Task
 
@@ -185,7 +186,7 @@ def check_callbacks(task: Task, config: Config, callbacks: Sequence[Callback], *
 def has_variable_learning_rate(optimizer: Any) -> bool:
     """Returns True if the learning rate is a number that can be changed, and not a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", getattr(inner, "learning_rate", None))
+    rate = optimizer_attributes.learning_rate_variable(inner, getattr(inner, "learning_rate", None))
     is_schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
     return rate is not None and not is_schedule and hasattr(plain(rate), "numpy")
 
@@ -292,8 +293,8 @@ def _check_central_storage(world: World, owned: Mapping[str, Any]) -> None:
 
 
 def _check_optimizer_strategy(world: World, name: str, optimizer: Any) -> None:
-    made_under = getattr(optimizer, "_distribution_strategy", None)
-    if is_keras3(optimizer) and made_under is not None and (made_under is not world.strategy):
+    created_under = optimizer_attributes.strategy_of_optimizer(optimizer)
+    if is_keras3(optimizer) and created_under is not None and created_under is not world.strategy:
         raise UsageError(_outside(f"self.{name}"))
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 from conftest import ROOT
-from ctl.distribute import communication
 from ctl.io import log_filter
+from ctl.tensorflow_patches import coordination_service
 from oldest_versions import constraints
 
 MODULES = [f"tensorflow.{place}tsl.protobuf.coordination_config_pb2" for place in ("compiler.xla.", "")]
@@ -15,10 +15,10 @@ MODULES = [f"tensorflow.{place}tsl.protobuf.coordination_config_pb2" for place i
 
 @pytest.mark.parametrize("present", MODULES)
 def test_heartbeats_use_the_messages_where_this_version_has_them(present, monkeypatch):
-    messages = communication._coordination_config()
+    messages = coordination_service._config_module()
     for name in MODULES:
         monkeypatch.setitem(sys.modules, name, messages if name == present else None)
-    assert communication._coordination_config() is messages
+    assert coordination_service._config_module() is messages
     assert messages.CoordinatedJob(name="worker", num_tasks=2).num_tasks == 2
 
 

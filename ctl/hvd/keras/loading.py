@@ -12,6 +12,7 @@ import tensorflow as tf
 from ctl.hvd.compression import Compression
 from ctl.hvd.keras.optimizers import DistributedOptimizer
 from ctl.hvd.keras3_optimizers import Distributed
+from ctl.tensorflow_patches import optimizer_attributes
 
 
 def load_model(
@@ -65,7 +66,7 @@ def _lost_its_state(optimizer: Any) -> bool:
     """Keras 3 builds the optimizer of an .h5 file for no variables at all."""
     return (
         getattr(optimizer, "built", False)
-        and not getattr(optimizer, "_trainable_variables", True)
+        and not optimizer_attributes.trainable_variables(optimizer, default=True)
         and not hasattr(optimizer, "inner_optimizer")
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hvd import process
+from ctl.tensorflow_patches import optimizer_attributes
 
 
 class TwoKerasCallback(tf.keras.callbacks.Callback):
@@ -155,8 +156,7 @@ def _rate(optimizer: Any) -> float:
 def _set_rate(optimizer: Any, value: float) -> None:
     """In the variable that a compiled step reads."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    hyper = getattr(inner, "_hyper", {})
-    rate: Any = hyper.get("learning_rate", getattr(inner, "_learning_rate", None))
+    rate: Any = optimizer_attributes.legacy_learning_rate(inner)
     if not hasattr(rate, "assign"):
         if not isinstance(rate, (int, float)):
             raise UsageError(
@@ -174,7 +174,7 @@ def _momentum(optimizer: Any) -> list[Any]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "momentum"):
         return []
-    found = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None)
+    found = optimizer_attributes.momentums(inner)
     if not found and hasattr(inner, "get_slot_names") and "momentum" in inner.get_slot_names():
         found = [v for v in inner.weights if "/momentum" in v.name]
     return [variable for variable in found or [] if variable is not None]

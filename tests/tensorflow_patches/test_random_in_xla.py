@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.step import random_in_xla
+from ctl.tensorflow_patches import random_in_xla
+from patching import turn_off
 
 
 def drawn(draw, compiled, seed=(3, 2**40)):
@@ -44,3 +45,11 @@ def test_other_dtypes_are_left_to_xla_and_functions_are_put_back():
     found = drawn(lambda seed: tf.random.stateless_uniform([50], seed, dtype=tf.float64), compiled=True)
     assert 0.3 < found.mean() < 0.7
     assert vars(random_in_xla.ops) == before
+
+
+def test_without_the_patch_xla_draws_other_numbers(monkeypatch):
+    def draw(seed):
+        return tf.random.stateless_uniform([3, 7], seed)
+
+    turn_off(monkeypatch, "random_in_xla")
+    assert (drawn(draw, compiled=True) != drawn(draw, compiled=False)).any()

@@ -1,11 +1,17 @@
 """Three spellings of Keras 2 that Keras 3 refuses, for code that cannot be changed.
 
-`optimizer.variables()`, `optimizer.lr`, and `model.compile(experimental_run_tf_function=...)`, which means
-nothing any more.
+Purpose: Scripts for Horovod use `optimizer.variables()`, `optimizer.lr` and
+  `model.compile(experimental_run_tf_function=...)`. The last argument has no effect.
+Replaces: `variables` and `lr` of `keras.optimizers.Optimizer`, and `compile` of `keras.Model`.
+Versions: Keras 3.0 and later.
+Upstream issue: none; Keras 3 removed these spellings on purpose.
+Switch: `keras2_spellings`. Without the patch such scripts raise the errors of Keras 3.
 """
 
 import functools
 from typing import Any
+
+from ctl.tensorflow_patches import switches
 
 
 class _Variables(list):
@@ -16,12 +22,12 @@ class _Variables(list):
 
 
 def install_keras2_spellings() -> None:
-    """From now on, for all models and optimizers of Keras 3; nothing for tf_keras, or a second time."""
+    """Adds the spellings to all models and optimizers of Keras 3; idempotent. A no-op for tf_keras."""
     import keras
 
     optimizer: Any = keras.optimizers.Optimizer
     base = next((c for c in optimizer.__mro__ if isinstance(vars(c).get("variables"), property)), None)
-    if base is None or hasattr(optimizer, "lr"):
+    if base is None or hasattr(optimizer, "lr") or not switches.is_enabled("keras2_spellings"):
         return
     read = base.variables.fget
     base.variables = property(lambda self: _Variables(read(self)), doc=base.variables.__doc__)

@@ -1,6 +1,10 @@
 """With several ranks Keras 3 does not compile with XLA by itself, as it would on a machine with a GPU."""
 
+import pytest
+from ctl.tensorflow_patches import keras_compilation
 from hvd.ranks import results
+from keras.src.trainers import trainer
+from patching import parameters_of, restore_original, turn_off
 
 FIT = """
 import json
@@ -36,3 +40,13 @@ def test_a_script_of_several_ranks_fits_where_keras_sees_a_gpu():
 def test_one_rank_alone_is_compiled_as_before():
     (found,) = results(FIT.replace("model.fit(", "# "), 1)
     assert found["jit"] is True and found["plain"] is True
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_it_can_be_turned_off(disabled, monkeypatch):
+    original = restore_original(monkeypatch, trainer.Trainer, "_resolve_auto_jit_compile")
+    assert parameters_of(original) == ["self"]
+    if disabled:
+        turn_off(monkeypatch, "keras_compilation")
+    keras_compilation.install_compilation_check(lambda: True)
+    assert (trainer.Trainer._resolve_auto_jit_compile is original) == disabled

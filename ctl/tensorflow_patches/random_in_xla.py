@@ -4,6 +4,13 @@ TensorFlow and XLA draw the same bits (Philox) but convert them differently: Ten
 each word, XLA the high ones; their formulas for normal numbers differ; XLA truncates seeds to 32 bits. Here
 seeds become keys, and bits become floats, as in TensorFlow: integers and uniform numbers are equal, normal
 numbers are equal up to rounding. Other distributions, such as truncated normal, keep XLA's numbers.
+
+Purpose: A loop in one XLA program has the same losses as the same steps without XLA.
+Replaces: `stateless_random_uniform_v2`, `stateless_random_normal_v2` and
+  `stateless_random_get_key_counter` in `tensorflow.python.ops.gen_stateless_random_ops_v2`, within a block.
+Versions: TensorFlow 2.16 and later.
+Upstream issue: https://github.com/tensorflow/tensorflow/issues/121243
+Switch: `random_in_xla`. Without the patch XLA draws its own numbers.
 """
 
 import contextlib
@@ -13,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl.tensorflow_patches import switches
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as ops
 
 _BITS = {tf.float32: 23, tf.float16: 10, tf.bfloat16: 7}  # used by TensorFlow, of each word
@@ -25,6 +33,9 @@ _lock = threading.Lock()
 @contextlib.contextmanager
 def same_numbers() -> Iterator[None]:
     """Operations traced within the block draw TensorFlow's numbers in XLA. One block at a time."""
+    if not switches.is_enabled("random_in_xla"):
+        yield
+        return
     uniform, normal = ops.stateless_random_uniform_v2, ops.stateless_random_normal_v2
 
     def random_words(shape: Any, key: Any, counter: Any, alg: Any) -> Any:

@@ -2,6 +2,12 @@
 
 A `keras.metrics.Mean` that gets a scalar, such as the loss of a batch, counts it once on every replica.
 With shares of unequal size the result would differ from that of one device.
+
+Purpose: `ctl.fit` has the same results on several replicas as on one device.
+Replaces: `update_state` of `Mean` in `keras.src.metrics.reduction_metrics`.
+Versions: Keras 3.0 and later; a no-op if the class does not exist.
+Upstream issue: none known.
+Switch: `weighted_means`. Without the patch scalars count once on every replica.
 """
 
 import contextlib
@@ -12,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import switches
 
 _MODULE = "keras.src.metrics.reduction_metrics"
 _install_lock = threading.Lock()
@@ -42,6 +49,8 @@ def _install() -> None:
     mean: Any = getattr(sys.modules.get(_MODULE), "Mean", None)
     with _install_lock:
         if mean is None or getattr(mean.update_state, "is_of_ctl", False):
+            return
+        if not switches.is_enabled("weighted_means"):
             return
         original = mean.update_state
 

@@ -1,7 +1,15 @@
-"""Temporary replacement of methods of single objects, by several threads at the same time.
+"""Replacement of methods of single objects, also by several threads at the same time.
 
 TensorFlow traces each replica in a separate thread, and the traces interleave. A method is replaced when
 the first block is entered and restored when the last one is left.
+
+Purpose: `ctl.fit` averages over replicas in the methods `apply`, `call`, `update_state` and
+  `predict_on_batch` of the user's Keras objects, and records their arguments. On several workers, it
+  replaces `Model.evaluate` by a method that raises an error.
+Replaces: these public methods of single objects.
+Versions: Keras 3.0 and later.
+Upstream issue: none known.
+Switch: none; `ctl.fit` would have wrong results on several replicas.
 """
 
 import contextlib
@@ -64,3 +72,8 @@ def replaced(
                     for attribute, value in entry.before.items():
                         object.__setattr__(instance, attribute, value)
                     del _replaced[id(instance), name]
+
+
+def replace_method(instance: Any, name: str, method: Callable[..., Any]) -> None:
+    """Replaces a method of an object permanently."""
+    object.__setattr__(instance, name, method)

@@ -1,10 +1,14 @@
-"""TensorFlow connects the workers without blocking the other threads of this process.
+"""Connection of the workers without blocking the other threads of this process.
 
-    with connection.unlocked(), signals.default_action():
+    with unlocked_connection.unlocked(), signals.default_action():
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-TensorFlow waits for the peers with Python's interpreter lock held: no heartbeat, no other thread, until
-they come. The same function of its C API, called through ctypes, waits without the lock.
+Purpose: TensorFlow waits for the peers with Python's interpreter lock held, so no other thread runs, for
+  example that of the heartbeat. The function of its C API, called through ctypes, waits without the lock.
+Replaces: `TFE_EnableCollectiveOps` in `tensorflow.python.pywrap_tfe`, within a block.
+Versions: TensorFlow 2.16 and later, with the library `libtensorflow_cc.so.2`; otherwise a no-op.
+Upstream issue: none known.
+Switch: `unlocked_connection`. Without the patch other threads stop until all workers are connected.
 """
 
 import contextlib
@@ -14,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import switches
 
 
 @contextlib.contextmanager
 def unlocked() -> Iterator[bool]:
-    """Within the block TensorFlow waits for peers without the lock; yields whether it does.
+    """Within the block TensorFlow waits for peers without the lock.
 
-    It does not where this TensorFlow is built in another way; then all is as TensorFlow has it.
+    Yields False if the function cannot be replaced.
     """
+    if not switches.is_enabled("unlocked_connection"):
+        yield False
+        return
     try:
         from tensorflow.python import pywrap_tfe
 
@@ -38,7 +46,7 @@ def unlocked() -> Iterator[bool]:
 
 
 def _connect_function() -> Any:
-    """`TFE_EnableCollectiveOps(context, serialized ServerDef)`; raises as TensorFlow's own does."""
+    """Returns `connect(context, serialized ServerDef)`, which raises the errors of the original."""
     library = ctypes.CDLL(str(Path(tf.__file__).parent / "libtensorflow_cc.so.2"))
     pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 

@@ -2,15 +2,23 @@
 
 Such a replica calls the layers with a placeholder row. Keras counts it in the mean and the variance over
 all replicas. Here it does not count.
+
+Purpose: Several replicas have the statistics of one device, also for a short last batch.
+Replaces: `_compute_moments_sync` in `keras.src.backend.tensorflow.nn`.
+Versions: Keras 3.0 and later; a no-op if the function does not exist.
+Upstream issue: none known.
+Switch: `synchronized_moments`. Without the patch placeholder rows count.
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from ctl.tensorflow_patches import switches
 
 _MODULE = "keras.src.backend.tensorflow.nn"
 _install_lock = threading.Lock()
@@ -38,13 +46,16 @@ def without_placeholders(is_empty: Any) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Wraps the private function of Keras once. The wrapper changes nothing outside of the block."""
+    """Wraps the private function of Keras once. The wrapper has no effect outside of the block."""
     module: Any = sys.modules.get(_MODULE)
     with _install_lock:
         original = getattr(module, "_compute_moments_sync", None)
         if original is None or getattr(original, "is_of_ctl", False):
             return
+        if not switches.is_enabled("synchronized_moments"):
+            return
 
+        @functools.wraps(original)
         def compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
             if _thread.is_empty is None:
                 return original(x, axes, keepdims)
