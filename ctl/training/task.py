@@ -55,7 +55,8 @@ class Task:
     @classmethod
     def of(cls, trainer: Any) -> Task:
         """Returns the task of a `ctl.Trainer`. Before `build` it has methods only."""
-        methods = {name: getattr(trainer, name) for name in USER_METHODS if is_defined_by_user(trainer, name)}
+        names = [name for name in USER_METHODS if is_defined_by_user(trainer, name)]
+        methods = {name: getattr(trainer, name) for name in names}
         attributes = vars(trainer)
         return cls(
             class_name=type(trainer).__name__,
