@@ -24,7 +24,7 @@ FLOORS = [
     ["launch", "config"],
     ["deploy", "callbacks", "config_flags"],
     ["step", "data", "checkpoints", "metrics"],
-    ["hvd", "profiling", "evaluator"],
+    ["hvd", "profiling", "evaluator", "parameter_server"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing"],

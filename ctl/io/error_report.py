@@ -113,6 +113,13 @@ def core(text: str) -> str:
     return lines[-1] if lines else ""
 
 
+def ctl_error_in(error: BaseException | None) -> CtlError | None:
+    """Returns the first error of ctl in a chain of errors, or None."""
+    while error is not None and not isinstance(error, CtlError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _frames(trace: TracebackType | None) -> list[str]:
     """Returns the lines of the frames that are in the user's own files."""
     lines = []

@@ -22,7 +22,6 @@ from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
 from ctl.keras.step_logs import StepLogs
-from ctl.step import update_lock
 from ctl.step.gradient_settings import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.step.randomness import GeneratorStates
@@ -251,7 +250,8 @@ class KerasTrainer(Trainer):
     ) -> dict[str, Any]:
         """Updates the metrics of the model and names them."""
         tracker = keras_models.loss_tracker(self.model)
-        with tf.control_dependencies([loss]), update_lock.held():  # Keras reads, then assigns
+        exclusive_updates = traced_step().context.exclusive_updates  # Keras reads, then assigns
+        with tf.control_dependencies([loss]), exclusive_updates():
             tracker.update_state(means.mean_of_share(loss), sample_weight=num_rows(batch))
             share = means.share_of_rows(tf.constant(1.0)) if self.topology.num_replicas > 1 else None
             with weighted_means(share), undivided_means():

@@ -1,5 +1,7 @@
 """Inputs of the trace of a step on one replica."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ class StepContext:
         gradients are reduced over all replicas.
       timer: Sums of the waiting times of this worker, or None.
       mask_counts: Counts of the masks in all parts of the batch, or None if there is one part.
+      exclusive_updates: Returns a context in which no other worker updates variables.
     """
 
     settings: Gradients = field(default_factory=Gradients)
@@ -35,6 +38,7 @@ class StepContext:
     num_local_workers: int = 0
     timer: StepTimes | None = None
     mask_counts: MaskCounts | None = None
+    exclusive_updates: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def defers_updates(self) -> bool:

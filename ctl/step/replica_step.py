@@ -29,6 +29,8 @@ from ctl.step.traced_step import TracedStep, tracing
 from ctl.step.update_request import UpdateRequest
 from ctl.tensorflow_patches import synchronized_moments
 
+RETRACE_MESSAGE = "The trainable variables have changed: the step is traced again."
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserStep:
@@ -85,7 +87,11 @@ class ReplicaStep:
         self.calls_minimize = False
 
     def function(
-        self, share_of: Callable[[Any], Share] = Share, even: bool = False, in_program: bool = False
+        self,
+        share_of: Callable[[Any], Share] = Share,
+        even: bool = False,
+        in_program: bool = False,
+        exclusive_updates: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> Callable[[Any], Any]:
         """Returns a function for `strategy.run`: an element of the data -> `[m, 2]`.
 
@@ -94,6 +100,7 @@ class ReplicaStep:
           even: True if static shapes are equal on all replicas.
           in_program: True if the loop around the step is compiled too. The function then returns a pair
             (`[m, 2]`, `finiteness.step_report`).
+          exclusive_updates: Returns a context that excludes the updates of other workers.
         """
         context = StepContext(
             settings=self._user_step.settings(),
@@ -101,11 +108,16 @@ class ReplicaStep:
             has_even_shapes=even,
             num_local_workers=self.reducer.num_local_workers,
             timer=self.timer,
+            exclusive_updates=exclusive_updates,
         )
         trace = _ReplicaTrace(self, self._user_step, context, share_of, self._num_replicas, self._skipping)
         if context.settings.accumulate_steps > 1:
             return trace.accumulated
         return trace.compiled if self._user_step.is_compiled() else trace.plain
+
+    def record_trace(self, record: StepRecord) -> None:
+        """Records whether a traced step calls `minimize`."""
+        self.calls_minimize |= bool(record.norms)
 
 
 class _Part(NamedTuple):
@@ -249,7 +261,7 @@ class _ReplicaTrace:
 
     def _finish(self, packed: Any, record: StepRecord, saved: list) -> Any:
         stop_conditions = record.stop_conditions()
-        self._step.calls_minimize |= bool(record.norms)
+        self._step.record_trace(record)
         packed = self._skipping.after(
             packed,
             self._step.totals,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.step import finiteness, optimizers, update_lock
+from ctl.step import finiteness, optimizers
 from ctl.step.context import StepContext
 from ctl.step.record import UpdateOutcome
 from ctl.step.reducers.reducer import GradientReducer, ReducedGradients
@@ -45,7 +45,7 @@ def apply_update(request: UpdateRequest, context: StepContext, reducer: Gradient
     check = _check(request, context, reducer, norm, suspects, scale if is_scaled else None)
     if context.settings.clip_norm is not None:
         gradients = _clipped(gradients, norm, context.settings.clip_norm, is_scaled)
-    with tf.control_dependencies(check.dependencies), update_lock.held():
+    with tf.control_dependencies(check.dependencies), context.exclusive_updates():
         _apply(request, gradients, check.condition)
         _assign(reduced, check.condition)
     with tf.control_dependencies(check.dependencies):  # a step that ends the run is not counted

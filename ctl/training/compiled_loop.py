@@ -15,9 +15,10 @@ from ctl.data.dataset_traits import RANDOM_OPS, nodes_of_graph
 from ctl.data.row_windows import RowWindows, gather_batch
 from ctl.errors import UsageError
 from ctl.step import finiteness
-from ctl.step.replica_step import ReplicaStep
+from ctl.step.replica_step import RETRACE_MESSAGE, ReplicaStep
 from ctl.tensorflow_patches import random_in_xla
-from ctl.training.graph_loop import TRACED_AGAIN, errors_of_a_trace
+from ctl.training.graph_loop import errors_of_a_trace
+from ctl.training.pacing import SynchronousPacing
 
 _log = logging.getLogger("ctl")
 _BATCH_SIZE_ASSERT = "assert_non_negative"  # of tf.nn.compute_average_loss
@@ -49,6 +50,10 @@ class CompiledLoop:
         self._numbers: dict[int, tf.Tensor] = {}
         self.has_run = False
         self.totals, self.reducer = step.totals, step.reducer
+
+    def pacing(self) -> SynchronousPacing:
+        """Returns the lengths of graph calls."""
+        return SynchronousPacing()
 
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Runs up to `steps` steps; fewer if the data ends.
@@ -84,7 +89,7 @@ class CompiledLoop:
         windows.check_dtypes()
         trained = self._trained()
         if self._programs and trained != self._traced_for[1]:
-            _log.info(TRACED_AGAIN)
+            _log.info(RETRACE_MESSAGE)
         if trained != self._traced_for[1] or windows.functions is not self._traced_for[0]:
             self._programs = {}  # objects that functions of the data use may have changed
         self._traced_for = windows.functions, trained

@@ -10,9 +10,8 @@ from ctl.data import input_errors, pipeline
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
 from ctl.distribute.world import World
-from ctl.errors import CtlError, NonFiniteError, OutOfMemory, PeerLostError, UsageError
-from ctl.step import finiteness
-from ctl.training import step_mistakes
+from ctl.errors import NonFiniteError, OutOfMemory, PeerLostError, UsageError
+from ctl.step import finiteness, step_mistakes
 
 _NCCL_ERRORS = (tf.errors.InternalError, tf.errors.UnknownError)
 _XLA = ("Detected unsupported operations when trying to compile", "XLA", "jit_compile")
@@ -147,10 +146,3 @@ def _first_line(text: str, words: tuple[str, ...]) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     matching = [line for line in lines if any(word in line for word in words)]
     return (matching or lines or [""])[0][:200]
-
-
-def ours(error: BaseException | None) -> CtlError | None:
-    """Returns the first error of ctl in a chain of errors, or None."""
-    while error is not None and not isinstance(error, CtlError):
-        error = error.__cause__ or error.__context__
-    return error

@@ -18,15 +18,14 @@ from ctl.data.dataset_checks import describe_element
 from ctl.distribute import collective_debug, replica_sum
 from ctl.distribute.topology import Topology
 from ctl.io import error_report
-from ctl.step import keras_metrics
+from ctl.io.error_report import ctl_error_in
+from ctl.step import keras_metrics, step_mistakes
 from ctl.step.averaging import ROWS
-from ctl.step.replica_step import ReplicaStep
-from ctl.training import step_mistakes
-from ctl.training.error_translation import ours
+from ctl.step.replica_step import RETRACE_MESSAGE, ReplicaStep
+from ctl.training.pacing import SynchronousPacing
 
 _log = logging.getLogger("ctl")
 _SHAPES = tf.TensorShape([]), tf.TensorShape([None, 2]), tf.TensorShape([])
-TRACED_AGAIN = "The trainable variables have changed: the step is traced again."
 
 
 @contextlib.contextmanager
@@ -35,7 +34,7 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        own_error = ours(e)
+        own_error = ctl_error_in(e)
         error_report.mark_as_common(own_error or e)
         if own_error is e:
             raise
@@ -96,6 +95,10 @@ class StepLoop:
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals, self.reducer = step.totals, step.reducer
 
+    def pacing(self) -> SynchronousPacing:
+        """Returns the lengths of graph calls."""
+        return SynchronousPacing()
+
     def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
         """Runs up to `steps` steps; fewer if the data ends, on all workers at the same step.
 
@@ -127,7 +130,7 @@ class StepLoop:
         key = self._key(batches)
         if key not in self._functions:
             if any(other[:4] == key[:4] for other in self._functions):
-                _log.info(TRACED_AGAIN)
+                _log.info(RETRACE_MESSAGE)
             packed, steps = tf.TensorSpec([None, 2], tf.float64), tf.TensorSpec([], tf.int64)
             run_many = self._until_end if batches.has_unknown_end else self._many
             single = self._single and not batches.has_unknown_end

@@ -3,10 +3,11 @@
 from typing import Any
 
 from ctl import config
-from ctl.data import per_worker, pipeline, row_windows
+from ctl.data import pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.errors import UsageError
+from ctl.training import asynchronous
 from ctl.training.prepared import PreparedTrainer
 
 
@@ -66,7 +67,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
                 "train_data_fn returns each worker's part of a synchronous batch, and workers of parameter "
                 "servers are asynchronous. Write train_data, with global batches."
             )
-        return per_worker.open_train_per_worker(
+        return asynchronous.open_worker_data(
             methods["train_data"],
             world.strategy,
             start_examples=progress.examples,

@@ -30,6 +30,7 @@ from ctl.supervision.signals import Signals
 from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.marks import Marks
 from ctl.training.observers import ObserverGroup
+from ctl.training.pacing import Pacing
 
 _log = logging.getLogger("ctl")
 _PLANNED = Action.SAVE | Action.EVALUATE
@@ -119,6 +120,7 @@ class GraphLoop(Protocol):
     def refresh(self) -> None: ...
     def release(self) -> None: ...
     def graph_def(self) -> tf.compat.v1.GraphDef | None: ...
+    def pacing(self) -> Pacing: ...
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,6 @@ class TrainLoop:
       interval: Totals and times since the newest log.
     """
 
-    has_other_processes = False  # besides synchronous workers
-
     def __init__(
         self,
         graph_loop: GraphLoop,
@@ -178,10 +178,12 @@ class TrainLoop:
         self._has_equal_weights = True  # on all workers, after the newest loop
         self._agree_at = 0
         self._rate = 0.0  # steps per second, the newest known
+        self._pacing = graph_loop.pacing()
 
     def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
         """Yields graph calls from `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
+        self._pacing.begin(signals, self._writers.note)
         mark = self._next_mark(step)
         end = None
         while end is None and (steps is None or step < steps):
@@ -200,7 +202,7 @@ class TrainLoop:
             stop = self._call_hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, signals)
             if ran < num_steps:
-                end = self._short(signalled)
+                end = self._pacing.end_of_short_loop(signalled)
             elif stop or signalled:
                 end = RunEnd.SIGNAL if signalled else RunEnd.STOPPED
             if Action.PROFILE in due:
@@ -237,12 +239,9 @@ class TrainLoop:
         return self._marks.next_mark(step, self._batches.steps_per_epoch)
 
     def _next_length(self, step: int, limits: list[int]) -> int:
+        self._rate = self.interval.steps_per_sec() or self._rate
         length = self._graph_loop.reducer.loop_length(step, self._length.length)
-        return min([length, *limits])
-
-    def _short(self, signalled: bool) -> RunEnd:
-        """Returns the cause for which a loop ran fewer steps than requested."""
-        return RunEnd.DATA_ENDED
+        return self._pacing.length(length, self._length.auto, self._rate, limits)
 
     def _run(self, step: int, num_steps: int) -> int:
         """Runs one graph call after `step`; returns its number of steps. The first call also compiles."""
@@ -279,7 +278,7 @@ class TrainLoop:
         except Exception as e:
             if isinstance(e, CtlError) and not isinstance(e, FailedElsewhere):
                 raise
-            has_peers = self.has_other_processes or self._agreement.num_workers > 1
+            has_peers = self._pacing.has_other_processes or self._agreement.num_workers > 1
             if has_peers and isinstance(e, PEER_ERRORS):
                 raise
             self._failure = e  # all workers stop at this step, and a checkpoint is saved

@@ -16,10 +16,10 @@ from ctl.step.reducers.sum import SumReducer, sum_over_replicas
 from ctl.step.replica_step import ReplicaStep, UserStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
+from ctl.training import asynchronous
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
-from ctl.training.parameter_server_loop import ScheduledLoop
 from ctl.training.task import Task
 
 
@@ -84,7 +84,7 @@ class ProgramCache:
         strategy, step = self._world.strategy, self._train_step()
         arguments: dict[str, Any] = {"counter": self._counter, "trained": self._trained_variables}
         if self._world.is_asynchronous:
-            return ScheduledLoop(strategy, step, **arguments)
+            return asynchronous.create_loop(strategy, step, **arguments)
         if self._config.jit_compile == "loop":
             return CompiledLoop(strategy, step, **arguments)
         return StepLoop(strategy, step, self._world.topology, single=is_single, **arguments)

@@ -18,7 +18,6 @@ from ctl.training.callback_runner import BestWeights, CallbackRunner
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
 from ctl.training.loop_observers import create_observers, create_profiler
 from ctl.training.marks import Marks
-from ctl.training.parameter_server_loop import RoundLoop
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 
@@ -67,7 +66,7 @@ class Run:
             prepared, graph_loop, self.profiler, writers, log_dir=options.log_dir, check_lease=check_lease
         )
         save_request = prepared.activity.save_request
-        self.loop = (RoundLoop if world.is_asynchronous else TrainLoop)(
+        self.loop = TrainLoop(
             graph_loop,
             batches,
             Marks(options.intervals, has_epoch_events=self._callbacks.wants("after_epoch")),

@@ -7,15 +7,15 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ctl.data import per_worker
 from ctl.data.arrays import from_arrays
 from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch_chief
 from ctl.distribute.platforms import detection
 from ctl.distribute.strategies import WORDS
 from ctl.distribute.strategy_kind import has_parameter_servers, strategy_name
 from ctl.metrics.protocol import Progressed
+from ctl.parameter_server import worker_data
+from ctl.parameter_server.rounds import Watch
 from ctl.supervision.signals import Signals
-from ctl.training.parameter_server_loop import Watch
 
 TASKS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 
@@ -198,6 +198,6 @@ def test_workers_share_the_batches_of_the_endless_order(start):
 def test_a_dataset_with_python_code_cannot_be_sent_and_random_operations_can():
     dataset = tf.data.Dataset.range(9).batch(3)
     with pytest.raises(ctl.UsageError, match=r"calls Python code.*Write ctl\.from_arrays"):
-        per_worker._serialize(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
+        worker_data._serialize(dataset.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)))
     noisy = dataset.shuffle(3).map(lambda x: tf.random.uniform([]))
-    assert per_worker._serialize(noisy).dtype == tf.string
+    assert worker_data._serialize(noisy).dtype == tf.string

@@ -13,6 +13,7 @@ from ctl.step.reducers.sum import SumReducer
 from ctl.supervision.signals import Signals
 from ctl.training.loop import TrainLoop, Vote
 from ctl.training.marks import Marks
+from ctl.training.pacing import SynchronousPacing
 
 
 class Steps:
@@ -22,6 +23,9 @@ class Steps:
 
     def run(self, batches, steps, packed):
         return packed, steps
+
+    def pacing(self):
+        return SynchronousPacing()
 
     def refresh(self):
         pass

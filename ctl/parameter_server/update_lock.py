@@ -19,16 +19,12 @@ _mutexes: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def held() -> Any:
-    """Operations traced within the block hold the lock. A no-op without parameter servers.
+    """Operations traced within the block hold the lock.
 
     Called under control dependencies on the gradients, so that no worker computes them while it holds the
     lock.
     """
-    strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        yield
-        return
-    mutex = _mutex_of(strategy)
+    mutex = _mutex_of(tf.distribute.get_strategy())
     graph = tf.compat.v1.get_default_graph()
     lock = tf.raw_ops.MutexLock(mutex=mutex)
     before = len(graph.get_operations())
