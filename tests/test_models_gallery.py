@@ -115,9 +115,9 @@ def test_text_is_shown_predicted_and_served(tmp_path):
                        length=5, **{**SMALL, "show_every_steps": 2},
                        intervals=every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2)))  # fmt: skip
     trainer.train(2, export=["saved_model"])
-    (file,) = (tmp_path / "logs" / "train").glob("events*")
     shown = [
         value.tensor.string_val[0].decode()
+        for file in (tmp_path / "logs" / "train").glob("events*")
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value if value.tag.startswith("text")
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from ctl.supervision.lease import Lease
 from object_store import unmount
 from saving_jobs import checkpoints, jobs  # noqa: F401
 from saving_jobs import unbroken as final  # noqa: F401
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard_runs import scalar_steps
 from training import STEPS, assert_bit_identical, run, wait_until
 
 pytestmark = pytest.mark.workers
@@ -63,16 +63,11 @@ def bucket(tmp_path):
 
 
 def events(model_dir, steps, which="train", missing=0):
-    """Steps of the losses in TensorBoard's files, when the listing shows all `steps` but `missing`."""
+    """Steps of the losses that TensorBoard shows, when the listing shows all `steps` but `missing`."""
 
     def listed():
-        found = []
-        for path in sorted((model_dir / "logs" / which).glob("events*")):
-            if not path.exists():  # deleted, and still in the listing
-                continue
-            for event in EventFileLoader(str(path)).Load():
-                found += [event.step for value in event.summary.value if value.tag == "loss"]
-        return found if len(set(steps) - set(found)) <= missing else None
+        shown = scalar_steps(model_dir / "logs" / which)
+        return shown if len(set(steps) - set(shown)) <= missing else None
 
     return wait_until(listed)
 
