@@ -17,22 +17,22 @@ from ctl.training import checkpoint_follower, evaluator, validation
 from ctl.training.trainer_protocol import TrainerProtocol
 
 
-def prepare_platform(trainer: TrainerProtocol, places: Directories, hypertune: str, mode: str) -> None:
+def prepare_platform(trainer: TrainerProtocol, directories: Directories, hypertune: str, mode: str) -> None:
     """Prepares a trainer for the platform, before `build`.
 
     Args:
       trainer: Trainer to prepare.
-      places: Directories of the platform.
+      directories: Directories of the platform.
       hypertune: Name of the metric to report to a tuning job, or an empty string.
       mode: Value of --mode.
 
     Raises:
       UsageError: If the metric is not evaluated, or the model cannot be copied to its directory.
     """
-    if places.model and mode in ("train", "train_and_eval"):
-        _check_model_directory(trainer, places.model)
-    if places.logs and not paths.is_url(places.logs):
-        trainer.log_dir = places.logs
+    if directories.model and mode in ("train", "train_and_eval"):
+        _check_model_directory(trainer, directories.model)
+    if directories.logs:
+        trainer.log_dir = directories.logs
     if not hypertune:
         return
     validation.check_methods(trainer, "evaluate")
@@ -58,14 +58,14 @@ def _check_model_directory(trainer: TrainerProtocol, model: str) -> None:
         with tempfile.TemporaryFile(dir=model):
             pass
     except OSError as e:
-        kind = StorageError if disk_errors.is_transient(e) else UsageError
-        raise kind(
+        error_class = StorageError if disk_errors.is_transient(e) else UsageError
+        raise error_class(
             f"AIP_MODEL_DIR names {model} for the model, and nothing can be written there ({e.strerror}). "
             "Name another directory, or unset it."
         ) from None
 
 
-def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[str]) -> None:
+def hand_over(trainer: TrainerProtocol, directories: Directories, formats: Sequence[str]) -> None:
     """Copies the exported SavedModel to the directory from which the platform serves it.
 
     A model in the directory is replaced: `saved_model.pb` is deleted first and written last.
@@ -73,16 +73,16 @@ def hand_over(trainer: TrainerProtocol, places: Directories, formats: Sequence[s
     Raises:
       CtlError: If the copy fails.
     """
-    if not places.model or "saved_model" not in formats or not trainer.topology.is_chief:
+    if not directories.model or "saved_model" not in formats or not trainer.topology.is_chief:
         return
     assert trainer.model_dir is not None  # checked by `_check_model_directory`
     source = paths.path(trainer.model_dir) / "export" / "saved_model"
     try:
-        paths.copy_tree(source, paths.path(places.model), last=export.SAVED_MODEL_MARK)
+        paths.copy_tree(source, paths.path(directories.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
         raise CtlError(
-            f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "
-            f"names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
+            f"The model is in {source}, and could not be copied to {directories.model}, which "
+            f"AIP_MODEL_DIR names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
         ) from e
 
 

@@ -275,11 +275,10 @@ def summary_of(
     if directory:
         summary |= {"checkpoints": f"{directory}/checkpoints"}
         summary |= {"export": ", ".join(exported)} if exported else {}
-        if not paths.is_url(directory):
-            summary |= {
-                "logs": log_dir(trainer),
-                "TensorBoard": f"{_tensorboard()} --logdir {log_dir(trainer)}",
-            }
+        summary |= {
+            "logs": log_dir(trainer),
+            "TensorBoard": f"{_tensorboard()} --logdir {log_dir(trainer)}",
+        }
     return summary
 
 
