@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 from ctl.metrics.console import ConsoleWriter
@@ -46,6 +48,15 @@ def plain(clock):
 def seen(file):
     """What was written, without the codes that move and colour."""
     return ESCAPES.sub("", file.getvalue())
+
+
+def test_rich_is_imported_for_a_run_and_its_progress_bar_for_a_terminal():
+    program = (
+        "import io, sys, ctl; assert 'rich' not in sys.modules; writer = ctl.ConsoleWriter; "
+        "writer(live=False); assert 'rich.progress' not in sys.modules; "
+        "writer(io.StringIO(), live=True); assert 'rich.progress' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_line_of_training_reads_as_in_the_manual(clock):

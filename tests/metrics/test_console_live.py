@@ -60,6 +60,27 @@ def test_a_terminal_without_utf8_gets_lines(clock, monkeypatch):
     assert "\x1b" not in file.getvalue()
 
 
+def test_the_bar_is_as_full_as_steps_are_complete(clock, wide, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")  # only the complete part is drawn
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    clock.now += 1
+    writer.note(Progressed(250))
+    assert last_bar(file).count("━") == 20
+    writer.note(Ended(500, RunEnd.DONE))
+
+
+def test_without_a_known_end_the_step_replaces_the_bar(clock, wide):
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, None, INFO))
+    for step in (1, 6):
+        clock.now += 1
+        writer.note(Progressed(step))
+    assert last_bar(file).startswith("train step 6  5 steps/s  0:02") and "eta" not in last_bar(file)
+
+
 def test_no_color_is_honoured(clock, wide, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     file = Terminal()
@@ -94,7 +115,19 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
         "lr 0.001",
     ):
         assert word in bar
-    assert bar.count("━") == 20 and bar.count("─") == 20
+
+
+@pytest.mark.parametrize(("columns", "num_bar_columns"), [(60, 18), (90, 31), (200, 40)])
+def test_the_bar_takes_the_columns_that_the_numbers_leave(columns, num_bar_columns, clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    clock.now += 1
+    writer.write(250, {"steps_per_sec": 75.0, "examples_per_sec": 9600.0})
+    line = last_bar(file).splitlines()[0]
+    assert sum(line.count(part) for part in "━╸╺") == num_bar_columns and "…" not in line
+    assert ("examples/s" in line) == (columns > 60)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
