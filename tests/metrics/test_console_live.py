@@ -22,14 +22,14 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def seen(file):
-    """What was written, without the codes that move and colour."""
+def visible_text(file):
+    """Returns the written text without escape codes."""
     return ESCAPES.sub("", file.getvalue())
 
 
 def last_bar(file):
-    """The two lines of the bar as they are now."""
-    frames = seen(file).split("train ")
+    """Returns the two lines of the newest bar."""
+    frames = visible_text(file).split("train ")
     return "train " + frames[-1]
 
 
@@ -104,7 +104,7 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
     clock.now += 0.2
     writer.note(Saved(250, "x"))
     bar = last_bar(file)
-    for word in (
+    for part in (
         "250/500",
         "75 steps/s",
         "9600 examples/s",
@@ -114,7 +114,7 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
         "✓ saved step 250",
         "lr 0.001",
     ):
-        assert word in bar
+        assert part in bar
 
 
 @pytest.mark.parametrize(("columns", "num_bar_columns"), [(60, 18), (90, 31), (200, 40)])
@@ -201,12 +201,12 @@ def test_the_bar_says_that_it_compiles_until_the_first_loop_is_done(clock, wide)
     assert "411/500  100 steps/s  0:20  eta 0:01" in last_bar(file)
 
 
-@pytest.mark.parametrize("why", ["an earlier run compiled", "failed"])
-def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(why, clock, wide):
+@pytest.mark.parametrize("reason", ["an earlier run compiled", "failed"])
+def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(reason, clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
-    writer.note(Started(400, 500, INFO, compiles=why == "failed"))
-    if why == "failed":
+    writer.note(Started(400, 500, INFO, compiles=reason == "failed"))
+    if reason == "failed":
         writer.note(Ended(400, RunEnd.FAILED))
     assert "compiling" not in last_bar(file)
 
@@ -218,7 +218,7 @@ def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wi
     writer.note(Progressed(499))
     writer.note(Progressed(500))  # within 0.1 s: not drawn
     writer.note(Ended(500, RunEnd.DONE, {"time": "0:12", "best accuracy": 0.98765}))
-    text = seen(file)
+    text = visible_text(file)
     assert "500/500" in text
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
     assert re.search(r"done at step 500\n +time +0:12 *\n +best accuracy  0\.9877", text)
@@ -229,7 +229,7 @@ def test_an_evaluation_stays_above_the_bar(clock, wide):
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
     writer.write(100, {"loss": 0.5}, run="eval")
-    assert "eval step 100  loss 0.5\n" in seen(file)
+    assert "eval step 100  loss 0.5\n" in visible_text(file)
 
 
 def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(clock, wide, monkeypatch):
@@ -238,6 +238,6 @@ def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(cloc
     writer = ConsoleWriter(live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
     print("hello [bold]there[/bold]")
-    assert "hello [bold]there[/bold]\ntrain " in seen(file)  # the bar is drawn again below
+    assert "hello [bold]there[/bold]\ntrain " in visible_text(file)  # the bar is drawn again below
     writer.note(Ended(1, RunEnd.DONE))
     assert sys.stdout is file

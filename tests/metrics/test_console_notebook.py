@@ -21,7 +21,7 @@ INFO = RunInfo("Mnist", "default", 1, 1, 128, "60,000 examples", "float32", 7, "
 
 @pytest.fixture
 def cell(monkeypatch):
-    """What the cell displays; what it prints is pytest's."""
+    """The displays of the cell. Printed text goes to pytest."""
     return pretend_kernel(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""What every writer owes the trainer, whoever reads it."""
+"""Behaviour that the trainer requires of every writer."""
 
 import io
 import subprocess

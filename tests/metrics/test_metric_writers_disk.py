@@ -17,15 +17,15 @@ INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 
 @pytest.fixture
 def small_disk(tmp_path):
-    with small_disks.mounted(tmp_path / "disk", "1m") as place:
-        yield place
+    with small_disks.mounted(tmp_path / "disk", "1m") as directory:
+        yield directory
 
 
-def until_said(caplog, words):
+def until_said(caplog, message):
     import time
 
     deadline = time.monotonic() + 60
-    while words not in caplog.text:
+    while message not in caplog.text:
         assert time.monotonic() < deadline, caplog.text
         time.sleep(0.01)
 
@@ -39,8 +39,8 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
     small_disks.fill(small_disk / "filler")
     for step in range(2, 200):  # beyond the page that the file has already
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
-    [said] = caplog.messages
-    assert "cannot be written for now (No space left on device)" in said
+    [warning] = caplog.messages
+    assert "cannot be written for now (No space left on device)" in warning
     (small_disk / "filler").unlink()
     writer.write(200, {"loss": 1.0})
     writer.note(Ended(200, RunEnd.DONE))
@@ -81,7 +81,7 @@ def test_a_disk_that_stays_full_costs_the_newest_entries_with_a_warning(small_di
 
 
 def test_an_error_of_the_last_event_is_noticed(tmp_path, monkeypatch):
-    """A file without some of its bytes stands for an `EventFileWriter` that has missed an error."""
+    """The file lacks some bytes, as after an `EventFileWriter` that has missed an error."""
     folder = EventFolder(tmp_path)
     folder.add(1.0, 1)
     folder.flush()

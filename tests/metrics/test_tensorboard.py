@@ -35,12 +35,12 @@ def info(**changes):
     return RunInfo(**{**facts, **changes})
 
 
-def attempt(logs, start, steps, *, facts=None, **how):
-    tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **how)
+def attempt(logs, start, steps, *, facts=None, **options):
+    tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **options)
 
 
 def sessions(logdir):
-    """What TensorBoard's HPARAMS tab asks its server."""
+    """Returns the session groups of TensorBoard's HPARAMS tab."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
@@ -197,16 +197,16 @@ def test_only_the_first_graph_of_a_run_is_kept(logs):
 
 
 def layout(logdir):
-    """What TensorBoard makes of all runs: title of a group -> titles of its charts, and what they hold."""
+    """Returns the layout of all runs: title of a group -> title of a chart -> its tags."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(logdir)).Reload()
     provider = MultiplexerDataProvider(multiplexer, str(logdir))
     plugin = CustomScalarsPlugin(base_plugin.TBContext(data_provider=provider))
-    found = plugin.layout_impl(RequestContext(), "")
-    found = json.loads(found) if isinstance(found, str) else found
+    shown = plugin.layout_impl(RequestContext(), "")
+    shown = json.loads(shown) if isinstance(shown, str) else shown
     return {
         group["title"]: {chart["title"]: chart["multiline"]["tag"] for chart in group["chart"]}
-        for group in found["category"]
+        for group in shown["category"]
     }
 
 
