@@ -178,7 +178,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     trainer.hparams = {**plain, **trainer.hparams}
     task, model_dir, is_chief = Task.of(trainer), trainer.model_dir or "", trainer.topology.is_chief
     platform_hooks.check_platform(task, config, model_dir, places, is_chief=is_chief)
-    if places.logs and not paths.is_url(places.logs):
+    if places.logs:
         trainer.log_dir = places.logs
     trainer.extra_writers = (*trainer.extra_writers, *platform_hooks.writers_for_platform(config))
     _prepare(trainer, config.mode)

@@ -34,9 +34,9 @@ def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
     trainer = Gan(strategy="default", global_batch_size=8, show_every_steps=2, model_dir=tmp_path,
                   intervals=every_step(steps_per_loop=1))  # fmt: skip
     trainer.train(4)
-    (file,) = (tmp_path / "logs" / "train").glob("events*")
     pictures = [
         (event.step, value.tensor.string_val)
+        for file in (tmp_path / "logs" / "train").glob("events*")
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value if value.tag == "made up"
     ]  # fmt: skip

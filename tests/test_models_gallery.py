@@ -1,4 +1,4 @@
-"""The models of docs/gallery.md: equal numbers on replicas, their data, what they show and serve."""
+"""The models of docs/gallery.md: equal numbers on replicas, data, pictures and served models."""
 
 import functools
 import gzip
@@ -65,19 +65,19 @@ def test_a_text_is_cut_into_consecutive_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [(None, "cannot be read"), (b"short", r"has 5 bytes; expected 187"), (b"no gzip", "cannot be read")],
 )
-def test_a_text_that_cannot_be_is_refused(content, words, tmp_path):
+def test_a_text_that_cannot_be_is_refused(content, message, tmp_path):
     path = tmp_path / ("text.gz" if content == b"no gzip" else "text")
     if content:
         path.write_bytes(content)
-    with pytest.raises(ctl.UsageError, match=words):
+    with pytest.raises(ctl.UsageError, match=message):
         Language(strategy="default", data=str(path), **{**SMALL, "context": 16})
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "words"),
+    ("model", "options", "message"),
     [
         (Language, {**SMALL, "heads": 3}, "multiple of --heads=3"),
         (Language, {**SMALL, "ema": 1.0}, "--ema is 1.0"),
@@ -86,8 +86,8 @@ def test_a_text_that_cannot_be_is_refused(content, words, tmp_path):
         (SimClr, {"temperature": 0.0}, "--temperature is 0.0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(model, options, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_settings_that_cannot_be_are_refused(model, options, message):
+    with pytest.raises(ctl.UsageError, match=message):
         model(strategy="default", **options)
 
 
@@ -96,17 +96,17 @@ def test_text_is_written_byte_by_byte_from_what_the_model_sees():
     trainer = Language(strategy="default", global_batch_size=8, writers=[], **{**SMALL, "context": 6})
     trainer.train(2)
     prompts = ["a", "longer than what is seen"]
-    found = trainer.generate(tf.constant(prompts), 10, 0.0).numpy()
-    for prompt, got in zip(prompts, found, strict=True):
-        wanted = b"\n" + prompt.encode()
+    actual = trainer.generate(tf.constant(prompts), 10, 0.0).numpy()
+    for prompt, got in zip(prompts, actual, strict=True):
+        expected = b"\n" + prompt.encode()
         for _ in range(10):
-            seen = wanted[-6:]
+            window_bytes = expected[-6:]
             window = np.zeros([1, 6], np.int32)
-            window[0, : len(seen)] = list(seen)
-            wanted += bytes([int(np.argmax(trainer.model(window)[0, len(seen) - 1]))])
-        assert got == wanted[1:]
-    one, same = (trainer.generate(tf.constant(["a"]), 30, 2.0).numpy() for _ in range(2))
-    assert one == same and one != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
+            window[0, : len(window_bytes)] = list(window_bytes)
+            expected += bytes([int(np.argmax(trainer.model(window)[0, len(window_bytes) - 1]))])
+        assert got == expected[1:]
+    first, same = (trainer.generate(tf.constant(["a"]), 30, 2.0).numpy() for _ in range(2))
+    assert first == same and first != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
 
 
 @pytest.mark.slow
@@ -115,9 +115,9 @@ def test_text_is_shown_predicted_and_served(tmp_path):
                        length=5, **{**SMALL, "show_every_steps": 2},
                        intervals=every_step(steps_per_loop=1, evaluate=ctl.Every(steps=2)))  # fmt: skip
     trainer.train(2, export=["saved_model"])
-    (file,) = (tmp_path / "logs" / "train").glob("events*")
     shown = [
         value.tensor.string_val[0].decode()
+        for file in (tmp_path / "logs" / "train").glob("events*")
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value if value.tag.startswith("text")
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_text_is_shown_predicted_and_served(tmp_path):
     assert line["prompt"] == "Call me" and line["text"].startswith("Call me")
     served = tf.saved_model.load(f"{tmp_path}/export/saved_model").signatures["serving_default"]
     texts = served(prompts=tf.constant(["one", "two"]))["texts"].numpy()
-    assert [len(one) for one in texts] == [8, 8] and texts[0].startswith(b"one")
+    assert [len(text) for text in texts] == [8, 8] and texts[0].startswith(b"one")
 
 
 def test_layers_compute_in_bfloat16_and_weights_stay_float32():
@@ -153,23 +153,23 @@ def test_pictures_in_folders_of_classes(tmp_path):
         pictures(tmp_path / "all" / name, 10, number)
         pictures(tmp_path / "parts" / "train" / name, 3, number)
         pictures(tmp_path / "parts" / "test" / name, 2, number)
-    found, names = images.load(str(tmp_path / "all"), size=7)
+    actual, names = images.load(str(tmp_path / "all"), size=7)
     assert names == ["cat", "dog"]
-    assert found["train"]["image"].shape == (18, 7, 7, 3) and found["test"]["image"].shape == (2, 7, 7, 3)
-    assert found["test"]["label"].tolist() == [0, 1]
+    assert actual["train"]["image"].shape == (18, 7, 7, 3) and actual["test"]["image"].shape == (2, 7, 7, 3)
+    assert actual["test"]["label"].tolist() == [0, 1]
     tenth = [images._picture(tmp_path / "all" / name / "9.png", 7) for name in names]
-    assert (found["test"]["image"] == tenth).all()
-    found, _ = images.load(str(tmp_path / "parts"), size=7)
-    assert found["train"]["label"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert found["test"]["label"].tolist() == [0, 0, 1, 1]
-    assert found["train"]["image"].std() > 0
+    assert (actual["test"]["image"] == tenth).all()
+    actual, _ = images.load(str(tmp_path / "parts"), size=7)
+    assert actual["train"]["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert actual["test"]["label"].tolist() == [0, 0, 1, 1]
+    assert actual["train"]["image"].std() > 0
     (tmp_path / "all" / "cat" / "0.jpg").write_bytes(b"nothing")
     with pytest.raises(ctl.UsageError, match=r"cat/0.jpg cannot be read"):
         images.load(str(tmp_path / "all"))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"x_train": np.zeros([4, 8, 8])}, "of float64"),
         ({"y_test": np.zeros([3], int)}, "for test"),
@@ -178,14 +178,14 @@ def test_pictures_in_folders_of_classes(tmp_path):
         ({"x_train": np.zeros([4, 8, 8, 2], np.uint8)}, r"\[4, 8, 8, 2\]"),
     ],
 )
-def test_an_npz_that_cannot_be_is_refused(change, words, tmp_path):
+def test_an_npz_that_cannot_be_is_refused(change, message, tmp_path):
     x, y = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 1, 2, 2])
     arrays = {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[:2]}
     np.savez(tmp_path / "good.npz", **arrays)
-    found, names = images.load(str(tmp_path / "good.npz"))
-    assert names == ["0", "1", "2"] and found["test"]["image"].shape == (2, 8, 8, 3)
+    actual, names = images.load(str(tmp_path / "good.npz"))
+    assert names == ["0", "1", "2"] and actual["test"]["image"].shape == (2, 8, 8, 3)
     np.savez(tmp_path / "bad.npz", **{**arrays, **change})
-    with pytest.raises(ctl.UsageError, match=words):
+    with pytest.raises(ctl.UsageError, match=message):
         images.load(str(tmp_path / "bad.npz"))
 
 
@@ -201,34 +201,34 @@ def test_the_confusion_matrix_counts_each_image_once(two_replicas, tmp_path):
                    intervals=every_step(evaluate=ctl.Every(steps=2)))  # fmt: skip
     trainer.arrays = {name: {k: v[:200] for k, v in part.items()} for name, part in trainer.arrays.items()}
     trainer.train(2)
-    found = trainer.evaluate()
+    actual = trainer.evaluate()
     labels = trainer.arrays["test"]["label"]
-    np.testing.assert_array_equal(found["confusion"].sum(axis=1), np.bincount(labels, minlength=10))
+    np.testing.assert_array_equal(actual["confusion"].sum(axis=1), np.bincount(labels, minlength=10))
     logits = trainer.predict(trainer.arrays["test"]["image"])
-    assert np.trace(found["confusion"]) == (logits.argmax(axis=1) == labels).sum()
+    assert np.trace(actual["confusion"]) == (logits.argmax(axis=1) == labels).sum()
     best = np.argsort(-logits, axis=1)[:, :3]
-    np.testing.assert_allclose(found["top3_accuracy"], (best == labels[:, None]).any(axis=1).mean())
+    np.testing.assert_allclose(actual["top3_accuracy"], (best == labels[:, None]).any(axis=1).mean())
     assert {"confusion", "confusion/names"} <= tags_of(tmp_path)
 
 
 def test_smoothing_shares_a_probability():
     trainer = ResNet(strategy="default", label_smoothing=0.2)
     logits, label = np.random.default_rng(0).normal(size=(4, 10)).astype(np.float32), np.arange(4)
-    wanted = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2, reduction=None)
-    found = trainer.score(tf.constant(logits), tf.constant(label))["loss"]
-    np.testing.assert_allclose(found, wanted(np.eye(10)[label], logits), rtol=1e-5)
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2, reduction=None)
+    actual = trainer.score(tf.constant(logits), tf.constant(label))["loss"]
+    np.testing.assert_allclose(actual, expected(np.eye(10)[label], logits), rtol=1e-5)
 
 
 def test_made_up_users_choose_by_taste_and_never_from_the_others():
-    found = tastes.load(users=50, items=80)
-    assert found["train"]["user"].shape == (550,) and found["test"]["others"].shape == (50, 99)
-    again = tastes.load(users=50, items=80)
-    assert all((found[p][k] == again[p][k]).all() for p in found for k in found[p])
+    actual = tastes.load(users=50, items=80)
+    assert actual["train"]["user"].shape == (550,) and actual["test"]["others"].shape == (50, 99)
+    second = tastes.load(users=50, items=80)
+    assert all((actual[p][k] == second[p][k]).all() for p in actual for k in actual[p])
     for user in (b"user-0", b"user-49"):
-        chosen = set(found["train"]["item"][found["train"]["user"] == user])
-        chosen |= set(found["test"]["item"][found["test"]["user"] == user])
+        chosen = set(actual["train"]["item"][actual["train"]["user"] == user])
+        chosen |= set(actual["test"]["item"][actual["test"]["user"] == user])
         assert len(chosen) == tastes.CHOSEN
-        for part in found.values():
+        for part in actual.values():
             assert not chosen & set(part["others"][part["user"] == user].ravel())
 
 
@@ -238,11 +238,11 @@ def test_the_recommender_is_judged_by_the_place_of_the_chosen_item():
     trainer.train(3)
     batch = trainer.arrays["test"]
     scores = trainer.scores({k: tf.constant(v) for k, v in batch.items()}).numpy()
-    place = (scores[:, 1:] >= scores[:, :1]).sum(axis=1)
-    gain = np.where(place < 5, 1 / np.log2(place + 2), 0.0)
-    found = trainer.evaluate()
-    np.testing.assert_allclose(found["hit_rate_5"], (place < 5).mean(), rtol=1e-5)
-    np.testing.assert_allclose(found["ndcg_5"], gain.mean(), rtol=1e-5)
+    rank = (scores[:, 1:] >= scores[:, :1]).sum(axis=1)
+    gain = np.where(rank < 5, 1 / np.log2(rank + 2), 0.0)
+    actual = trainer.evaluate()
+    np.testing.assert_allclose(actual["hit_rate_5"], (rank < 5).mean(), rtol=1e-5)
+    np.testing.assert_allclose(actual["ndcg_5"], gain.mean(), rtol=1e-5)
 
 
 def test_the_recommender_changes_only_the_rows_of_a_step():
@@ -267,8 +267,8 @@ def test_the_recommender_serves_an_order_of_items(tmp_path):
 
 def test_views_find_each_other_among_all_replicas(two_replicas):
     """The loss of each image has the images of both replicas beside it."""
-    one, other = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in (0, 1))
-    one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (one, other))
+    first, other = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in (0, 1))
+    first, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, other))
 
     class Compared(SimClr):
         def train_step(self, batch):
@@ -279,9 +279,10 @@ def test_views_find_each_other_among_all_replicas(two_replicas):
             return {"loss": losses, "hits": hits}
 
         def train_data(self, batch_size):
-            return ctl.from_arrays({"one": one, "other": other}, batch_size, shuffle=False)
+            return ctl.from_arrays({"one": first, "other": other}, batch_size, shuffle=False)
 
-    logits = np.concatenate([one @ other.T, one @ one.T - 1e9 * np.eye(8)], axis=1) / 0.5
-    wanted = np.log(np.exp(logits).sum(axis=1)) - np.diag(logits[:, :8])
+    logits = np.concatenate([first @ other.T, first @ first.T - 1e9 * np.eye(8)], axis=1) / 0.5
+    expected = np.log(np.exp(logits).sum(axis=1)) - np.diag(logits[:, :8])
     for strategy in ("default", two_replicas):
-        np.testing.assert_allclose(losses(Compared, strategy, 1, temperature=0.5), wanted.mean(), rtol=1e-5)
+        actual = losses(Compared, strategy, 1, temperature=0.5)
+        np.testing.assert_allclose(actual, expected.mean(), rtol=1e-5)

@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,18 +66,18 @@ class UrlPath:
         return UrlPath(self.url.rstrip("/").rpartition("/")[0])
 
     def exists(self) -> bool:
-        with _os_errors(self):
+        with os_errors(self):
             return _gfile().exists(self.url)
 
     def is_dir(self) -> bool:
-        with _os_errors(self):
+        with os_errors(self):
             return _gfile().isdir(self.url)
 
     def is_file(self) -> bool:
         return self.exists() and not self.is_dir()
 
     def iterdir(self) -> Iterator["UrlPath"]:
-        with _os_errors(self):
+        with os_errors(self):
             names = _gfile().listdir(self.url)
         return iter([self / name.rstrip("/") for name in names if name.rstrip("/")])
 
@@ -84,22 +85,22 @@ class UrlPath:
         return read_file(self)
 
     def write_bytes(self, data: bytes) -> None:
-        with _os_errors(self), _gfile().GFile(self.url, "wb") as file:
+        with os_errors(self), _gfile().GFile(self.url, "wb") as file:
             file.write(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         if missing_ok and not self.exists():
             return
-        with _os_errors(self):
+        with os_errors(self):
             _gfile().remove(self.url)
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
-        with _os_errors(self):
+        with os_errors(self):
             _gfile().makedirs(self.url)
 
     def stat(self) -> Any:
         """Returns an object with `st_size` (bytes) and `st_mtime_ns` (nanoseconds)."""
-        with _os_errors(self):
+        with os_errors(self):
             status = _gfile().stat(self.url)
         return SimpleNamespace(st_size=status.length, st_mtime_ns=status.mtime_nsec)
 
@@ -148,7 +149,7 @@ def _mount_type(where: str) -> str:
 def read_blocks(where: AnyPath) -> Iterator[bytes]:
     """Yields the content of a file in blocks of 1 MiB. Raises OSError, also if the end is missing."""
     if not isinstance(where, Path):
-        with _os_errors(where), _gfile().GFile(where.url, "rb") as file:
+        with os_errors(where), _gfile().GFile(where.url, "rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 yield block
         return
@@ -267,7 +268,7 @@ def remove_tree(where: AnyPath) -> None:
         else:
             _remove_listed(where)
         return
-    with _os_errors(where):
+    with os_errors(where):
         _gfile().rmtree(where.url)
 
 
@@ -305,7 +306,7 @@ def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
 
 def _copy_file(source: AnyPath, goal: AnyPath) -> None:
     opened = goal.open("wb") if isinstance(goal, Path) else _gfile().GFile(goal.url, "wb")
-    with _os_errors(goal), opened as file:
+    with os_errors(goal), opened as file:
         for block in read_blocks(source):
             file.write(block)
 
@@ -379,20 +380,18 @@ def _gfile() -> Any:
 
 
 @contextlib.contextmanager
-def _os_errors(where: AnyPath) -> Iterator[None]:
-    """Converts TensorFlow's errors within the block to OSErrors, unless the path is local."""
-    if isinstance(where, Path):
-        yield
-        return
-    import tensorflow as tf
-
-    numbers = {
-        tf.errors.NotFoundError: errno.ENOENT,
-        tf.errors.ResourceExhaustedError: errno.ENOSPC,
-        tf.errors.PermissionDeniedError: errno.EACCES,
-        tf.errors.AlreadyExistsError: errno.EEXIST,
-    }
+def os_errors(where: AnyPath) -> Iterator[None]:
+    """Converts TensorFlow's errors within the block to OSErrors that name `where`."""
     try:
         yield
-    except tf.errors.OpError as e:
+    except Exception as e:
+        tf = sys.modules.get("tensorflow")
+        if tf is None or not isinstance(e, tf.errors.OpError):
+            raise
+        numbers = {
+            tf.errors.NotFoundError: errno.ENOENT,
+            tf.errors.ResourceExhaustedError: errno.ENOSPC,
+            tf.errors.PermissionDeniedError: errno.EACCES,
+            tf.errors.AlreadyExistsError: errno.EEXIST,
+        }
         raise OSError(numbers.get(type(e), errno.EIO), e.message, str(where)) from None

@@ -4,12 +4,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import IO, Any
 
 from ctl.io import notebook
-from ctl.metrics.console_live import LiveConsole
 from ctl.metrics.console_plain import PlainConsole
-from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
 from ctl.metrics.protocol import Event, MetricWriter
 
 
@@ -35,8 +33,12 @@ class ConsoleWriter(MetricWriter):
         output = file or sys.stdout
         is_notebook = output is sys.stdout and notebook.shell() is not None
         if not (is_notebook or _supports_bar(output) if live is None else live):
-            self._console: LiveConsole | PlainConsole = PlainConsole(output, clock)
+            self._console: Any = PlainConsole(output, clock)
         else:
+            # Imported here, as `rich.progress` takes time.
+            from ctl.metrics.console_live import LiveConsole
+            from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
+
             screen = NotebookScreen(output) if is_notebook else TerminalScreen(output)
             self._console = LiveConsole(screen, clock)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from ctl.metrics.console_screens import text_lines
 from ctl.metrics.console_text import (
     format_duration,
     format_rate,
@@ -12,6 +11,7 @@ from ctl.metrics.console_text import (
     run_footer,
     run_header,
     setting_texts,
+    text_lines,
 )
 from ctl.metrics.pace import Pace
 from ctl.metrics.protocol import Ended, Event, Progressed, Saved, Started, Traced

@@ -2,90 +2,58 @@
 
 import atexit
 import contextlib
-import io
 import logging
 import sys
-from collections.abc import Callable
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from ctl.metrics.console_text import text_lines
+from rich import get_console
 from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.progress import Progress
 from rich.text import Text
-
-_NOTEBOOK_COLUMNS = 110
-_TEXT_COLUMNS = 200
-
-
-class Screen(Protocol):
-    """Output with permanent text and a progress bar that is redrawn in place."""
-
-    @property
-    def width(self) -> int:
-        """Width of the bar (columns)."""
-        ...
-
-    def print(self, block: RenderableType) -> None:
-        """Prints permanent text."""
-        ...
-
-    def open(self, draw: Callable[[], Text]) -> None:
-        """Shows the bar that `draw` returns, until `close`."""
-        ...
-
-    def refresh(self) -> None:
-        """Redraws the bar. A no-op if no bar is open."""
-        ...
-
-    def close(self) -> None:
-        """Draws the bar a last time, and leaves it on the screen."""
-        ...
 
 
 class TerminalScreen:
-    """Screen of a terminal: permanent text is printed above the bar."""
+    """Screen of a terminal: permanent text is printed above the bar.
+
+    Attributes:
+      console: Console that renders the bar.
+    """
 
     def __init__(self, file: IO[str]) -> None:
-        self._console = _TerminalConsole(
-            file=file, force_terminal=True, force_jupyter=False, markup=False, emoji=False, highlight=False
-        )
-        self._live: Live | None = None
-        self._handlers: list[
-            tuple[logging.StreamHandler, Any]
-        ] = []  # redirected, with their original stream
-
-    @property
-    def width(self) -> int:
-        return self._console.width
+        self.console: Console = _TerminalConsole(
+            file=file, force_terminal=True, force_interactive=True, force_jupyter=False,
+            markup=False, emoji=False, highlight=False,
+        )  # fmt: skip
+        self._bar: Progress | None = None
+        self._handlers: list[tuple[logging.StreamHandler, Any]] = []  # redirected, with original stream
 
     def print(self, block: RenderableType) -> None:
-        self._console.print(block, soft_wrap=isinstance(block, Text))
+        """Prints permanent text."""
+        self.console.print(block, soft_wrap=isinstance(block, Text))
 
-    def open(self, draw: Callable[[], Text]) -> None:
-        is_stdout = self._console.file is sys.stdout  # then print() writes above the bar
-        self._live = live = Live(
-            console=self._console,
-            get_renderable=draw,
-            auto_refresh=False,
-            redirect_stdout=is_stdout,
-            redirect_stderr=is_stdout and sys.stderr.isatty(),
-        )
+    def open(self, bar: Progress) -> None:
+        """Shows the bar until `close`."""
+        self._bar = bar
         atexit.register(self._restore)
         streams = sys.stdout, sys.stderr
-        live.start(refresh=True)
+        bar.start()
         self._redirect_handlers(dict(zip(map(id, streams), (sys.stdout, sys.stderr), strict=True)))
 
     def refresh(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
+        """Redraws the bar. A no-op if no bar is open."""
+        if self._bar is not None:
+            self._bar.refresh()
 
     def close(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
+        """Draws the bar a last time, and leaves it on the screen."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
             atexit.unregister(self._restore)
             for handler, stream in self._handlers:
                 handler.setStream(stream)
             self._handlers = []
-            live.stop()  # draws the newest state once more
+            bar.stop()
 
     def _redirect_handlers(self, redirected: dict[int, Any]) -> None:
         """Redirects log handlers, which keep the stream of their construction, to write above the bar.
@@ -115,61 +83,40 @@ def absl_handlers() -> list[logging.Handler]:
 
 
 class NotebookScreen:
-    """Screen of a notebook cell: permanent text is printed below the bar.
+    """Screen of a notebook cell, with the methods of `TerminalScreen`. Permanent text is below the bar.
 
-    The bar is one display that is replaced, so that a saved notebook contains its last state.
-
-    Args:
-      file: Output of the cell.
-      show: Function that displays a text, and returns a function that replaces the text.
+    The bar is one display that is replaced, so that a saved notebook contains its last state. A started
+    `Progress` would need the package ipywidgets, and a saved notebook would not contain its bar.
     """
 
-    width = _NOTEBOOK_COLUMNS
-
-    def __init__(self, file: IO[str], show: Callable[[str], Callable[[str], Any]] | None = None) -> None:
-        self._file, self._show = file, show or _display
-        self._replace: Callable[[str], Any] | None = None
-        self._draw: Callable[[], Text] = Text
+    def __init__(self, file: IO[str]) -> None:
+        self.console = get_console()  # with which rich renders displays
+        self._file = file
+        self._bar: Progress | None = None
+        self._handle: Any = None
 
     def print(self, block: RenderableType) -> None:
         self._file.write("".join(f"{line}\n" for line in text_lines(block)))
         self._file.flush()
 
-    def open(self, draw: Callable[[], Text]) -> None:
-        self._draw = draw
-        self._replace = self._show(self._bar())
+    def open(self, bar: Progress) -> None:
+        from IPython.display import display
+
+        self._bar, self._handle = bar, display(_mime_bundle(bar), raw=True, display_id=True)
 
     def refresh(self) -> None:
-        if self._replace is not None:
-            self._replace(self._bar())
+        if self._bar is not None:
+            self._handle.update(_mime_bundle(self._bar), raw=True)
 
     def close(self) -> None:
         self.refresh()
-        self._replace = None
-
-    def _bar(self) -> str:
-        lines = self._draw().split("\n", allow_blank=True)
-        for line in lines:
-            line.truncate(self.width, overflow="ellipsis")
-        return "\n".join(line.plain.rstrip() for line in lines)
+        self._bar = self._handle = None
 
 
-def text_lines(block: RenderableType) -> list[str]:
-    """Returns a block as lines without colours and trailing spaces."""
-    text = io.StringIO()
-    console = Console(
-        file=text, width=_TEXT_COLUMNS, color_system=None, legacy_windows=False, force_jupyter=False
-    )
-    console.print(block, soft_wrap=isinstance(block, Text))
-    return [line.rstrip() for line in text.getvalue().splitlines()]
-
-
-def _display(text: str) -> Callable[[str], Any]:
-    """Displays a text in the running cell, and returns a function that replaces the text."""
-    from IPython.display import display
-
-    handle = display({"text/plain": text}, raw=True, display_id=True)
-    return lambda newer: handle.update({"text/plain": newer}, raw=True)
+def _mime_bundle(bar: Progress) -> dict[str, str]:
+    """Returns the bar as rich's HTML, and as text without colours."""
+    bundle = bar._repr_mimebundle_((), ())  # type: ignore[misc]
+    return {**bundle, "text/plain": "\n".join(text_lines(bar, bar.console.width))}
 
 
 class _TerminalConsole(Console):

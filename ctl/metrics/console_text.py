@@ -4,17 +4,19 @@ Names and values of the user are always `rich.text.Text`, never markup, because 
 `loss [/epoch]`.
 """
 
+import io
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ctl.metrics.parameters import parameter_rows, parameter_total
 from ctl.metrics.protocol import Ended, RunInfo, Started
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 _MAX_PARAMETER_ROWS = 8  # TensorBoard's model card has all
+_TEXT_COLUMNS = 200
 _RATES = {"steps_per_sec": "steps/s", "examples_per_sec": "examples/s"}
 _SETTINGS = {"learning_rate": "lr", "gradient_norm": "grad"}
 
@@ -88,6 +90,14 @@ def run_footer(ended: Ended) -> Group:
         *(Text(f"  {sentence}") for sentence in sentences[1:]),
         _aligned(ended.summary.items()),
     )
+
+
+def text_lines(block: RenderableType, width: int = _TEXT_COLUMNS) -> list[str]:
+    """Returns a block as lines without colours and trailing spaces."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, legacy_windows=False, force_jupyter=False)
+    console.print(block, soft_wrap=isinstance(block, Text))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def _settings(started: Started) -> list[tuple[str, str]]:

@@ -1,184 +1,198 @@
-"""TensorBoard's event files of one run, without TensorFlow: append, read, rewrite.
+"""TensorBoard's event files of one run, in a local directory or at a URL such as `gs://bucket/logs/train`."""
 
-A file is a sequence of records: 8 bytes of length, their checksum, the data, its checksum. A process that
-is killed during a write leaves an incomplete record at the end, at which readers stop.
-"""
-
-import io
-import os
-import socket
-import struct
-from collections.abc import Callable, Iterator
+import contextlib
+import errno
+import functools
+import logging
+import threading
+import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ctl.io import paths
 from ctl.metrics.publishing import Publishing
-from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 _PREFIX = "events.out.tfevents."
-_BLOCK_BYTES = 1 << 13
-_REWRITTEN = ".again"  # suffix in object stores, which cannot replace a file by a rename
-_TEMPORARY = "rewrite.tmp"  # TensorBoard opens every file with "tfevents" in its name
+_QUEUE_SIZE = 1000  # events that wait for the thread of an EventFileWriter
+_NEVER_SECS = 1e6
+_LOCAL_BLOCK_BYTES = 1 << 16
+_REMOTE_BLOCK_BYTES = 1 << 24  # an object store uploads the complete file at each flush
+_RECORD_BYTES = 16  # length and checksums of a record
+_SPARE_BYTES = 1 << 14
+_MAX_WAIT_SECS = 5.0
+_log = logging.getLogger("ctl")
 
 
 class EventFolder:
-    """Event files of one folder. The first event after the construction or `close` starts a new file.
+    """Event files of one folder. The first flush after the construction or `close` starts a new file.
+
+    Files are written by TensorBoard's `EventFileWriter`, with these additions:
+
+    - If a write fails, the writer discards its queue. This class keeps events until they are on disk, and
+      writes them to another file after an error. The writer can miss an error of the last event, so this
+      class compares the size of a local file.
+    - The thread of the writer raises the error of a full disk again, and Python prints a traceback. An
+      exception hook suppresses it, as the error is handled and logged.
+    - TensorBoard reads files in the order of their names, and reads no older file again. The name of a new
+      file must sort last, also within a second. If another program has started a newer file, or has removed
+      the file, a new file is started.
 
     Not safe for several threads. Its methods raise OSError if the disk fails. Added events are then
-    pending, and the next `flush` continues at the byte where the write has failed.
+    pending, and the next `flush` writes them.
 
     Args:
       folder: Folder of the run. It is created if necessary.
-      clock: Function that returns the Unix time (seconds).
+      suffix: End of the file names.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: paths.AnyPath, suffix: str = "") -> None:
         self._folder = folder
-        self._clock = clock
-        self._path: Path | None = None
-        self._file: IO[bytes] | None = None
-        self._pending = bytearray()  # records, the first possibly without its written bytes
-        self._is_torn = False  # True if the first pending record has been written in part
-        self._seconds = 0  # in the name of the newest file, which the folder may not list yet
+        self._suffix = suffix
+        self._is_local = paths.has_rename(folder)
+        self._block_bytes = _LOCAL_BLOCK_BYTES if isinstance(folder, Path) else _REMOTE_BLOCK_BYTES
+        self._file: _NamedFileWriter | None = None
+        self._newest_name = ""  # object stores list new files late
+        self._written_bytes = 0  # of the open file
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
+        self._has_failed = False
         self._publishing = Publishing()
 
     def add(self, wall_time: float, step: int, **content: Any) -> None:
-        """Appends one event.
+        """Appends one event. If the method raises an error, the event is not pending.
 
         Args:
           wall_time: Unix time (seconds).
           step: Number of completed steps.
           **content: `summary=`, `graph_def=` or `session_log=`.
         """
-        if self._file is None or self._is_replaced():
-            self._begin_file()
-        if len(self._pending) > _BLOCK_BYTES:  # first, so that a call that raises has added no event
+        if self._pending_bytes > self._block_bytes:
             self.flush()
-        self._append(event_pb2.Event(wall_time=wall_time, step=step, **content))
+        event = event_pb2.Event(wall_time=wall_time, step=step, **content)
+        self._pending.append(event)
+        self._pending_bytes += _num_bytes(event)
 
     def flush(self) -> None:
-        """Writes all pending records, so that other processes can read them."""
-        if self._file is None or self._path is None:
+        """Writes all pending events, so that other processes can read them."""
+        if not self._pending:
             return
-        while self._pending:
-            written = self._file.write(self._pending) or 0
-            del self._pending[:written]
-            self._is_torn = bool(self._pending)
-        self._publishing.after_flush(self._file, self._path)
+        _suppress_tracebacks()
+        try:
+            with paths.os_errors(self._folder):
+                self._write_pending()
+        except Exception:
+            self._has_failed = True
+            self._leave_file()
+            raise
+        self._has_failed = False
 
     def close(self) -> None:
         """Closes the current file. The next event starts another file."""
         self.flush()
-        file, self._file, self._path = self._file, None, None
+        file, self._file = self._file, None
         if file is not None:
-            file.close()
+            with paths.os_errors(self._folder):
+                file.close()
 
-    def paths(self) -> list[Path]:
+    def discard(self) -> None:
+        """Discards the pending events."""
+        self._pending, self._pending_bytes = [], 0
+
+    def files(self) -> list[paths.AnyPath]:
         """Returns the event files on disk, in the order in which TensorBoard reads them."""
-        return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_file())
+        with contextlib.suppress(FileNotFoundError):
+            listed: list[paths.AnyPath] = [*self._folder.iterdir()]
+            files = [path for path in listed if path.name.startswith(_PREFIX)]
+            return sorted(files, key=lambda path: path.name)
+        return []
 
-    def keep_only(self, should_keep: Callable[[Any], bool]) -> None:
-        """Removes events from the closed files, and incomplete records.
-
-        Each changed file is replaced atomically, or removed if no event remains. A program that has such a
-        file open for writing continues in a new file.
-
-        Args:
-          should_keep: Function of an event that returns True if the event stays.
-        """
-        for path in self.paths():
-            if path != self._path:
-                _rewrite(path, should_keep)
-
-    def _append(self, event: Any) -> None:
-        record = io.BytesIO()
-        RecordWriter(record).write(event.SerializeToString())
-        self._pending += record.getvalue()
-
-    def _is_replaced(self) -> bool:
-        """Returns True if another process has removed or replaced the open file."""
-        assert self._file is not None and self._path is not None
-        try:
-            return os.stat(self._path).st_ino != os.fstat(self._file.fileno()).st_ino
-        except FileNotFoundError:
-            return True
-
-    def _begin_file(self) -> None:
-        if self._file is not None:  # removed by another process; the new file gets the pending records
+    def _write_pending(self) -> None:
+        if self._file is not None and self._is_superseded(self._file.path):
             self._file.close()
             self._file = None
-            if self._is_torn:
-                self._pending.clear()
-                self._is_torn = False
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        for event in self._pending:
+            self._file.add_event(event)
+        self._file.flush()
+        if self._is_local:
+            expected_bytes = self._written_bytes + self._pending_bytes
+            size = _size(self._file.path)
+            if size != expected_bytes:
+                raise OSError(errno.EIO, f"{size} bytes after a write, expected {expected_bytes}")
+        self._written_bytes += self._pending_bytes
+        self.discard()
+        self._publishing.after_flush(self._file.path)
+
+    def _open(self) -> None:
+        """Starts a file. Its name sorts after the names of all files in the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        start_time = self._clock()
-        # TensorBoard reads files in the order of their names, and a step that is lower than the step before
-        # is a restart. The new name must sort last, also within a second and after a change of the clock.
-        used_seconds = [self._seconds, *(_seconds_in_name(path) for path in self.paths())]
-        self._seconds = seconds = max(int(start_time), *(used + 1 for used in used_seconds))
-        self._path = self._folder / f"{_PREFIX}{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
-        records = bytes(self._pending)
-        self._pending.clear()
-        self._append(event_pb2.Event(wall_time=start_time, file_version="brain.Event:2"))
-        self._pending += records
+        if self._has_failed:  # a failed `EventFileWriter` leaves an empty file
+            paths.probe(self._folder, self._pending_bytes + _SPARE_BYTES)
+        newest_name = max([self._newest_name, *(path.name for path in self.files())])
+        file = self._new_file()
+        deadline = time.monotonic() + _MAX_WAIT_SECS
+        while file.path.name <= newest_name and time.monotonic() < deadline:
+            file.close()
+            file.path.unlink()
+            time.sleep(1 - time.time() % 1)  # the name contains the Unix time (seconds)
+            file = self._new_file()
+        if file.path.name <= newest_name:
+            message = "TensorBoard logs in %s: the clock is behind the newest file, which is read last."
+            _log.warning(message, self._folder)
+        self._file, self._newest_name = file, max(newest_name, file.path.name)
+        self._written_bytes = _size(file.path)
+
+    def _new_file(self) -> "_NamedFileWriter":
+        return _NamedFileWriter(str(self._folder), _QUEUE_SIZE, _NEVER_SECS, self._suffix)
+
+    def _leave_file(self) -> None:
+        """Closes a file that cannot be written, and discards the pending events that it contains."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with contextlib.suppress(Exception):
+            file.close()
+        num_bytes = _size(file.path) - self._written_bytes
+        while self._pending and num_bytes >= (event_bytes := _num_bytes(self._pending[0])):
+            del self._pending[0]
+            num_bytes -= event_bytes
+            self._pending_bytes -= event_bytes
+
+    def _is_superseded(self, path: paths.AnyPath) -> bool:
+        """Returns True if another process has removed the open file, or has started a newer one."""
+        return not path.exists() or any(other.name > path.name for other in self.files())
 
 
-def read_records(path: Path) -> Iterator[bytes]:
-    """Yields the data of each record, until the end or the first damaged record."""
-    with open(path, "rb") as file:
-        while True:
-            header = file.read(12)
-            if len(header) < 12 or not _is_intact(header[:8], header[8:]):
-                return
-            (length,) = struct.unpack("<Q", header[:8])
-            data, checksum = file.read(length), file.read(4)
-            if len(data) < length or len(checksum) < 4 or not _is_intact(data, checksum):
-                return
-            yield data
+class _NamedFileWriter(EventFileWriter):
+    """An `EventFileWriter` with the path of its file, for which TensorBoard has no public attribute."""
+
+    @property
+    def path(self) -> paths.AnyPath:
+        return paths.path(self._file_name)
 
 
-def _rewrite(path: Path, should_keep: Callable[[Any], bool]) -> None:
-    num_events = 0
-    can_rename = paths.has_rename(path)
-    temporary = path.with_name(_TEMPORARY) if can_rename else _next_name(path)
-    with open(temporary, "wb") as file:
-        writer = RecordWriter(file)
-        for data in read_records(path):
-            try:
-                event = event_pb2.Event.FromString(data)
-            except DecodeError:
-                break
-            is_version = event.WhichOneof("what") == "file_version"
-            if is_version or should_keep(event):
-                writer.write(data)
-                num_events += not is_version
-        file.flush()
-        os.fsync(file.fileno())
-        num_bytes = file.tell()
-    if not num_events:
-        temporary.unlink()
-        path.unlink()
-    elif num_bytes != path.stat().st_size:
-        os.replace(temporary, path) if can_rename else path.unlink()
-    else:
-        temporary.unlink()
+@functools.cache
+def _suppress_tracebacks() -> None:
+    original_hook = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if type(args.thread).__module__ != EventFileWriter.__module__:
+            original_hook(args)
+
+    threading.excepthook = hook
 
 
-def _next_name(path: Path) -> Path:
-    """Returns the name of the file that replaces `path` and sorts next to it."""
-    name, _, count = path.name.partition(_REWRITTEN)
-    return path.with_name(f"{name}{_REWRITTEN}{int(count or 0) + 1}")
+def _num_bytes(event: Any) -> int:
+    return event.ByteSize() + _RECORD_BYTES
 
 
-def _is_intact(data: bytes, checksum: bytes) -> bool:
-    return struct.unpack("<I", checksum)[0] == masked_crc32c(data)
-
-
-def _seconds_in_name(path: Path) -> int:
-    digits = path.name.removeprefix(_PREFIX).partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
+def _size(path: paths.AnyPath) -> int:
+    """Returns the size of a file (bytes), or 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -125,7 +125,7 @@ class JsonlWriter(MetricWriter):
             file = self._file or self._open()
             _append(file, self._pending[0])
             self._pending.popleft()
-            self._publishing.after_flush(file, self._path)
+            self._publishing.after_flush(self._path)
 
     def _is_in_place(self, file: IO[bytes]) -> bool:
         """Returns False if another process has removed or replaced the file. In object stores: True."""

@@ -1,11 +1,8 @@
 """Periodic syncs of open files in mounted object stores, which otherwise show a file when it is closed."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
 
 from ctl.io import paths
 
@@ -26,14 +23,16 @@ class Publishing:
         self._synced_secs = clock()
         self._num_bytes = 0
 
-    def after_flush(self, file: IO, path: Path) -> None:
-        """Syncs the file if the interval has passed. Called after `file.flush()`. Ignores errors."""
+    def after_flush(self, path: paths.AnyPath) -> None:
+        """Syncs the file if the interval has passed. Called after a flush. Ignores errors."""
         time_secs = self._clock()
         if time_secs - self._synced_secs < self._every_secs:
             return
         self._synced_secs = time_secs
-        size = os.fstat(file.fileno()).st_size
-        if size != self._num_bytes and not paths.has_rename(path):
-            with contextlib.suppress(OSError):
-                os.fsync(file.fileno())
-        self._num_bytes = size
+        if paths.has_rename(path):
+            return
+        with contextlib.suppress(OSError):
+            num_bytes = path.stat().st_size
+            if num_bytes != self._num_bytes:
+                paths.sync(path)
+            self._num_bytes = num_bytes

@@ -62,13 +62,7 @@ def layout_summary(tags: Iterable[str]) -> Any:
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING, tensor_shape=_RANK_0, string_val=[layout.SerializeToString()]
     )
-    summary = summary_pb2.Summary()
-    summary.value.add(
-        tag=layout_metadata.CONFIG_SUMMARY_TAG,
-        metadata=layout_metadata.create_summary_metadata(),
-        tensor=tensor,
-    )
-    return summary
+    return _summary(layout_metadata.CONFIG_SUMMARY_TAG, layout_metadata.create_summary_metadata(), tensor)
 
 
 def text_summary(tag: str, markdown: str) -> Any:
@@ -76,58 +70,39 @@ def text_summary(tag: str, markdown: str) -> Any:
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING, tensor_shape=_RANK_0, string_val=[markdown.encode()]
     )
-    summary = summary_pb2.Summary()
-    summary.value.add(tag=tag, metadata=_TEXT, tensor=tensor)
-    return summary
+    return _summary(tag, _TEXT, tensor)
 
 
 def image_summary(tag: str, png: bytes, width: int, height: int) -> Any:
     """Returns the summary of `tf.summary.image` for one picture. Width and height are in pixels."""
-    shape = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=3)])
-    tensor = tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_STRING,
-        tensor_shape=shape,
-        string_val=[str(width).encode(), str(height).encode(), png],
-    )
-    summary = summary_pb2.Summary()
-    summary.value.add(tag=tag, metadata=_IMAGE, tensor=tensor)
-    return summary
+    values = [str(width).encode(), str(height).encode(), png]
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape(3), string_val=values)
+    return _summary(tag, _IMAGE, tensor)
 
 
 def audio_summary(tag: str, wav: bytes) -> Any:
     """Returns the summary of `tf.summary.audio` for one sound."""
-    size = tensor_shape_pb2.TensorShapeProto.Dim
-    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=1), size(size=2)])
-    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=[wav, b""])
-    summary = summary_pb2.Summary()
-    summary.value.add(tag=tag, metadata=_AUDIO, tensor=tensor)
-    return summary
+    values = [wav, b""]
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape(1, 2), string_val=values)
+    return _summary(tag, _AUDIO, tensor)
 
 
 def curve_summary(tag: str, table: Any) -> Any:
     """Returns a curve for the tab PR CURVES. `table` is `[6, n]`, see `CurveLogged`."""
-    size = tensor_shape_pb2.TensorShapeProto.Dim
-    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=d) for d in table.shape])
-    tensor = tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_FLOAT, tensor_shape=shape, tensor_content=table.astype("<f4").tobytes()
-    )
+    content, shape = table.astype("<f4").tobytes(), _shape(*table.shape)
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_shape=shape, tensor_content=content)
     metadata = curve_metadata.create_summary_metadata(
         display_name=tag, description="", num_thresholds=table.shape[1]
     )
-    summary = summary_pb2.Summary()
-    summary.value.add(tag=f"{tag}/pr_curves", metadata=metadata, tensor=tensor)
-    return summary
+    return _summary(f"{tag}/pr_curves", metadata, tensor)
 
 
 def histogram_summary(tag: str, edges: Sequence[float], counts: Sequence[float]) -> Any:
     """Returns the summary of `tf.summary.histogram`: rows of left edge, right edge and count."""
     rows = [x for row in zip(edges[:-1], edges[1:], counts, strict=True) for x in row]
-    size = tensor_shape_pb2.TensorShapeProto.Dim
-    shape = tensor_shape_pb2.TensorShapeProto(dim=[size(size=len(counts)), size(size=3)])
+    shape = _shape(len(counts), 3)
     tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, tensor_shape=shape, double_val=rows)
-    summary = summary_pb2.Summary()
-    summary.value.add(tag=tag, metadata=_HISTOGRAM, tensor=tensor)
-    return summary
+    return _summary(tag, _HISTOGRAM, tensor)
 
 
 def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
@@ -160,13 +135,6 @@ def session_end_summary(succeeded: bool, end_secs: float) -> Any:
     )
 
 
-def is_card_or_session(event: Any) -> bool:
-    """Returns True for an event that each attempt writes again: text cards, layout and session."""
-    tags = [value.tag for value in event.summary.value]
-    card_tags = (CONFIGURATION_TAG, MODEL_TAG, layout_metadata.CONFIG_SUMMARY_TAG)
-    return any(tag in card_tags or tag.startswith("_hparams_/") for tag in tags)
-
-
 def configuration_card(config: Mapping[str, Any], resumed_from: str | None) -> str:
     """Returns a Markdown table with one row per setting."""
     rows = [(name, _value_text(value)) for name, value in config.items()]
@@ -185,13 +153,18 @@ def model_card(model: str, parameters: Sequence[Parameter]) -> str:
 
 
 def _hparams_summary(tag: str, data: Any) -> Any:
+    return _summary(tag, hparams_metadata.create_summary_metadata(data), hparams_metadata.NULL_TENSOR)
+
+
+def _summary(tag: str, metadata: Any, tensor: Any) -> Any:
     summary = summary_pb2.Summary()
-    summary.value.add(
-        tag=tag,
-        metadata=hparams_metadata.create_summary_metadata(data),
-        tensor=hparams_metadata.NULL_TENSOR,
-    )
+    summary.value.add(tag=tag, metadata=metadata, tensor=tensor)
     return summary
+
+
+def _shape(*sizes: int) -> Any:
+    dims = [tensor_shape_pb2.TensorShapeProto.Dim(size=size) for size in sizes]
+    return tensor_shape_pb2.TensorShapeProto(dim=dims)
 
 
 def _value_text(value: Any) -> str:

@@ -8,15 +8,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Saved, Shown, Started, Traced
+from ctl.metrics.publishing import EVERY_SECS
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
 _HANDLED_EVENTS = (Started, Traced, Saved, Ended, *get_args(Shown))
 _STOP = object()
+_LOCAL_FLUSH_SECS = 2.0
 _CLOSE_RETRY_SECS = 5.0  # duration of retries if the disk fails at the end
 _RETRY_SECS = 0.2
 _log = logging.getLogger("ctl")
@@ -27,16 +28,17 @@ class TensorBoardWriter(MetricWriter):
 
     Calls put entries in a queue. A background thread writes them to `logs_dir/train` and `logs_dir/eval`.
 
-    `Started(step=k)` removes the events of an earlier attempt after step k. A program that adds events to
-    the same folder, such as an evaluator, must not send it. `Ended` blocks until all entries are on disk,
-    at most `close_timeout_secs`. No other call blocks, and no call raises an error. While the disk fails,
-    entries are pending and are retried. Warnings are logged at the first failure and at the next success,
-    with the number of dropped entries. New entries are dropped while `queue_size` entries are pending.
+    After `Started(step=k)`, TensorBoard hides the points of an earlier attempt after step k. A program that
+    adds events to the same folder, such as an evaluator, must not send it. `Ended` blocks until all entries
+    are on disk, at most `close_timeout_secs`. No other call blocks, and no call raises an error. While the
+    disk fails, entries are pending and are retried. Warnings are logged at the first failure and at the
+    next success, with the number of dropped entries. At most `queue_size` entries are pending.
 
     Args:
-      logs_dir: A local or mounted directory.
+      logs_dir: A directory, or a URL that TensorFlow can write to, such as `gs://bucket/run/logs`.
       queue_size: Maximum number of pending entries.
-      flush_every_secs: Interval at which pending events are written (seconds).
+      flush_every_secs: Interval at which pending events are written (seconds). None: 2, or 30 for a URL,
+        because an object store uploads complete files.
       close_timeout_secs: Maximum wait at the end of a run (seconds).
       clock: Function that returns the Unix time (seconds).
     """
@@ -46,13 +48,14 @@ class TensorBoardWriter(MetricWriter):
         logs_dir: str | os.PathLike[str],
         *,
         queue_size: int = 10_000,
-        flush_every_secs: float = 2.0,
+        flush_every_secs: float | None = None,
         close_timeout_secs: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._logs_dir = Path(logs_dir)
+        self._logs_dir = paths.path(logs_dir)
         self._queue_size = queue_size
-        self._flush_every_secs = flush_every_secs
+        default_secs = EVERY_SECS if paths.is_url(logs_dir) else _LOCAL_FLUSH_SECS
+        self._flush_every_secs = default_secs if flush_every_secs is None else flush_every_secs
         self._close_timeout_secs = close_timeout_secs
         self._clock = clock
         self._queue: queue.Queue[Any] = queue.Queue(queue_size)
@@ -127,11 +130,14 @@ class TensorBoardWriter(MetricWriter):
             )
 
     def _run(self, items: queue.Queue[Any]) -> None:
-        log = TensorBoardLog(self._logs_dir, self._clock)
+        log = TensorBoardLog(self._logs_dir)
         pending: collections.deque[tuple[Any, ...]] = collections.deque()
         try:
             self._write_until_stopped(log, items, pending)
-            if not self._abandoned:
+            if self._abandoned:
+                log.discard()
+                log.close()
+            else:
                 self._close_log(log, pending)
         except Exception as error:
             self._has_failed = True
@@ -160,7 +166,7 @@ class TensorBoardWriter(MetricWriter):
             elif item is not None:
                 self._num_dropped += 1
             # a run that is resumed from a checkpoint does not write the metrics before it again
-            is_due = item is None or isinstance(item[1], Saved) or time.monotonic() >= flush_at
+            is_due = item is None or isinstance(item[1], Started | Saved) or time.monotonic() >= flush_at
             if self._is_failing and not is_due:
                 continue
             self._write_pending(log, pending, flush=is_due)

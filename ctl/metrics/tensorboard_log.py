@@ -2,17 +2,21 @@
 
 The tags are equal, so that TensorBoard draws both curves of a metric in one chart.
 
+A restarted run adds TensorBoard's session log, on which TensorBoard hides all points after the restored
+step. The fast data server of TensorBoard ignores it, and hides them with the next point of the same tag.
+The files of earlier attempts are not changed.
+
 The session of the hyperparameters is in `eval/`, or in `train/` without any evaluation. TensorBoard
 searches the metrics of a session only in the run of the session, or below a run with a name, and the name
 of `logs/` is ".". No experiment summary is written. Without it TensorBoard builds the columns from all
 sessions below its --logdir, so that several runs can be compared. With several experiment summaries it
-reads only one of them.
+reads only one of them. TensorBoard keeps the first session that it reads in a run, so each session is in
+separate files, which a restarted run removes.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
+from ctl.io import paths
 from ctl.metrics.event_files import EventFolder
 from ctl.metrics.protocol import (
     AudioLogged,
@@ -34,7 +38,6 @@ from ctl.metrics.summaries import (
     curve_summary,
     histogram_summary,
     image_summary,
-    is_card_or_session,
     layout_summary,
     model_card,
     scalars_summary,
@@ -44,18 +47,18 @@ from ctl.metrics.summaries import (
 )
 from tensorboard.compat.proto import event_pb2
 
+_SESSION_SUFFIX = ".session"
+
 
 class TensorBoardLog:
     """TensorBoard files of one run. Methods write on the caller's thread, and raise OSError.
 
     Args:
       logs_dir: Parent directory of `train` and `eval`.
-      clock: Function that returns the Unix time (seconds). All times are of this kind.
     """
 
-    def __init__(self, logs_dir: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, logs_dir: paths.AnyPath) -> None:
         self._logs_dir = logs_dir
-        self._clock = clock
         self._folders: dict[str, EventFolder] = {}
         self._started: Started | None = None
         self._session: EventFolder | None = None
@@ -68,8 +71,8 @@ class TensorBoardLog:
         self._begin_run(run, wall_time)
         tags = self._tags.setdefault(run, set())
         if not tags >= values.keys():
+            self._folder(run).add(wall_time, step, summary=layout_summary(tags | values.keys()))
             tags.update(values)
-            self._folder(run).add(wall_time, step, summary=layout_summary(tags))
         self._folder(run).add(wall_time, step, summary=scalars_summary(values))
 
     def show(self, event: Shown, wall_time: float) -> None:
@@ -92,42 +95,41 @@ class TensorBoardLog:
         self._folder(event.run).add(wall_time, event.step, summary=summary)
 
     def start(self, event: Started, wall_time: float) -> None:
-        """Removes the events of an earlier attempt after `event.step`, and writes the text cards again."""
+        """Hides the points of an earlier attempt after `event.step`, and writes the text cards again."""
         self.close()
         self._started, self._session, self._has_graph = event, None, False
         self._started_runs, self._tags = set(), {}
         for run in ("train", "eval"):
-            if self._folder(run).paths():
-                self._folder(run).keep_only(lambda old: _is_valid(old, event.step))
+            for path in self._folder(run).files():
+                if path.name.endswith(_SESSION_SUFFIX):
+                    path.unlink(missing_ok=True)
+            if run == "train" or self._folder(run).files():
                 self._begin_run(run, wall_time)
-        self._begin_run("train", wall_time)
         cards = {MODEL_TAG: model_card(event.info.model, event.info.parameters)}
         if event.info.config or event.resumed_from:
             cards[CONFIGURATION_TAG] = configuration_card(event.info.config, event.resumed_from)
         for tag, markdown in cards.items():
             self._folder("train").add(wall_time, event.step, summary=text_summary(tag, markdown))
-        self.flush()
 
     def trace(self, event: Traced, wall_time: float) -> None:
-        """Writes the first graph of this run, which replaces the graph of an earlier attempt."""
+        """Writes the first graph of this run. TensorBoard shows the newest graph."""
         if self._has_graph:
             return
-        self._has_graph = True
-        train = self._folder("train")
-        train.keep_only(lambda old: old.WhichOneof("what") != "graph_def")
         step = self._started.step if self._started else 0
-        train.add(wall_time, step, graph_def=event.graph_def.SerializeToString())
+        self._folder("train").add(wall_time, step, graph_def=event.graph_def.SerializeToString())
+        self._has_graph = True
 
     def end(self, event: Ended, wall_time: float) -> None:
         """Writes the end of the session, with the status success or failure, and closes all files."""
+        self.close()
         if self._session is None:
-            has_evaluations = self._folder("eval").paths()  # possibly of another program
+            has_evaluations = self._folder("eval").files()  # possibly of another program
             self._begin_session("eval" if has_evaluations else "train", wall_time)
         if self._session is not None:
             end = session_end_summary(event.end is not RunEnd.FAILED, wall_time)
             self._session.add(wall_time, event.step, summary=end)
+            self._session.close()
         self._started, self._session = None, None
-        self.close()
 
     def flush(self) -> None:
         """Writes all pending records, so that other processes can read them."""
@@ -139,32 +141,36 @@ class TensorBoardLog:
         for folder in self._folders.values():
             folder.close()
 
+    def discard(self) -> None:
+        """Discards all pending events."""
+        for folder in self._folders.values():
+            folder.discard()
+
     def _folder(self, run: str) -> EventFolder:
         if run not in self._folders:
-            self._folders[run] = EventFolder(self._logs_dir / run, self._clock)
+            self._folders[run] = EventFolder(self._logs_dir / run)
         return self._folders[run]
 
+    def _session_folder(self, run: str) -> EventFolder:
+        return EventFolder(self._logs_dir / run, _SESSION_SUFFIX)
+
     def _begin_run(self, run: str, wall_time: float) -> None:
-        """Writes a restart before the first event of a run after each start."""
+        """Writes a session log before the first event of a run after each start."""
         if self._started is None or run in self._started_runs:
             return
-        self._started_runs.add(run)
-        # A running TensorBoard discards the events that it has read from this step on.
-        restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._folder(run).add(wall_time, self._started.step + 1, session_log=restart)
-        if run == "eval":
+        if run == "eval" and self._session is None:
             self._begin_session(run, wall_time)
+        for _ in range(2):  # TensorBoard ignores the first session log of a run, and evaluators write none
+            restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._folder(run).add(wall_time, self._started.step + 1, session_log=restart)
+        self._started_runs.add(run)
 
     def _begin_session(self, run: str, wall_time: float) -> None:
+        """Writes a complete file, because TensorBoard reads no file after it has read a newer one."""
         if self._started is None or not self._started.info.hparams:
             return
         start = session_start_summary(self._started.info.hparams, wall_time)
-        self._session = self._folder(run)
-        self._session.add(wall_time, self._started.step, summary=start)
-
-
-def _is_valid(event: Any, last_step: int) -> bool:
-    """Returns True if an event of an earlier attempt stays when training resumes after `last_step`."""
-    if event.WhichOneof("what") == "session_log" or is_card_or_session(event):
-        return False
-    return event.step <= last_step
+        session = self._session_folder(run)
+        session.add(wall_time, self._started.step, summary=start)
+        session.close()
+        self._session = session

@@ -24,8 +24,8 @@ def default_writers(
     """Creates the writers of a process for which the user passed no writers.
 
     Args:
-      model_dir: Directory of `metrics_file`. No writer of files is created if it is None, or a URL, for
-        which a warning is logged.
+      model_dir: Directory of `metrics_file`. If it is None, no writer of files is created. If it is a URL,
+        `metrics_file` is not written, and a warning is logged.
       logs_dir: Directory of TensorBoard's event files.
       metrics_file: File name of the JSON lines.
       console: True creates a `ConsoleWriter`.
@@ -39,12 +39,14 @@ def default_writers(
     writers: list[MetricWriter] = [ConsoleWriter(live=live)] if console else []
     if paths.is_url(model_dir):
         _log.warning(
-            "model_dir is a URL: %s and TensorBoard's files are not written, as they need a local path. "
+            "model_dir is a URL: %s is not written, as it needs a local path. "
             "Mount it (/gcs/...), or give writers=[...] other paths.",
             metrics_file,
         )
     elif model_dir:
-        writers += [JsonlWriter(f"{model_dir}/{metrics_file}"), TensorBoardWriter(logs_dir)]
+        writers.append(JsonlWriter(f"{model_dir}/{metrics_file}"))
+    if model_dir:
+        writers.append(TensorBoardWriter(logs_dir))
     return writers
 
 

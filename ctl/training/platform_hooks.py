@@ -23,7 +23,7 @@ from ctl.training.task import Task
 
 
 def check_platform(
-    task: Task, config: Config, model_dir: str, places: Directories, *, is_chief: bool
+    task: Task, config: Config, model_dir: str, directories: Directories, *, is_chief: bool
 ) -> None:
     """Checks, before `build`, that the platform gets the metric and the model that it expects.
 
@@ -31,15 +31,15 @@ def check_platform(
       task: Methods of the user.
       config: Settings of the program.
       model_dir: Directory of the run, or an empty string.
-      places: Directories of the platform.
+      directories: Directories of the platform.
       is_chief: True in the process that writes shared files.
 
     Raises:
       UsageError: If the metric is not evaluated, or the model cannot be copied to its directory.
       StorageError: If the directory of the model cannot be written at present.
     """
-    if places.model and config.mode in ("train", "train_and_eval"):
-        _check_model_directory(model_dir, places.model, is_chief=is_chief)
+    if directories.model and config.mode in ("train", "train_and_eval"):
+        _check_model_directory(model_dir, directories.model, is_chief=is_chief)
     if not config.report_hypertune:
         return
     validation.check_methods(task, "evaluate")
@@ -69,14 +69,14 @@ def _check_model_directory(model_dir: str, model: str, *, is_chief: bool) -> Non
         with tempfile.TemporaryFile(dir=model):
             pass
     except OSError as e:
-        kind = StorageError if disk_errors.is_transient(e) else UsageError
-        raise kind(
+        error_class = StorageError if disk_errors.is_transient(e) else UsageError
+        raise error_class(
             f"AIP_MODEL_DIR names {model} for the model, and nothing can be written there ({e.strerror}). "
             "Name another directory, or unset it."
         ) from None
 
 
-def hand_over(model_dir: str, places: Directories, formats: Sequence[str], *, is_chief: bool) -> None:
+def hand_over(model_dir: str, directories: Directories, formats: Sequence[str], *, is_chief: bool) -> None:
     """Copies the exported SavedModel to the directory from which the platform serves it.
 
     A model in the directory is replaced: `saved_model.pb` is deleted first and written last.
@@ -84,15 +84,15 @@ def hand_over(model_dir: str, places: Directories, formats: Sequence[str], *, is
     Raises:
       CtlError: If the copy fails.
     """
-    if not places.model or "saved_model" not in formats or not is_chief:
+    if not directories.model or "saved_model" not in formats or not is_chief:
         return
     source = paths.path(model_dir) / "export" / "saved_model"
     try:
-        paths.copy_tree(source, paths.path(places.model), last=export.SAVED_MODEL_MARK)
+        paths.copy_tree(source, paths.path(directories.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
         raise CtlError(
-            f"The model is in {source}, and could not be copied to {places.model}, which AIP_MODEL_DIR "
-            f"names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
+            f"The model is in {source}, and could not be copied to {directories.model}, which "
+            f"AIP_MODEL_DIR names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
         ) from e
 
 

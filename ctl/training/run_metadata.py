@@ -282,8 +282,7 @@ def summary_of(
     if model_dir:
         summary |= {"checkpoints": f"{model_dir}/checkpoints"}
         summary |= {"export": ", ".join(exported)} if exported else {}
-        if not paths.is_url(model_dir):
-            summary |= {"logs": log_dir, "TensorBoard": f"{_tensorboard()} --logdir {log_dir}"}
+        summary |= {"logs": log_dir, "TensorBoard": f"{_tensorboard()} --logdir {log_dir}"}
     return summary
 
 

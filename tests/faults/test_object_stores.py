@@ -1,7 +1,7 @@
-"""Promise 27: a bucket that is mounted as files, where nothing is renamed and listings come late.
+"""Promise 27: a bucket that is mounted as files, without renames and with late listings.
 
 The bucket is tests/programs/object_store.py, a FUSE file system; where this user may not mount one, the
-tests are left out. Its kind is found by its type, as gcsfuse's is: no test says that it is a bucket.
+tests are skipped. It is detected by its type, as gcsfuse is. No test declares it as a bucket.
 """
 
 import json
@@ -19,7 +19,7 @@ from ctl.supervision.lease import Lease
 from object_store import unmount
 from saving_jobs import checkpoints, jobs  # noqa: F401
 from saving_jobs import unbroken as final  # noqa: F401
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard_runs import scalar_steps
 from training import STEPS, assert_bit_identical, run, wait_until
 
 pytestmark = pytest.mark.workers
@@ -28,7 +28,7 @@ SOON = ("--backoff_secs=0.2",)
 
 @pytest.fixture
 def bucket(tmp_path):
-    """bucket(*options) -> a directory of a mounted one; .refused() lists what it did not do."""
+    """bucket(*options) -> a directory in a mounted bucket; .refused() lists the refused operations."""
     process, where = [], tmp_path / "bucket"
 
     class Bucket:
@@ -41,9 +41,9 @@ def bucket(tmp_path):
                 [sys.executable, str(PROGRAMS / "object_store.py"), str(where), log, *options],
                 stdout=subprocess.PIPE, text=True,
             ))  # fmt: skip
-            said = process[0].stdout.readline()
-            if "mounted" not in said:
-                pytest.skip(said.strip() or "no FUSE here")
+            first_line = process[0].stdout.readline()
+            if "mounted" not in first_line:
+                pytest.skip(first_line.strip() or "no FUSE here")
             self.path.mkdir()
             return self.path
 
@@ -63,16 +63,11 @@ def bucket(tmp_path):
 
 
 def events(model_dir, steps, which="train", missing=0):
-    """Steps of the losses in TensorBoard's files, when the listing shows all `steps` but `missing`."""
+    """Steps of the losses that TensorBoard shows, when the listing shows all `steps` but `missing`."""
 
     def listed():
-        found = []
-        for path in sorted((model_dir / "logs" / which).glob("events*")):
-            if not path.exists():  # deleted, and still in the listing
-                continue
-            for event in EventFileLoader(str(path)).Load():
-                found += [event.step for value in event.summary.value if value.tag == "loss"]
-        return found if len(set(steps) - set(found)) <= missing else None
+        shown = scalar_steps(model_dir / "logs" / which)
+        return shown if len(set(steps) - set(shown)) <= missing else None
 
     return wait_until(listed)
 
@@ -85,14 +80,14 @@ def test_a_mounted_bucket_is_found_by_its_type(bucket, tmp_path):
 
 
 def assert_complete(model_dir, bucket, output):
-    """What a run of faulty.py leaves: every file, and nothing that the bucket refused."""
+    """A run of faulty.py leaves every file, and the bucket has refused no operation."""
     assert bucket.refused() == []
     assert json.loads((model_dir / "LOCK").read_text())["state"] == "ended"
     assert json.loads((model_dir / "config.json").read_text())["model"] == "Faulty"
     assert (model_dir / "export" / "saved_model" / "saved_model.pb").stat().st_size > 0
     assert (model_dir / "export" / "model.keras").stat().st_size > 0
     assert not [w for w in ("cannot be written", "Cannot", "damaged") if w in output], output
-    # what a killed process had not flushed yet is lost
+    # values that a killed process has not flushed are lost
     steps = events(model_dir, range(1, STEPS + 1), missing=9)
     assert steps == sorted(set(steps)), "taken back where the run went back"
 
@@ -101,23 +96,23 @@ def test_a_killed_run_in_a_bucket_goes_on_as_on_a_disk(bucket, unbroken):
     model_dir = bucket("--delay_secs=3") / "run"
     options = ["--export=keras,saved_model"]
     assert run(model_dir, *options, faults="kill@27").code == -9
-    done = run(model_dir, *options)
-    assert done.code == 0 and "resuming at step 25" in done.output, done.output[-3000:]
+    result = run(model_dir, *options)
+    assert result.code == 0 and "resuming at step 25" in result.output, result.output[-3000:]
     assert_bit_identical(model_dir, unbroken(0))
-    assert_complete(model_dir, bucket, done.output)
+    assert_complete(model_dir, bucket, result.output)
 
 
 @pytest.mark.slow
 def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
     model_dir = bucket("--delay_secs=1") / "run"
-    done = run(
+    result = run(
         model_dir, "--export=keras,saved_model", workers=2, faults="kill@13:1 kill@27:0",
         launcher=(*SOON, "--heartbeat_timeout_secs=6"), PAUSE_SECS="0.25",
     )  # fmt: skip
-    assert done.code == 0, done.output[-3000:]
-    assert "resuming at step 10" in done.output and "resuming at step 25" in done.output
+    assert result.code == 0, result.output[-3000:]
+    assert "resuming at step 10" in result.output and "resuming at step 25" in result.output
     assert_bit_identical(model_dir, unbroken(2))
-    assert_complete(model_dir, bucket, done.output)
+    assert_complete(model_dir, bucket, result.output)
 
 
 def test_heartbeats_are_kept_out_of_a_bucket(bucket):
@@ -130,19 +125,21 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
 PLACES = ("mid_data", "before_index", "before_manifest", "before_deleting")
 
 
-@pytest.mark.parametrize("how", ["at once", pytest.param("in the background", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", some_of(PLACES, "before_manifest", "before_deleting"))
+@pytest.mark.parametrize(
+    "save_mode", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("kill_place", some_of(PLACES, "before_manifest", "before_deleting"))
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
-    jobs, final, bucket, place, how  # noqa: F811
+    jobs, final, bucket, kill_place, save_mode  # noqa: F811
 ):  # fmt: skip
-    model_dir = bucket("--delay_secs=30") / "run"  # nothing that is written here is ever listed
-    arguments = ["--keep=1", *(["--background"] if how != "at once" else [])]
-    assert jobs(model_dir, *arguments, faults=f"kill:{place}@4").code == -9
+    model_dir = bucket("--delay_secs=30") / "run"  # no new file is listed during the test
+    arguments = ["--keep=1", *(["--background"] if save_mode != "at once" else [])]
+    assert jobs(model_dir, *arguments, faults=f"kill:{kill_place}@4").code == -9
     before = checkpoints(model_dir)
     assert before and set(before) <= {2, 4}
-    done = jobs(model_dir, *arguments)
-    assert done.code == 0 and done.json["began"] == before[-1], done.output
-    assert done.json["final"] == final
+    result = jobs(model_dir, *arguments)
+    assert result.code == 0 and result.json["began"] == before[-1], result.output
+    assert result.json["final"] == final
     assert checkpoints(model_dir) == [8]
     assert bucket.refused() == []
 
@@ -154,8 +151,8 @@ def test_a_damaged_checkpoint_in_a_bucket_is_passed_over_and_set_aside(
     assert jobs(model_dir).code == 0
     data = model_dir / "checkpoints" / "ckpt-8" / "state.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-3])
-    done = jobs(model_dir, "--steps=10")
-    assert done.code == 0 and done.json["began"] == 6, done.output
+    result = jobs(model_dir, "--steps=10")
+    assert result.code == 0 and result.json["began"] == 6, result.output
     assert checkpoints(model_dir) == [2, 4, 6, 8, 10]
     aside = model_dir / "checkpoints" / "damaged" / "ckpt-8"
     assert (aside / "manifest.json").exists() and (aside / "state.index").exists()
@@ -164,20 +161,20 @@ def test_a_damaged_checkpoint_in_a_bucket_is_passed_over_and_set_aside(
 
 def test_a_bucket_that_renames_nothing_at_all_holds_checkpoints(jobs, final, bucket):  # noqa: F811
     model_dir = bucket("--no_renames") / "run"
-    done = jobs(model_dir, "--keep=1")
-    assert done.code == 0 and done.json["final"] == final, done.output
+    result = jobs(model_dir, "--keep=1")
+    assert result.code == 0 and result.json["final"] == final, result.output
     assert checkpoints(model_dir) == [8]
 
 
 def test_an_evaluator_follows_a_training_in_a_bucket(bucket):
     model_dir = bucket("--delay_secs=2") / "run"
-    done = processes.run(
+    result = processes.run(
         [sys.executable, "-m", "ctl.launch", "--workers=1", "--evaluator", "--", sys.executable, "-m",
          "models.mnist", f"--model_dir={model_dir}", "--train_steps=30", "--save_every_steps=10",
          "--global_batch_size=32", "--keep=0", "--export=none"],
         env=environment(), cwd=ROOT, timeout=TIMEOUT_SECS,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     lines = (model_dir / "evaluations.jsonl").read_text().splitlines()
     assert [row["step"] for row in map(json.loads, lines) if row["run"] == "eval"] == [10, 20, 30]
     assert set(json.loads((model_dir / "evaluated.json").read_text())["evaluated"]) == {
@@ -199,10 +196,10 @@ def test_the_lock_in_a_bucket_is_whole_at_every_moment(bucket):
     holding.start()
     try:
         wait_until(lambda: reader.read() is not None)
-        seen = [reader.read() for _ in range(300)]
-        wait_until(lambda: seen.append(reader.read()) or len({h.step for h in seen if h}) > 5)
+        owners = [reader.read() for _ in range(300)]
+        wait_until(lambda: owners.append(reader.read()) or len({h.step for h in owners if h}) > 5)
     finally:
         ended.set()
         holding.join()
-    assert None not in seen
+    assert None not in owners
     assert reader.read().state == "ended"

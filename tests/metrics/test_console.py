@@ -1,7 +1,9 @@
-"""What both consoles say, and the lines of a log file."""
+"""Output of both consoles, and the lines of a log file."""
 
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 from ctl.metrics.console import ConsoleWriter
@@ -38,18 +40,27 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def plain(clock):
+def plain_writer(clock):
     file = io.StringIO()
     return ConsoleWriter(file, live=False, clock=clock), file
 
 
-def seen(file):
-    """What was written, without the codes that move and colour."""
+def visible_text(file):
+    """Returns the written text without escape codes."""
     return ESCAPES.sub("", file.getvalue())
 
 
+def test_rich_is_imported_for_a_run_and_its_progress_bar_for_a_terminal():
+    program = (
+        "import io, sys, ctl; assert 'rich' not in sys.modules; writer = ctl.ConsoleWriter; "
+        "writer(live=False); assert 'rich.progress' not in sys.modules; "
+        "writer(io.StringIO(), live=True); assert 'rich.progress' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_a_line_of_training_reads_as_in_the_manual(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(0, 500, info()))
     writer.note(Progressed(100))
     clock.now += 1.0
@@ -71,14 +82,14 @@ def test_a_line_of_training_reads_as_in_the_manual(clock):
 
 
 def test_evaluations_and_saves_have_lines_of_their_own(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.write(200, {"loss": 0.25}, run="eval")
     writer.note(Saved(200, "ckpt-200"))
     assert file.getvalue() == "eval step 200  loss 0.25\nsaved ckpt step 200\n"
 
 
 def test_the_header_says_what_runs_on_what(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(400, 500, info(), resumed_from="resumed from ckpt-400"))
     text = file.getvalue()
     for fact in (
@@ -99,28 +110,28 @@ def test_the_header_says_what_runs_on_what(clock):
 
 
 def test_a_fresh_start_does_not_speak_of_resuming(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(0, 500, info()))
     assert "resumed" not in file.getvalue()
 
 
 @pytest.mark.parametrize(("weights", "rows"), [(8, 8), (9, 0)])
 def test_only_a_few_weights_are_listed(clock, weights, rows):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(0, 500, info(num_parameters=weights)))
     assert file.getvalue().count("layer_") == rows
     assert re.search(r"parameters +[\d,]+, [\d,]+ trainable", file.getvalue())
 
 
 def test_bytes_count_the_width_of_the_dtype(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     weights = (("a", (1000, 1000), "bfloat16", True), ("b", (1000, 1000), "float64", False))
     writer.note(Started(0, 1, info(parameters=weights)))
     assert "2,000,000, 1,000,000 trainable, 10.00 MB" in file.getvalue()
 
 
 def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(400, 500, info()))
     clock.now += 10.0  # tracing and the first loop
     writer.note(Progressed(410))
@@ -130,7 +141,7 @@ def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
 
 
 def test_the_loop_that_compiles_has_neither_speed_nor_time_left(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(0, 500, info()))
     clock.now += 50
     writer.note(Progressed(1))
@@ -158,11 +169,11 @@ def test_what_compiles_later_leaves_the_time_left_as_it_is(live, compiles, clock
         writer.write(11, {"loss": 1.0}, run="eval")
     clock.now += 0.1
     writer.write(13, {"loss": 1.0})
-    assert re.search(r"13/500.* eta 0:4[4-9]", seen(file))
+    assert re.search(r"13/500.* eta 0:4[4-9]", visible_text(file))
 
 
 def test_without_a_known_end_there_is_no_eta(clock):
-    writer, file = plain(clock)
+    writer, file = plain_writer(clock)
     writer.note(Started(0, None, info()))
     writer.note(Progressed(1))
     clock.now += 1
@@ -189,7 +200,7 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
     writer.write(2, {name: 0.25})
     writer.write(2, {name: 0.125}, run="eval")
     writer.note(Ended(2, RunEnd.FAILED, {name: 0.0625}, detail=name))
-    text = seen(file)
+    text = visible_text(file)
     for shown in (f"step 1  {name} 0.5", f"{name} 0.25", f"eval step 2  {name} 0.125", f"{name} at step 2"):
         assert shown in text
     assert re.search(re.escape(name) + r" +0\.0625", text)

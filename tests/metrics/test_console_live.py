@@ -22,14 +22,14 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def seen(file):
-    """What was written, without the codes that move and colour."""
+def visible_text(file):
+    """Returns the written text without escape codes."""
     return ESCAPES.sub("", file.getvalue())
 
 
 def last_bar(file):
-    """The two lines of the bar as they are now."""
-    frames = seen(file).split("train ")
+    """Returns the two lines of the newest bar."""
+    frames = visible_text(file).split("train ")
     return "train " + frames[-1]
 
 
@@ -60,6 +60,27 @@ def test_a_terminal_without_utf8_gets_lines(clock, monkeypatch):
     assert "\x1b" not in file.getvalue()
 
 
+def test_the_bar_is_as_full_as_steps_are_complete(clock, wide, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")  # only the complete part is drawn
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    clock.now += 1
+    writer.note(Progressed(250))
+    assert last_bar(file).count("━") == 20
+    writer.note(Ended(500, RunEnd.DONE))
+
+
+def test_without_a_known_end_the_step_replaces_the_bar(clock, wide):
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, None, INFO))
+    for step in (1, 6):
+        clock.now += 1
+        writer.note(Progressed(step))
+    assert last_bar(file).startswith("train step 6  5 steps/s  0:02") and "eta" not in last_bar(file)
+
+
 def test_no_color_is_honoured(clock, wide, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     file = Terminal()
@@ -83,7 +104,7 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
     clock.now += 0.2
     writer.note(Saved(250, "x"))
     bar = last_bar(file)
-    for word in (
+    for part in (
         "250/500",
         "75 steps/s",
         "9600 examples/s",
@@ -93,8 +114,20 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
         "✓ saved step 250",
         "lr 0.001",
     ):
-        assert word in bar
-    assert bar.count("━") == 20 and bar.count("─") == 20
+        assert part in bar
+
+
+@pytest.mark.parametrize(("columns", "num_bar_columns"), [(60, 18), (90, 31), (200, 40)])
+def test_the_bar_takes_the_columns_that_the_numbers_leave(columns, num_bar_columns, clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = Terminal()
+    writer = ConsoleWriter(file, live=True, clock=clock)
+    writer.note(Started(0, 500, INFO))
+    clock.now += 1
+    writer.write(250, {"steps_per_sec": 75.0, "examples_per_sec": 9600.0})
+    line = last_bar(file).splitlines()[0]
+    assert sum(line.count(part) for part in "━╸╺") == num_bar_columns and "…" not in line
+    assert ("examples/s" in line) == (columns > 60)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -168,12 +201,12 @@ def test_the_bar_says_that_it_compiles_until_the_first_loop_is_done(clock, wide)
     assert "411/500  100 steps/s  0:20  eta 0:01" in last_bar(file)
 
 
-@pytest.mark.parametrize("why", ["an earlier run compiled", "failed"])
-def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(why, clock, wide):
+@pytest.mark.parametrize("reason", ["an earlier run compiled", "failed"])
+def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(reason, clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
-    writer.note(Started(400, 500, INFO, compiles=why == "failed"))
-    if why == "failed":
+    writer.note(Started(400, 500, INFO, compiles=reason == "failed"))
+    if reason == "failed":
         writer.note(Ended(400, RunEnd.FAILED))
     assert "compiling" not in last_bar(file)
 
@@ -185,7 +218,7 @@ def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wi
     writer.note(Progressed(499))
     writer.note(Progressed(500))  # within 0.1 s: not drawn
     writer.note(Ended(500, RunEnd.DONE, {"time": "0:12", "best accuracy": 0.98765}))
-    text = seen(file)
+    text = visible_text(file)
     assert "500/500" in text
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
     assert re.search(r"done at step 500\n +time +0:12 *\n +best accuracy  0\.9877", text)
@@ -196,7 +229,7 @@ def test_an_evaluation_stays_above_the_bar(clock, wide):
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
     writer.write(100, {"loss": 0.5}, run="eval")
-    assert "eval step 100  loss 0.5\n" in seen(file)
+    assert "eval step 100  loss 0.5\n" in visible_text(file)
 
 
 def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(clock, wide, monkeypatch):
@@ -205,6 +238,6 @@ def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(cloc
     writer = ConsoleWriter(live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
     print("hello [bold]there[/bold]")
-    assert "hello [bold]there[/bold]\ntrain " in seen(file)  # the bar is drawn again below
+    assert "hello [bold]there[/bold]\ntrain " in visible_text(file)  # the bar is drawn again below
     writer.note(Ended(1, RunEnd.DONE))
     assert sys.stdout is file

@@ -12,6 +12,7 @@ from ctl.io import notebook
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from kernels import pretend_kernel
+from rich import get_console
 from small_models import Small
 from terminals import Clock
 
@@ -20,7 +21,7 @@ INFO = RunInfo("Mnist", "default", 1, 1, 128, "60,000 examples", "float32", 7, "
 
 @pytest.fixture
 def cell(monkeypatch):
-    """What the cell displays; what it prints is pytest's."""
+    """The displays of the cell. Printed text goes to pytest."""
     return pretend_kernel(monkeypatch)
 
 
@@ -56,7 +57,7 @@ def test_lines_of_the_bar_fit_into_a_cell(cell):
     writer.note(Started(0, 500, INFO))
     writer.write(1, {"a_metric_with_a_name_that_is_long" * 5: 0.5})
     writer.note(Ended(1, RunEnd.DONE))
-    assert max(len(line) for line in cell[0][-1].splitlines()) == 110
+    assert max(len(line) for line in cell[0][-1].splitlines()) == get_console().width
 
 
 def test_lines_instead_of_a_bar_and_other_files_than_the_cell_s(cell, capsys):

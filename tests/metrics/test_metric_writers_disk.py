@@ -5,25 +5,27 @@ import logging
 
 import pytest
 import small_disks
+from ctl.metrics.event_files import EventFolder
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
-from tensorboard_runs import scalar_steps
+from launching import wait_for
+from tensorboard_runs import raw_events, scalar_steps
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    with small_disks.mounted(tmp_path / "disk", "1m") as place:
-        yield place
+    with small_disks.mounted(tmp_path / "disk", "1m") as directory:
+        yield directory
 
 
-def until_said(caplog, words):
+def until_said(caplog, message):
     import time
 
     deadline = time.monotonic() + 60
-    while words not in caplog.text:
+    while message not in caplog.text:
         assert time.monotonic() < deadline, caplog.text
         time.sleep(0.01)
 
@@ -37,8 +39,8 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
     small_disks.fill(small_disk / "filler")
     for step in range(2, 200):  # beyond the page that the file has already
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
-    [said] = caplog.messages
-    assert "cannot be written for now (No space left on device)" in said
+    [warning] = caplog.messages
+    assert "cannot be written for now (No space left on device)" in warning
     (small_disk / "filler").unlink()
     writer.write(200, {"loss": 1.0})
     writer.note(Ended(200, RunEnd.DONE))
@@ -46,11 +48,13 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
     assert "is written again; 0 lines were dropped" in caplog.messages[-1]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, caplog):
     caplog.set_level(logging.WARNING, "ctl")
     writer = TensorBoardWriter(small_disk / "logs", flush_every_secs=0.02)
     writer.note(Started(0, None, INFO))
     writer.write(1, {"loss": 1.0})
+    wait_for(lambda: scalar_steps(small_disk / "logs" / "train") == [1])
     small_disks.fill(small_disk / "filler")
     for step in range(2, 400):
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
@@ -60,6 +64,34 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
     until_said(caplog, "are written again; 0 entries were dropped")
     writer.note(Ended(400, RunEnd.DONE))
     assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
+    assert len(list((small_disk / "logs" / "train").iterdir())) == 2
+
+
+def test_a_disk_that_stays_full_costs_the_newest_entries_with_a_warning(small_disk, caplog):
+    writer = TensorBoardWriter(small_disk / "logs", close_timeout_secs=0.2)
+    for step in range(1, 4):
+        writer.write(step, {"loss": 1.0})
+        writer.note(Ended(step, RunEnd.DONE))
+        if step == 1:
+            small_disks.fill(small_disk / "filler")
+    first, *later = caplog.messages
+    assert "No space left on device" in first and str(small_disk / "logs") in first
+    assert later and all("entries are lost" in message for message in later)
+    assert scalar_steps(small_disk / "logs" / "train") == [1]
+
+
+def test_an_error_of_the_last_event_is_noticed(tmp_path, monkeypatch):
+    """The file lacks some bytes, as after an `EventFileWriter` that has missed an error."""
+    folder = EventFolder(tmp_path)
+    folder.add(1.0, 1)
+    folder.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", lambda *_: None)
+        folder.add(1.0, 2)
+        with pytest.raises(OSError, match="bytes after a write"):
+            folder.flush()
+    folder.close()
+    assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1, 2]
 
 
 def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):

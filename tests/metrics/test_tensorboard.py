@@ -35,12 +35,12 @@ def info(**changes):
     return RunInfo(**{**facts, **changes})
 
 
-def attempt(logs, start, steps, *, facts=None, **how):
-    tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **how)
+def attempt(logs, start, steps, *, facts=None, **options):
+    tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **options)
 
 
 def sessions(logdir):
-    """What TensorBoard's HPARAMS tab asks its server."""
+    """Returns the session groups of TensorBoard's HPARAMS tab."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
@@ -143,8 +143,8 @@ def test_without_an_evaluation_the_session_shows_the_training(logs):
 
 
 def test_an_evaluation_by_another_program_is_shown_in_the_session(logs):
-    evaluator = TensorBoardLog(logs, clock=lambda: 1000.0)
-    trainer = TensorBoardLog(logs, clock=lambda: 1000.0)
+    evaluator = TensorBoardLog(logs)
+    trainer = TensorBoardLog(logs)
     trainer.start(Started(0, None, info()), 1000.0)
     trainer.scalars(1000.0, 1, {"loss": 1.0}, "train")
     evaluator.scalars(1000.0, 1, {"loss": 7.0}, "eval")
@@ -197,16 +197,16 @@ def test_only_the_first_graph_of_a_run_is_kept(logs):
 
 
 def layout(logdir):
-    """What TensorBoard makes of all runs: title of a group -> titles of its charts, and what they hold."""
+    """Returns the layout of all runs: title of a group -> title of a chart -> its tags."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(logdir)).Reload()
     provider = MultiplexerDataProvider(multiplexer, str(logdir))
     plugin = CustomScalarsPlugin(base_plugin.TBContext(data_provider=provider))
-    found = plugin.layout_impl(RequestContext(), "")
-    found = json.loads(found) if isinstance(found, str) else found
+    shown = plugin.layout_impl(RequestContext(), "")
+    shown = json.loads(shown) if isinstance(shown, str) else shown
     return {
         group["title"]: {chart["title"]: chart["multiline"]["tag"] for chart in group["chart"]}
-        for group in found["category"]
+        for group in shown["category"]
     }
 
 
@@ -235,4 +235,4 @@ def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
         event for path in files(logs / "train") for event in LegacyEventFileLoader(str(path)).Load()
         if any(value.tag == LAYOUT for value in event.summary.value)
     ]  # fmt: skip
-    assert len(layouts) == 3  # of the newest attempt: at the first number, and when another name came
+    assert len(layouts) == 2 * 3  # of each attempt: at the first numbers, and when another name came

@@ -10,7 +10,6 @@ from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Star
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard_runs import scalar_steps
 
 OF_OTHER_TESTS: list[threading.Thread] = []
@@ -54,25 +53,6 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, w
         writer.note(Ended(start + 50, RunEnd.DONE))
     (message,) = warnings_logged()
     assert "file/logs" in message and "NotADirectoryError" in message
-
-
-def test_a_disk_that_stays_full_is_no_error_and_what_is_lost_is_said(logs, warnings_logged, monkeypatch):
-    writer = TensorBoardWriter(logs, close_timeout_secs=0.2)
-    writer.write(1, {"loss": 1.0})
-    writer.note(Ended(1, RunEnd.DONE))
-
-    def refuse(self, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RecordWriter, "write", refuse)
-    writer.write(2, {"loss": 1.0})
-    writer.note(Ended(2, RunEnd.DONE))
-    writer.write(3, {"loss": 1.0})
-    writer.note(Ended(3, RunEnd.DONE))
-    first, *others = warnings_logged()
-    assert "No space left on device" in first and str(logs) in first
-    assert others and all("entries are lost" in message for message in others)
-    assert scalar_steps(logs / "train") == [1]
 
 
 def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logged, monkeypatch):

@@ -1,5 +1,6 @@
 """Writes what training processes write for TensorBoard, and reads it as TensorBoard does."""
 
+from ctl.io import paths
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -43,16 +44,21 @@ def files(folder):
 
 
 def raw_events(folder):
-    """Events but the layout, in the order TensorBoard reads them, by TensorBoard's own loader."""
+    """All events of the files but the layout, in the order TensorBoard reads them, by its own loader."""
     events = [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
     return [event for event in events if not any(v.tag == LAYOUT for v in event.summary.value)]
 
 
 def scalar_steps(folder, tag="loss"):
-    return [event.step for event in raw_events(folder) for value in event.summary.value if value.tag == tag]
+    """Steps of the points that TensorBoard shows."""
+    if not paths.path(folder).exists():
+        return []
+    events = accumulated(folder)
+    return [event.step for event in events.Tensors(tag)] if tag in events.Tags()["tensors"] else []
 
 
 def accumulated(folder):
+    """What TensorBoard shows: a session log hides points before it."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
     events.Reload()
     return events

@@ -6,6 +6,7 @@ import pytest
 from ctl.training.default_writers import default_writers
 from fitting import classifier
 from small_models import Small
+from tensorboard_runs import scalar_steps
 
 
 @pytest.mark.parametrize(
@@ -14,14 +15,14 @@ from small_models import Small
         (None, {}, ["ConsoleWriter"]),
         ("run", {}, ["ConsoleWriter", "JsonlWriter", "TensorBoardWriter"]),
         ("run", {"console": False}, ["JsonlWriter", "TensorBoardWriter"]),
-        ("gs://bucket/run", {}, ["ConsoleWriter"]),
+        ("gs://bucket/run", {}, ["ConsoleWriter", "TensorBoardWriter"]),
     ],
 )
-def test_files_are_written_in_a_local_model_dir_only(model_dir, options, classes, tmp_path, caplog):
+def test_json_lines_are_written_in_a_local_model_dir_only(model_dir, options, classes, tmp_path, caplog):
     directory = str(tmp_path / model_dir) if model_dir == "run" else model_dir
     writers = default_writers(directory, f"{directory}/logs", metrics_file="numbers.jsonl", **options)
     assert [type(writer).__name__ for writer in writers] == classes
-    assert ("numbers.jsonl and TensorBoard's files are not written" in caplog.text) == (
+    assert ("numbers.jsonl is not written" in caplog.text) == (
         model_dir is not None and "://" in model_dir
     )
 
@@ -35,11 +36,12 @@ def test_the_metrics_file_has_the_given_name(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["file://", ""])
 def test_fit_and_train_write_the_same_files(scheme, tmp_path, monkeypatch):
-    """At a URL both write no metrics, and no directory is created that has the name of the URL."""
+    """At a URL both write no JSON lines, and no directory is created that has the name of the URL."""
     monkeypatch.chdir(tmp_path)
     x, y = np.zeros((8, 6), np.float32), np.zeros(8, np.int64)
     ctl.fit(classifier(), x, y, verbose=0, model_dir=f"{scheme}{tmp_path}/fit")
     Small(strategy="default", model_dir=f"{scheme}{tmp_path}/train").train(1)
     written = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("fit", "train")]
     assert written[0] == written[1] and ("metrics.jsonl" in written[0]) == (not scheme)
+    assert scalar_steps(tmp_path / "fit" / "logs" / "train") and (tmp_path / "train" / "logs").is_dir()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fit", "train"]
