@@ -68,9 +68,9 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     raise exit_hook.Exit(code)  # a new one: that of absl is part of a reference cycle
 
 
-def _check_not_in_notebook(trainer: Callable[..., Any]) -> None:
+def _check_not_in_notebook(make_trainer: Callable[..., Any]) -> None:
     if notebook.shell() is not None:
-        name = getattr(trainer, "__name__", "Mnist")
+        name = getattr(make_trainer, "__name__", "Mnist")
         raise UsageError(
             "ctl.run(...) is the last line of a program: it reads the command line and ends the process. "
             f"This is a notebook. Write trainer = {name}(model_dir=...), then trainer.train(1000)."
@@ -101,9 +101,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     return rest
 
 
-def _main(trainer: Callable[..., Any], settings: dict) -> None:
+def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
     try:
-        _work(trainer, settings)
+        _work(make_trainer, settings)
     except CtlError as e:
         _fail(e)
     except Exception as e:

@@ -317,7 +317,7 @@ class Trainer(UserMethods):
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
         step = traced_step()
-        step.record.uses_average = True
+        step.record.record_average()
         if mask is not None:
             validation.check_mask(step.context, self.topology.num_replicas)
         loss = averaging.average(

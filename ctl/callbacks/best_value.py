@@ -74,6 +74,10 @@ class BestValue:
             return False
         return other is None or (value - other) * self._sign > self._min_delta
 
+    def restore(self, value: float | None) -> None:
+        """Sets the best value of a resumed run."""
+        self.value = value
+
     def note(self, value: float) -> bool:
         """Stores a value that is better than the best value. Returns True if it is."""
         is_better = self.beats(value, self.value)

@@ -61,7 +61,8 @@ class EarlyStopping(Callback):
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        self.best.value, self._waited = saved["best"], saved["waited"]
+        self.best.restore(saved["best"])
+        self._waited = saved["waited"]
         self._num_values, self.stopped_at = saved["seen"], saved["stopped_at"]
         self.best_step = saved["best_step"]
 

@@ -56,7 +56,8 @@ class ReduceOnPlateau(Callback):
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        self.best.value, self._waited = saved["best"], saved["waited"]
+        self.best.restore(saved["best"])
+        self._waited = saved["waited"]
         self._cooldown_left = saved["cooling"]
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:

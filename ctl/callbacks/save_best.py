@@ -44,7 +44,7 @@ class SaveBest(Callback):
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        self.best.value = saved["best"]
+        self.best.restore(saved["best"])
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         value = self.best.of(values, run)

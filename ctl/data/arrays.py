@@ -42,6 +42,7 @@ class ArrayData:
         shuffle: bool = True,
         seed: int | None = None,
         epochs_apart: bool = False,
+        functions: tuple[Callable, ...] = (),
     ) -> None:
         self._arrays = arrays
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
@@ -49,7 +50,7 @@ class ArrayData:
         self.shuffle = shuffle
         self.epochs_apart = epochs_apart
         self._seed = seed
-        self._functions: tuple[Callable, ...] = ()
+        self._functions = functions
 
     def map(self, function: Callable) -> "ArrayData":
         """Applies `function` to batches `[b, ...]`, like `tf.data.Dataset.map` after `batch`."""
@@ -64,15 +65,14 @@ class ArrayData:
         return self._copy(shuffle=False)
 
     def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
-        new = ArrayData(
+        return ArrayData(
             self._arrays,
             self.batch_size,
             seed=self._seed,
             epochs_apart=self.epochs_apart,
             shuffle=self.shuffle if shuffle is None else shuffle,
+            functions=self._functions if functions is None else functions,
         )
-        new._functions = self._functions if functions is None else functions
-        return new
 
     def replica_batches(
         self,

@@ -195,7 +195,7 @@ class KerasTrainer(Trainer):
         data, step, means = self._for_own_step(batch, weight_of), traced_step(self.gradients), None
         logs = self._step_logs.setdefault(method, StepLogs(lambda: self.model.metrics, self.strategy))
         if self.topology.num_replicas > 1:
-            step.record.uses_average = True
+            step.record.record_average()
             with self._global_means(batch) as counts:
                 means = ReplicaMeans(counts, step, {"": self.model.optimizer, **self.optimizers})
         return own_steps.call_own_step(getattr(self.model, method), data, logs, means)
@@ -217,7 +217,7 @@ class KerasTrainer(Trainer):
         self, means: GlobalMeans, x: Any, y: Any, predicted: Any, weight: Any, training: bool
     ) -> Any:
         """This replica's share of the loss; what layers add counts by the rows it comes from."""
-        traced_step().record.uses_average = True
+        traced_step().record.record_average()
         model = self.model
         compiled_loss = keras_models.compiled_loss(model)
         if compiled_loss is None and not model.losses and not has_own(model, "compute_loss"):

@@ -128,7 +128,7 @@ class Totals:
         self.names: tuple[str, ...] = ()
         self.metrics: dict[str, Any] = {}
         self._full_rows = full_rows
-        self._tracing = threading.local()  # replicas trace in threads, in turns
+        self._names_by_thread: dict[int, tuple[str, ...]] = {}  # replicas trace in threads, in turns
 
     def pack(
         self,
@@ -165,9 +165,16 @@ class Totals:
             raise UsageError(
                 f"the step returned {min(reserved)!r}, which ctl reports; choose another name."
             )
-        self.names = self._tracing.names = (*names, *norms)
+        self._set_names((*names, *norms))
         pairs += [norm if isinstance(norm, tuple) else (norm, 1.0) for norm in norms.values()]
         return tf.stack([_stack([s for s, _ in pairs]), _stack([c for _, c in pairs])], axis=1)
+
+    @property
+    def _traced_names(self) -> tuple[str, ...]:
+        return self._names_by_thread[threading.get_ident()]
+
+    def _set_names(self, names: tuple[str, ...]) -> None:
+        self.names = self._names_by_thread[threading.get_ident()] = names
 
     def _is_full(self, num_examples: Any) -> Any:
         if isinstance(num_examples, int):
@@ -176,8 +183,8 @@ class Totals:
 
     def append(self, packed: tf.Tensor, norms: Mapping[str, Any]) -> tf.Tensor:
         """Appends the rows of norms to the result of a `pack` without norms, while a step is traced."""
-        names, rows = self._tracing.names, self.pack({}, 0, norms)[1:]
-        self.names = self._tracing.names = names + self._tracing.names[1:]
+        names, rows = self._traced_names, self.pack({}, 0, norms)[1:]
+        self._set_names(names + self._traced_names[1:])
         return tf.concat([packed, rows], axis=0)
 
     def left_out(self, packed: tf.Tensor, is_valid: Any) -> tf.Tensor:
@@ -190,10 +197,10 @@ class Totals:
         Returns:
           `packed` with a row SKIPPED, whose mean is the share of skipped steps.
         """
-        names = self._tracing.names
+        names = self._traced_names
         rows = tf.constant([[n == ROWS] * 2 for n in names])
         values = tf.where(is_valid | rows, packed, tf.zeros_like(packed))
-        self.names = self._tracing.names = (*names, SKIPPED)
+        self._set_names((*names, SKIPPED))
         skipped = tf.stack([1.0 - tf.cast(is_valid, tf.float64), 1.0])
         return tf.concat([values, skipped[None]], axis=0)
 

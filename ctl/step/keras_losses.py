@@ -9,8 +9,8 @@ converts the result to the share of the replica in the mean over the global batc
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -18,36 +18,32 @@ from ctl.distribute import replica_sum
 from ctl.errors import UsageError
 from ctl.tensorflow_patches import loss_reduction
 
-
-class _InThisThread(threading.local):
-    replicas = 1  # number of replicas while a step is traced that must not call a loss object
-    means: "GlobalMeans | None" = None
-    undivided = False  # within `undivided_means`
-
-
-_state = _InThisThread()
+# number of replicas while a step is traced that must not call a loss object
+_num_replicas: ContextVar[int] = ContextVar("num_replicas_of_losses", default=1)
+_means: ContextVar["GlobalMeans | None"] = ContextVar("means_of_losses", default=None)
+_is_undivided: ContextVar[bool] = ContextVar("is_undivided", default=False)  # within `undivided_means`
 
 
 def refuse_division(num_replicas: int) -> None:
     """Makes loss objects that average raise UsageError in this thread, if there are several replicas."""
     _install()
-    _state.replicas = num_replicas
+    _num_replicas.set(num_replicas)
 
 
 def allow_division() -> None:
     """Ends `refuse_division`."""
-    _state.replicas = 1
+    _num_replicas.set(1)
 
 
 @contextlib.contextmanager
 def undivided_means() -> Iterator[None]:
     """Within the block, a loss object returns the mean over the examples of this replica."""
     _install()
-    before, _state.undivided = _state.undivided, True
+    token = _is_undivided.set(True)
     try:
         yield
     finally:
-        _state.undivided = before
+        _is_undivided.reset(token)
 
 
 class GlobalMeans:
@@ -69,11 +65,11 @@ class GlobalMeans:
 
     def __enter__(self) -> "GlobalMeans":
         _install()
-        self._before, _state.means = _state.means, self
+        self._token = _means.set(self)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _state.means = self._before
+        _means.reset(self._token)
 
     def share_of_rows(self, value: Any) -> Any:
         """Converts a mean over the rows of this replica to its share of the mean over all rows."""
@@ -183,21 +179,23 @@ class _Reduction:
         dtype: Any,
     ) -> Any:
         reduces = reduction not in (None, "none")
-        if _state.means is None or _state.undivided or not reduces:
+        means = _means.get()
+        if means is None or _is_undivided.get() or not reduces:
             divides = reduces and reduction != "sum" and values.shape.rank != 0
-            if _state.replicas > 1 and divides and not _state.undivided:
+            if _num_replicas.get() > 1 and divides and not _is_undivided.get():
                 _refuse()
             return original(values, sample_weight, mask, reduction, dtype)
         values = tf.cast(values, dtype or values.dtype)
-        return _state.means.reduce(values, sample_weight, mask, reduction, same_rank)
+        return means.reduce(values, sample_weight, mask, reduction, same_rank)
 
     def scale(self, original: Any, value: Any) -> Any:
-        return value if _state.undivided else original(value)
+        return value if _is_undivided.get() else original(value)
 
     def unscale(self, original: Any, value: Any) -> Any:
-        if _state.undivided:
+        if _is_undivided.get():
             return value
-        return original(value) if _state.means is None else _state.means.mean_of_share(value)
+        means = _means.get()
+        return original(value) if means is None else means.mean_of_share(value)
 
 
 def _install() -> None:
@@ -208,7 +206,7 @@ def _install() -> None:
 def _refuse() -> None:
     raise UsageError(
         "The step called a Keras loss object that averages by itself: it would give the mean of one "
-        f"replica's examples, divided by {_state.replicas} replicas. Make the loss with "
+        f"replica's examples, divided by {_num_replicas.get()} replicas. Make the loss with "
         "reduction=None, e.g. keras.losses.SparseCategoricalCrossentropy(reduction=None), and give "
         "what it returns, one number per example, to self.average()."
     )

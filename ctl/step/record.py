@@ -43,6 +43,10 @@ class StepRecord:
     logged: dict[str, Logged] = field(default_factory=dict)
     uses_average: bool = False
 
+    def record_average(self) -> None:
+        """Records a call of `average`."""
+        self.uses_average = True
+
     def add_outcome(self, label: str, outcome: UpdateOutcome) -> None:
         """Adds the outcome of an update by the optimizer `label`."""
         name = f"gradient_norm/{label}" if label else "gradient_norm"

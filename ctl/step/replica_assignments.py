@@ -5,8 +5,8 @@ own, and checkpoints contain the value of the first replica only.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -39,13 +39,8 @@ _MASKED = (
 )
 
 
-class _ThreadState(threading.local):
-    """The number of replicas of the step that this thread traces; 1 while assignments are allowed."""
-
-    num_replicas = 1
-
-
-_state = _ThreadState()
+# number of replicas of the step that this thread traces; 1 while assignments are allowed
+_num_replicas: ContextVar[int] = ContextVar("num_replicas_of_assignments", default=1)
 
 
 @contextlib.contextmanager
@@ -69,23 +64,23 @@ def allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _num_replicas_set(num_replicas: int) -> Iterator[None]:
-    previous, _state.num_replicas = _state.num_replicas, num_replicas
+    token = _num_replicas.set(num_replicas)
     try:
         yield
     finally:
-        _state.num_replicas = previous
+        _num_replicas.reset(token)
 
 
 def _check(variable: Any, value: Any) -> None:
-    if _state.num_replicas == 1:
+    if _num_replicas.get() == 1:
         return
     _check_normalization()
     if variable.aggregation == tf.VariableAggregation.NONE and not (
         _is_made_of_variables(value, variable) or is_called_by(TRUSTED_MODULES)
     ):
-        raise UsageError(_NO_AGGREGATION.format(_described(variable), _state.num_replicas))
+        raise UsageError(_NO_AGGREGATION.format(_described(variable), _num_replicas.get()))
     if variable.aggregation == tf.VariableAggregation.SUM and is_called_by(VARIABLE_MODULES, "assign_"):
-        raise UsageError(_KERAS_SUM.format(_described(variable), _state.num_replicas))
+        raise UsageError(_KERAS_SUM.format(_described(variable), _num_replicas.get()))
 
 
 def _check_normalization() -> None:
@@ -95,9 +90,9 @@ def _check_normalization() -> None:
         return
     layer, has_mask = call
     if not getattr(layer, "synchronized", True):
-        raise UsageError(_UNSYNCHRONIZED.format(layer.name, _state.num_replicas))
+        raise UsageError(_UNSYNCHRONIZED.format(layer.name, _num_replicas.get()))
     if has_mask:
-        raise UsageError(_MASKED.format(layer.name, _state.num_replicas))
+        raise UsageError(_MASKED.format(layer.name, _num_replicas.get()))
 
 
 def _is_made_of_variables(value: Any, variable: Any) -> bool:

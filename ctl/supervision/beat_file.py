@@ -7,8 +7,8 @@
     reader.silent_secs                         # by the reader's own clock
 
 Users: every process of a job for its launcher (heartbeat.py), the chief for other jobs (lease.py), and an
-evaluator for the chief (training/checkpoint_follower.py). Readers compare contents. They never subtract the
-clock of another process from their own, because clocks differ and may be set.
+evaluator for the chief (evaluator/checkpoint_follower.py). Readers compare contents. They never subtract
+the clock of another process from their own, because clocks differ and may be set.
 """
 
 import contextlib

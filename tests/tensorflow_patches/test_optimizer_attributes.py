@@ -36,6 +36,14 @@ def test_the_momentum_of_each_variable_is_found(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_the_momentum_of_other_optimizers_is_found(library):
+    variable = keras.Variable(1.0) if library == "keras3" else tf.Variable(1.0)
+    optimizer = LIBRARIES[library].optimizers.RMSprop(0.1, momentum=0.9)
+    optimizer.build([variable])
+    assert len(attributes.momentums(optimizer)) == 1
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_each_variable_is_paired_with_its_moving_average(library):
     optimizer, variable = built(library, use_ema=True, ema_momentum=0.5)
     is_keras3 = library == "keras3"
