@@ -72,6 +72,21 @@ def test_files_that_docstrings_name_exist():
                 assert is_path or name in names or name in USERS_FILES, f"{path} names {name}"
 
 
+def test_the_picture_of_the_objects_is_drawn_from_files_that_exist(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate_architecture as architecture
+
+    assert architecture.FILE.read_text() == architecture.picture()
+    for box in architecture.BOXES:
+        name = box.title.partition(",")[0]
+        text = (ROOT / "ctl" / box.file).read_text()
+        assert re.search(rf"^(class|def) {name}\b", text, re.MULTILINE), box.title
+    stations = [(walk, number) for box in architecture.BOXES for walk, number in box.stations.items()]
+    for walk in architecture.WALKS:
+        numbers = sorted(number for name, number in stations if name == walk)
+        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 1
+
+
 USERS_FILES = {"train.py", "t.py", "conftest.py", "job.py", "script.py", "main.py"}  # examples of programs
 
 
